@@ -1,0 +1,39 @@
+# make demo    the experiment in small, on what the repository ships
+# make test    the tests; both build .venv when it is missing or out of date
+# make lint    style and likely mistakes
+
+PYTHON ?= python3
+BIN := .venv/bin
+DEMO := demo_output
+AGENT := pretrained/coinrun_easy/model.pth
+
+.PHONY: demo test lint benchmark clean
+
+.venv/installed: requirements.txt setup.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit((3, 10) <= v <= (3, 12) and 0 or "This project needs Python 3.10, 3.11 or 3.12 (Procgen has no build for %d.%d); run: make PYTHON=python3.11" % v)'
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: .venv/installed
+	rm -rf $(DEMO)
+	$(BIN)/python train.py --exp_name demo --param_name demo --num_timesteps 40960 --val_interval 2 --seed 0 --logdir $(DEMO)/logs
+	$(BIN)/python plot_training_csv.py --datapath $(DEMO)/logs/procgen/coinrun/demo
+	$(BIN)/python evaluate.py --model_file $(AGENT) --num_episodes 200 --output $(DEMO)/evaluation.json
+	$(BIN)/python render.py --model_file $(AGENT) --num_eps 3 --vid_dir $(DEMO)/videos
+	$(BIN)/python record.py --model_file $(AGENT) --num_episodes 20 --logdir $(DEMO)/rollouts
+	@echo "Everything above is in $(DEMO)/:"
+	@cd $(DEMO) && find . -maxdepth 5 \( -name '*.png' -o -name '*.pth' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data \) | sort
+
+test: .venv/installed
+	$(BIN)/python -m pytest tests
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+
+benchmark: .venv/installed
+	$(BIN)/python benchmarks/agent.py
+
+clean:
+	rm -rf .venv $(DEMO)

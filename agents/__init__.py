@@ -1,0 +1,1 @@
+"""PPO: acting, rollouts, the update, checkpoints, and whole training runs."""

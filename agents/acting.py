@@ -1,0 +1,48 @@
+"""Running an agent on what the environments show.
+
+Letters in shape comments: N environments, H W C a frame, D hidden state, A actions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.devices import Compute
+from common.networks import Policy, PolicyOutput, to_images
+
+
+def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
+    """The state that enters the agent: ``hidden`` (N, D), or a new one where ``first`` (N,)."""
+    return torch.where(first.unsqueeze(-1), policy.initial_state().detach(), hidden)
+
+
+@torch.no_grad()
+def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
+               hidden_in: Tensor) -> PolicyOutput:
+    """Run one step on uint8 frames (N, H, W, C) and the states that enter (N, D).
+
+    Frames travel to the device as bytes and become floats there.
+    """
+    frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
+    with compute.autocast():
+        embeddings = policy.embed(to_images(frames, compute.channels_last)).float()
+    masks = embeddings.new_ones(1, len(embeddings))  # the reset has already happened
+    output = policy.sequence(embeddings.unsqueeze(0), hidden_in, masks)
+    return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
+
+
+def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:
+    """Choose actions by inverting the cumulative distribution.
+
+    Args:
+        log_probs: (N, A).
+        draws: uniform numbers in [0, 1), (N,).
+
+    Returns:
+        int64 (N,).
+    """
+    cumulative = log_probs.exp().cumsum(dim=-1)
+    chosen = (cumulative <= draws.unsqueeze(-1) * cumulative[:, -1:]).sum(dim=-1)
+    return chosen.clamp(max=log_probs.shape[-1] - 1)

@@ -1,0 +1,57 @@
+"""Flattening the recorded policy, so that the simulator sees varied data.
+
+The one reader of ``hyperparams/action_noise.yml``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.config import read_yaml, typed
+from common.env import NUM_ACTIONS
+from common.errors import UserError
+
+ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionNoise:
+    """How logits are altered before an action is drawn, in this order.
+
+    Attributes:
+        enabled: whether record.py does it unless told otherwise.
+        scale: logits are multiplied by this,
+        lowest, highest: then clamped to this interval,
+        fixed_logits: then these actions get these logits.
+    """
+
+    enabled: bool
+    scale: float
+    lowest: float
+    highest: float
+    fixed_logits: dict
+
+    def __post_init__(self):
+        if self.lowest > self.highest:
+            raise UserError(f"{ACTION_NOISE_FILE.name}: lowest ({self.lowest}) is above highest "
+                            f"({self.highest})")
+        for action, logit in self.fixed_logits.items():
+            if action not in range(NUM_ACTIONS) or not isinstance(logit, int | float):
+                raise UserError(f"{ACTION_NOISE_FILE.name}: fixed_logits must map actions 0 to "
+                                f"{NUM_ACTIONS - 1} to numbers, not {action!r} to {logit!r}")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Altered logits (N, A)."""
+        logits = (logits * self.scale).clamp(self.lowest, self.highest)
+        actions = list(self.fixed_logits)
+        logits[:, actions] = torch.tensor([float(self.fixed_logits[a]) for a in actions]).to(logits)
+        return logits
+
+
+def load_action_noise(path: Path = ACTION_NOISE_FILE) -> ActionNoise:
+    """Read the YAML file."""
+    return typed(ActionNoise, read_yaml(path), path.name)

@@ -1,0 +1,150 @@
+"""Playing whole episodes on chosen levels: for evaluation, rendering and recording.
+
+An episode is decided by its level seed and its number alone (its actions are drawn from a
+generator of its own), not by how many are played at a time or in which order they end.
+
+Letters in shape comments: L rows of an episode, H W C a frame, D hidden state, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.acting import draw_actions, run_policy
+from common.devices import Compute
+from common.env import EnvConfig, LevelSlots
+from common.networks import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One episode, row by row.
+
+    The last row is the terminal step: ``dones`` 1, the final reward and a black frame. A reward
+    stands in the row of the frame it arrived with, so the first is 0.
+
+    Attributes:
+        number: place in the list of levels.
+        level_seed: seed of its level.
+        frames: uint8 (L, H, W, C).
+        hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
+        log_probs: log-probabilities the actions were drawn from, float32 (L, A).
+        values: float32 (L,).
+        actions: int64 (L,); that of the last row was never taken.
+        rewards: float32 (L,).
+        dones: bool (L,).
+        level_complete: whether the game counts the level as solved.
+        person_views: L frames, uint8 (512, 512, C), if asked for.
+    """
+
+    number: int
+    level_seed: int
+    frames: np.ndarray
+    hidden_states: np.ndarray
+    log_probs: np.ndarray
+    values: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    dones: np.ndarray
+    level_complete: bool
+    person_views: list[np.ndarray]
+
+    @property
+    def total_reward(self) -> float:
+        return float(self.rewards.sum())
+
+    @property
+    def length(self) -> int:
+        """Environment steps taken."""
+        return len(self.rewards) - 1
+
+
+class _OpenEpisode:
+    """Rows of an episode that is still being played."""
+
+    def __init__(self, number: int, level_seed: int, seed: int, hidden: np.ndarray):
+        self.number = number
+        self.level_seed = level_seed
+        self.rng = np.random.default_rng([seed, number])
+        self.reward, self.ended = 0.0, False  # what arrived with the frame now shown
+        self.hidden_states = [hidden]
+        self.rows: list[tuple] = []
+        self.person_views: list[np.ndarray] = []
+
+    def close(self, level_complete: bool) -> Episode:
+        frames, log_probs, values, actions, rewards, dones = map(np.array, zip(*self.rows))
+        return Episode(self.number, self.level_seed, frames, np.array(self.hidden_states),
+                       log_probs, values, actions, rewards.astype(np.float32), dones,
+                       level_complete, self.person_views)
+
+
+def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
+                  levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+                  greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
+                  keep_frames: bool = True, person_view: bool = False) -> Iterator[Episode]:
+    """Play one episode on each level and yield them as they end.
+
+    Args:
+        policy: the agent.
+        compute: device, precision and memory layout.
+        config: the game.
+        levels: pairs of an episode's number and its level seed.
+        seed: with the number, decides an episode's random actions.
+        num_slots: episodes played at a time.
+        greedy: take the most likely action instead of drawing one.
+        alter_logits: optional map of the policy's logits (N, A) to those actions are drawn from.
+        keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
+        person_view: whether to keep the 512-pixel view.
+    """
+    num_slots = min(num_slots, len(levels))
+    slots = LevelSlots(config, num_slots, person_view)
+    initial = policy.initial_states(1)[0]  # (D,)
+    hidden = policy.initial_states(num_slots)  # (N, D)
+    waiting = iter(levels)
+    playing: dict[int, _OpenEpisode] = {}  # by slot
+
+    def start(slot: int) -> None:
+        entry = next(waiting, None)
+        if entry is not None:
+            slots.start(slot, entry[1])
+            hidden[slot] = initial
+            playing[slot] = _OpenEpisode(*entry, seed, initial.cpu().numpy())
+
+    try:
+        for slot in range(num_slots):
+            start(slot)
+        while playing:
+            active = sorted(playing)
+            output = run_policy(policy, compute, slots.frames[active], hidden[active])
+            hidden[active] = output.hidden_states
+            logits = output.logits if alter_logits is None else alter_logits(output.logits)
+            log_probs = torch.log_softmax(logits, dim=-1)
+            if greedy:
+                actions = log_probs.argmax(dim=-1)
+            else:
+                draws = torch.tensor([playing[slot].rng.random() for slot in active])
+                actions = draw_actions(log_probs, draws.to(log_probs))
+            hidden_out, log_probs, values, actions = (
+                x.cpu().numpy() for x in (output.hidden_states, log_probs, output.values, actions))
+
+            for i, slot in enumerate(active):
+                episode = playing[slot]
+                episode.hidden_states.append(hidden_out[i])
+                episode.rows.append((
+                    slots.frames[slot].copy() if keep_frames else (), log_probs[i], values[i],
+                    actions[i], episode.reward, episode.ended))
+                if person_view:
+                    episode.person_views.append(slots.person_view(slot))
+                if episode.ended:
+                    del playing[slot]
+                    yield episode.close(bool(slots.level_complete[slot]))
+                    start(slot)
+                else:
+                    episode.reward, episode.ended = slots.step(slot, actions[i])
+    finally:
+        slots.close()

@@ -1,0 +1,60 @@
+"""How good an agent is: success rate and mean return over levels, with intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from agents.episodes import Episode
+
+Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results over a number of episodes, one a level; intervals are 95 %.
+
+    Attributes:
+        success_rate: share of levels the game counts as solved, with Wilson's interval (1927).
+        mean_return: mean sum of raw rewards, with the normal interval of the mean.
+        mean_length: mean number of environment steps.
+    """
+
+    num_episodes: int
+    success_rate: float
+    success_interval: tuple[float, float]
+    mean_return: float
+    return_interval: tuple[float, float]
+    mean_length: float
+
+    def __str__(self) -> str:
+        return (f"success rate {100 * self.success_rate:.1f} % "
+                f"(95 % interval {100 * self.success_interval[0]:.1f} to "
+                f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f} "
+                f"({self.return_interval[0]:.2f} to {self.return_interval[1]:.2f}), mean length "
+                f"{self.mean_length:.1f} steps over {self.num_episodes} levels")
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % interval of a proportion (Wilson 1927)."""
+    share = successes / trials
+    centre = share + Z_95**2 / (2 * trials)
+    spread = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2))
+    scale = 1 + Z_95**2 / trials
+    return (centre - spread) / scale, (centre + spread) / scale
+
+
+def evaluate(episodes: Iterable[Episode]) -> Evaluation:
+    """Summarise episodes; at least one."""
+    episodes = list(episodes)
+    n = len(episodes)
+    successes = sum(episode.level_complete for episode in episodes)
+    returns = np.array([episode.total_reward for episode in episodes])
+    error = Z_95 * returns.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
+    return Evaluation(
+        n, successes / n, wilson_interval(successes, n), float(returns.mean()),
+        (float(returns.mean() - error), float(returns.mean() + error)),
+        float(np.mean([episode.length for episode in episodes])))

@@ -1,0 +1,196 @@
+"""Proximal policy optimisation (Schulman et al. 2017) for feed-forward and recurrent agents.
+
+Letters in shape comments: T steps of a rollout, N environments, H W C a frame, D hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from common.config import AgentConfig
+from common.devices import Compute
+from common.networks import Policy, PolicyOutput, to_images
+
+# Frames whose activations stay in the processor's cache; larger batches run slower on a CPU.
+CPU_CHUNK = 128
+GPU_CHUNK = 1 << 20
+
+
+class Rollout:
+    """T steps of N environments, as tensors on the device.
+
+    Attributes:
+        frames: uint8 (T, N, H, W, C).
+        masks: (T, N), 1 - done: 0 where the frame is the first of an episode.
+        actions: int64 (T, N).
+        log_probs: log-probability of the action taken (T, N).
+        values: the agent's value estimates, and that of the frame after the last (T + 1, N).
+        rewards: what each action earned, normalised if so configured (T, N).
+        ended: 1 where the action ended its episode (T, N).
+        hidden: state that enters the first step, before any reset (N, D).
+    """
+
+    def __init__(self, n_steps: int, n_envs: int, frame_shape: tuple[int, ...],
+                 hidden_size: int, device: torch.device):
+        size = (n_steps, n_envs)
+        self.frames = torch.zeros((*size, *frame_shape), dtype=torch.uint8, device=device)
+        self.masks = torch.zeros(size, device=device)
+        self.actions = torch.zeros(size, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(size, device=device)
+        self.values = torch.zeros((n_steps + 1, n_envs), device=device)
+        self.rewards = torch.zeros(size, device=device)
+        self.ended = torch.zeros(size, device=device)
+        self.hidden = torch.zeros((n_envs, hidden_size), device=device)
+
+
+def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmbda: float,
+               use_gae: bool = True) -> Tensor:
+    """Generalised advantage estimation (Schulman et al. 2016, equation 16).
+
+    Args:
+        rewards: (T, N).
+        values: (T + 1, N).
+        ended: (T, N), 1 where step t ended its episode.
+        use_gae: if false, discounted return minus value (the same with lambda = 1).
+
+    Returns:
+        Advantages (T, N).
+    """
+    lmbda = lmbda if use_gae else 1.0
+    result = torch.zeros_like(rewards)
+    running = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        going_on = 1 - ended[t]
+        delta = rewards[t] + gamma * values[t + 1] * going_on - values[t]
+        running = delta + gamma * lmbda * going_on * running
+        result[t] = running
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Losses:
+    """The parts of the loss: means over the frames they were computed from."""
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+
+    def total(self, config: AgentConfig) -> Tensor:
+        return (self.policy + config.value_coef * self.value
+                - config.entropy_coef * self.entropy)
+
+
+def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old_values: Tensor,
+               advantage: Tensor, returns: Tensor, eps_clip: float) -> Losses:
+    """Clipped surrogate, clipped value loss and entropy (Schulman et al. 2017, equations 7, 9)."""
+    log_probs = output.log_probs
+    taken = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    ratio = torch.exp(taken - old_log_probs)
+    clipped_ratio = ratio.clamp(1 - eps_clip, 1 + eps_clip)
+    policy_loss = -torch.min(ratio * advantage, clipped_ratio * advantage).mean()
+
+    clipped_values = old_values + (output.values - old_values).clamp(-eps_clip, eps_clip)
+    value_loss = 0.5 * torch.max((output.values - returns) ** 2,
+                                 (clipped_values - returns) ** 2).mean()
+
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1).mean()
+    return Losses(policy_loss, value_loss, entropy)
+
+
+def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
+    """Embed uint8 frames (M, H, W, C), a cache-sized chunk at a time; returns (M, E) float32."""
+    size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
+    with compute.autocast():
+        return torch.cat([policy.embed(to_images(chunk, compute.channels_last)).float()
+                          for chunk in frames.split(size)])
+
+
+def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
+                     compute: Compute) -> PolicyOutput:
+    """The training pass over whole environments: what the policy now says of what they did.
+
+    Args:
+        envs: indices of the environments (B,).
+
+    Returns:
+        Outputs with leading dimensions (T, B), and gradients through all T steps. With
+        unchanged weights they equal what the rollout computed.
+    """
+    frames = rollout.frames[:, envs]  # (T, B, H, W, C)
+    embeddings = embed_frames(policy, frames.flatten(0, 1), compute)
+    return policy.sequence(embeddings.unflatten(0, frames.shape[:2]), rollout.hidden[envs],
+                           rollout.masks[:, envs])
+
+
+def minibatches(config: AgentConfig, generator: torch.Generator) -> Iterator[list[Tensor]]:
+    """One pass over a rollout, as gradient steps made of micro-batches of indices.
+
+    A recurrent agent is trained on whole environments; otherwise an index is t * N + n. The
+    micro-batches of a gradient step hold at most ``mini_batch_size`` frames each (but at least
+    one environment).
+    """
+    frames_per_index = config.n_steps if config.recurrent else 1
+    units = config.n_envs * config.n_steps // frames_per_index
+    order = torch.randperm(units, generator=generator)
+    micro_batch = max(1, config.mini_batch_size // frames_per_index)
+    for indices in order.chunk(config.mini_batch_per_epoch):
+        yield list(indices.split(micro_batch))
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateSummary:
+    """Means over all gradient steps of one update."""
+
+    policy_loss: float
+    value_loss: float
+    entropy: float
+    grad_norm: float
+
+
+def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
+           config: AgentConfig, compute: Compute, generator: torch.Generator) -> UpdateSummary:
+    """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps."""
+    advantage = advantages(rollout.rewards, rollout.values, rollout.ended, config.gamma,
+                           config.lmbda, config.use_gae)
+    returns = advantage + rollout.values[:-1]
+    if config.normalize_adv:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+    def losses_of(indices: Tensor) -> Losses:
+        if config.recurrent:
+            output = evaluate_rollout(policy, rollout, indices, compute)
+
+            def select(x: Tensor) -> Tensor:
+                return x[:, indices]
+        else:
+            embeddings = embed_frames(policy, rollout.frames.flatten(0, 1)[indices], compute)
+            memory = embeddings.new_zeros(len(indices), 0)
+            output = policy.sequence(embeddings.unsqueeze(0), memory,
+                                     embeddings.new_ones(1, len(indices)))
+
+            def select(x: Tensor) -> Tensor:
+                return x.flatten(0, 1)[indices].unsqueeze(0)
+        return ppo_losses(output, select(rollout.actions), select(rollout.log_probs),
+                          select(rollout.values[:-1]), select(advantage), select(returns),
+                          config.eps_clip)
+
+    sums = torch.zeros(4, device=compute.device)
+    steps = 0
+    for _ in range(config.epoch):
+        for micro_batches in minibatches(config, generator):
+            size = sum(map(len, micro_batches))
+            optimizer.zero_grad(set_to_none=True)
+            for indices in micro_batches:
+                losses = losses_of(indices.to(compute.device))
+                share = len(indices) / size  # gradients of micro-batches are averaged
+                (share * losses.total(config)).backward()
+                with torch.no_grad():
+                    sums[:3] += share * torch.stack([losses.policy, losses.value, losses.entropy])
+            sums[3] += torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip_norm)
+            optimizer.step()
+            steps += 1
+    return UpdateSummary(*(sums / steps).tolist())

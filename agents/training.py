@@ -1,0 +1,374 @@
+"""A whole training run: collect, validate, update, log, save, stop, resume.
+
+A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
+the same weights and the same log as leaving it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from tqdm import tqdm
+
+from agents.acting import draw_actions, reset_hidden, run_policy
+from agents.ppo import Rollout, UpdateSummary, update
+from common.agent_file import agent_file_name, load_agent, load_tensors, save_agent
+from common.config import AgentConfig, read_yaml, typed
+from common.devices import Compute
+from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
+from common.errors import UserError
+from common.files import atomic_path, versions
+from common.networks import Policy, PolicyOutput, build_policy
+from common.training_log import LogRow, TrainingLog, episode_figures
+
+SETTINGS_NAME = "hyperparameters.yml"
+RESUME_NAME = "resume.pth"
+SECONDS_BETWEEN_SAVES = 600
+SECONDS_BETWEEN_MESSAGES = 30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """Everything that decides a run's numbers, and a little that decides only its speed.
+
+    Attributes:
+        env: game and training levels; validation uses the levels outside.
+        agent: the parameter set, named ``param_name`` in the YAML.
+        seed: of the weights, the levels drawn, the actions and the minibatches.
+        num_timesteps: environment steps of the whole run; the learning rate reaches 0 there.
+        num_checkpoints: agent files kept, evenly spaced.
+        val_interval: updates between two validation rollouts.
+        model_file: agent file whose weights the run starts from, or "".
+        precision: float32 or bfloat16.
+        num_threads: threads that step the environments; does not change the numbers.
+    """
+
+    exp_name: str
+    param_name: str
+    env: EnvConfig
+    agent: AgentConfig
+    seed: int
+    num_timesteps: int
+    num_checkpoints: int
+    val_interval: int
+    model_file: str
+    precision: str
+    num_threads: int
+
+    def __post_init__(self):
+        for name in ("num_timesteps", "num_checkpoints", "val_interval"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        if self.seed < 0:
+            raise UserError(f"--seed must not be negative, not {self.seed}")
+
+
+def save_settings(folder: Path, settings: TrainSettings) -> None:
+    """Write the resolved settings and the versions used as YAML."""
+    content = {**dataclasses.asdict(settings), "versions": versions()}
+    with atomic_path(folder / SETTINGS_NAME) as temporary:
+        temporary.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def load_settings(folder: Path) -> TrainSettings:
+    """Read back what :func:`save_settings` wrote."""
+    path = folder / SETTINGS_NAME
+    content = read_yaml(path)
+    content.pop("versions", None)
+    for key, cls in (("env", EnvConfig), ("agent", AgentConfig)):
+        if not isinstance(content.get(key), dict):
+            raise UserError(f"{path}: the key '{key}' is missing")
+        content[key] = typed(cls, content[key], f"{path}, '{key}'")
+    return typed(TrainSettings, content, str(path))
+
+
+class NonFiniteLoss(UserError):
+    """The loss or a gradient became infinite or NaN."""
+
+
+class Worker:
+    """One set of environments, with the agent's memory of each of them."""
+
+    def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
+                 seed: int, num_threads: int):
+        self.policy = policy
+        self.compute = compute
+        self.env = ProcgenVectorEnv(env_config, num_envs, seed, num_threads)
+        self.generator = torch.Generator(compute.device).manual_seed(seed)
+        self.hidden = policy.initial_states(num_envs)  # (N, D)
+        self.statistics = EpisodeStatistics(num_envs)
+        self.normalizer = RewardNormalizer(num_envs)
+        self.observation = self.env.observe()
+
+    def play(self, n_steps: int, rollout: Rollout | None = None, normalize: bool = False) -> None:
+        """Take ``n_steps`` steps in every environment, storing them in ``rollout`` if given."""
+        if rollout is not None:
+            rollout.hidden.copy_(self.hidden)
+        for t in range(n_steps):
+            frames, first, output = self._run()
+            self.hidden = output.hidden_states
+            draws = torch.rand(len(first), generator=self.generator, device=self.compute.device)
+            actions = draw_actions(output.log_probs, draws)
+            self.env.act(actions.to("cpu", torch.int32).numpy())
+            if rollout is not None:  # stored while the environments step
+                rollout.frames[t] = frames
+                rollout.masks[t] = 1 - first.float()
+                rollout.actions[t] = actions
+                rollout.log_probs[t] = output.log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
+                rollout.values[t] = output.values
+            self.observation = self.env.observe()
+            rewards, ended = self.observation.rewards, self.observation.first
+            self.statistics.update(rewards, ended)
+            if rollout is not None:
+                if normalize:
+                    rewards = self.normalizer(rewards, ended)
+                rollout.rewards[t] = torch.from_numpy(rewards)
+                rollout.ended[t] = torch.from_numpy(ended)
+        if rollout is not None:
+            rollout.values[n_steps] = self._run()[2].values
+
+    def _run(self) -> tuple[Tensor, Tensor, PolicyOutput]:
+        """Frames and episode starts on the device, and what the policy makes of them."""
+        frames = torch.from_numpy(self.observation.frames).to(self.compute.device)
+        first = torch.from_numpy(self.observation.first).to(self.compute.device)
+        hidden_in = reset_hidden(self.policy, self.hidden, first)
+        return frames, first, run_policy(self.policy, self.compute, frames, hidden_in)
+
+    def state_dict(self) -> dict:
+        return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8)
+                        for state in self.env.get_state()],
+                "generator": self.generator.get_state(), "hidden": self.hidden.cpu(),
+                "statistics": self.statistics.state_dict(),
+                "normalizer": self.normalizer.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.env.set_state([tensor.numpy().tobytes() for tensor in state["env"]])
+        self.generator.set_state(state["generator"])
+        self.hidden = state["hidden"].to(self.compute.device)
+        self.statistics.load_state_dict(state["statistics"])
+        self.normalizer.load_state_dict(state["normalizer"])
+        self.observation = self.env.observe()
+
+
+class TrainingRun:
+    """A run in its folder.
+
+    Args:
+        folder: the run's folder. It is created, or, if it holds a resumable run, continued.
+        settings: what to train. When continuing, a longer ``num_timesteps`` stretches the
+            learning-rate schedule from there on.
+        compute: where to compute.
+    """
+
+    def __init__(self, folder: Path, settings: TrainSettings, compute: Compute):
+        self.folder = folder
+        self.settings = settings
+        self.compute = compute
+        self.timesteps = 0
+        self.updates = 0
+        self._elapsed = 0.0
+        self._saved_at = time.monotonic()
+
+        _seed_everything(settings.seed)
+        agent = settings.agent
+        if settings.model_file:
+            self.policy = load_agent(Path(settings.model_file)).policy
+            self.policy.learned_initial_state = agent.learned_initial_state
+            if self.policy.recurrent != agent.recurrent:
+                kinds = {True: "recurrent", False: "feed-forward"}
+                raise UserError(f"{settings.model_file} holds a {kinds[self.policy.recurrent]} "
+                                f"agent, but the parameter set '{settings.param_name}' is "
+                                f"{kinds[agent.recurrent]}")
+        else:
+            self.policy = build_policy(agent.architecture, agent.hidden_state_size,
+                                       agent.recurrent, agent.learned_initial_state)
+        layout = torch.channels_last if compute.channels_last else torch.contiguous_format
+        self.policy.to(compute.device, memory_format=layout)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=agent.learning_rate,
+                                          eps=1e-5)
+        self.minibatch_generator = torch.Generator().manual_seed(settings.seed)
+
+        resume = folder / RESUME_NAME
+        state = load_tensors(resume, "resume file") if resume.exists() else None
+        self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs,
+                                   settings.seed, settings.num_threads)
+        self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
+                                 settings.seed + 1, settings.num_threads)
+        self.rollout = Rollout(agent.n_steps, agent.n_envs,
+                               self.train_worker.observation.frames.shape[1:],
+                               self.policy.hidden_state_size, compute.device)
+        folder.mkdir(parents=True, exist_ok=True)
+        if state is not None:
+            self._load_state_dict(state)
+        save_settings(folder, settings)
+        self.log = TrainingLog(folder, None if state is None else self.timesteps)
+        self._session_start = time.monotonic()
+        self._session_timesteps = self.timesteps
+
+    def state_dict(self) -> dict:
+        """Everything needed to go on exactly where the run is."""
+        return {"model_state_dict": self.policy.state_dict(),
+                "optimizer_state_dict": self.optimizer.state_dict(),
+                "timesteps": self.timesteps, "updates": self.updates,
+                "wall_time": self.wall_time,
+                "minibatch_generator": self.minibatch_generator.get_state(),
+                "train": self.train_worker.state_dict(), "val": self.val_worker.state_dict()}
+
+    def _load_state_dict(self, state: dict) -> None:
+        self.policy.load_state_dict(state["model_state_dict"])
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.timesteps, self.updates = state["timesteps"], state["updates"]
+        self._elapsed = state["wall_time"]
+        self.minibatch_generator.set_state(state["minibatch_generator"])
+        self.train_worker.load_state_dict(state["train"])
+        self.val_worker.load_state_dict(state["val"])
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of work in all sittings."""
+        return self._elapsed + time.monotonic() - self._session_start
+
+    @property
+    def finished(self) -> bool:
+        return self.timesteps >= self.settings.num_timesteps
+
+    @property
+    def steps_per_second(self) -> float:
+        """Environment steps a second in this sitting."""
+        taken = self.timesteps - self._session_timesteps
+        return taken / max(time.monotonic() - self._session_start, 1e-9)
+
+    def train(self) -> int:
+        """Train until the end or until SIGINT or SIGTERM asks to stop.
+
+        Returns:
+            0 when the run is finished, 128 + the signal's number when it was stopped. Either
+            way its state is saved.
+
+        Raises:
+            NonFiniteLoss: the last good checkpoint stays as it was.
+        """
+        with _deferred_signals() as received, self._progress() as progress:
+            while not self.finished and not received:
+                before = self.timesteps
+                row = self._one_update()
+                self.log.append(row)
+                progress(row)
+                checkpoint_due = self._checkpoint_number(before) < self._checkpoint_number(
+                    self.timesteps)
+                if checkpoint_due or self.finished or received:
+                    self.save()
+                elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
+                    self._save_resume_file()
+        self.log.close()
+        return 0 if self.finished else 128 + received[0]
+
+    def save(self) -> Path:
+        """Write an agent file, and the state to resume from."""
+        path = self.folder / agent_file_name(self.timesteps)
+        save_agent(path, self.policy, self.optimizer.state_dict())
+        self._save_resume_file()
+        return path
+
+    def _save_resume_file(self) -> None:
+        with atomic_path(self.folder / RESUME_NAME) as temporary:
+            torch.save(self.state_dict(), temporary)
+        self._saved_at = time.monotonic()
+
+    def _checkpoint_number(self, timesteps: int) -> int:
+        return timesteps * self.settings.num_checkpoints // self.settings.num_timesteps
+
+    def _one_update(self) -> LogRow:
+        settings, agent = self.settings, self.settings.agent
+        remaining = max(0.0, 1 - self.timesteps / settings.num_timesteps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = agent.learning_rate * remaining
+
+        self.train_worker.play(agent.n_steps, self.rollout, agent.normalize_rew)
+        if self.updates % settings.val_interval == 0:
+            self.val_worker.play(agent.n_steps)
+        summary = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
+                         self.minibatch_generator)
+        _check_finite(summary, self.timesteps, self.folder)
+        self.timesteps += agent.n_envs * agent.n_steps
+        self.updates += 1
+        return LogRow(
+            timesteps=self.timesteps, wall_time=self.wall_time,
+            num_episodes=self.train_worker.statistics.num_episodes,
+            num_episodes_val=self.val_worker.statistics.num_episodes,
+            mean_episode_value=float(self.rollout.values[:-1].mean()),
+            mean_policy_loss=summary.policy_loss, mean_value_loss=summary.value_loss,
+            mean_entropy_loss=summary.entropy,
+            **episode_figures(self.train_worker.statistics),
+            **episode_figures(self.val_worker.statistics, "val_"))
+
+    @contextmanager
+    def _progress(self) -> Iterator:
+        """Yield a function of a log row: a bar on a terminal, a line now and then elsewhere."""
+        bar = tqdm(total=self.settings.num_timesteps, initial=self.timesteps, unit="step",
+                   unit_scale=True, disable=not sys.stderr.isatty())
+        last_message = [-math.inf]
+
+        def show(row: LogRow) -> None:
+            bar.set_postfix_str(f"return {row.mean_episode_rewards:.2f}, unseen levels "
+                                f"{row.val_mean_episode_rewards:.2f}", refresh=False)
+            bar.update(row.timesteps - bar.n)
+            if bar.disable and time.monotonic() - last_message[0] > SECONDS_BETWEEN_MESSAGES:
+                last_message[0] = time.monotonic()
+                rate = self.steps_per_second
+                left = max(0, self.settings.num_timesteps - row.timesteps) / rate
+                logger.info("%d steps, %.0f steps/s, return %.2f, on unseen levels %.2f, "
+                            "%.0f min left", row.timesteps, rate, row.mean_episode_rewards,
+                            row.val_mean_episode_rewards, left / 60)
+
+        with bar:
+            yield show
+
+
+def _seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _check_finite(summary: UpdateSummary, timesteps: int, folder: Path) -> None:
+    for name, value in dataclasses.asdict(summary).items():
+        if not math.isfinite(value):
+            raise NonFiniteLoss(f"the {name} became {value} after {timesteps} time steps; training "
+                                f"stopped, and the last good checkpoint in {folder} was kept")
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list; a second one acts at once."""
+    received: list[int] = []
+    previous = {}
+
+    def note(number, _frame):
+        received.append(number)
+        logger.warning("stopping after this update (signal %d)", number)
+        for each in previous:
+            signal.signal(each, previous[each])
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        previous[number] = signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What the agent's hidden state represents and what causes its behaviour."""

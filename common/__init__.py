@@ -1,0 +1,1 @@
+"""What every stage shares: environments, networks, configuration, files and video."""

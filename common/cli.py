@@ -1,0 +1,81 @@
+"""Command-line flags that several scripts share."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+
+from common.devices import PRECISIONS
+from common.env import EnvConfig
+from common.errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows defaults in ``--help`` and takes flags only by their full names."""
+
+    def __init__(self, description: str):
+        super().__init__(description=description, allow_abbrev=False,
+                         formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def explicit(self, argv: list[str] | None) -> set[str]:
+        """Names of the flags that stand on the command line."""
+        unset = object()
+        blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
+        given = vars(self.parse_args(argv, blank))
+        return {name for name, value in given.items() if value is not unset}
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, as an argparse type."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def add_compute_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that say where and how fast to compute, and how much to say."""
+    parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"),
+                        help="auto: a GPU if there is one")
+    parser.add_argument("--gpu_device", type=int, default=0, help="index of the GPU")
+    parser.add_argument("--precision", default="auto", choices=PRECISIONS,
+                        help="of the convolutions; auto: bfloat16 where the machine has it in "
+                             "hardware")
+    parser.add_argument("--num_threads", type=int, default=2,
+                        help="threads that step the environments")
+    parser.add_argument("--log_level", default="info",
+                        help="debug, info, warning, error, or a number as in Python's logging")
+
+
+def add_env_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose game and levels."""
+    parser.add_argument("--env_name", default="coinrun", help="one of Procgen's 16 games")
+    parser.add_argument("--distribution_mode", default="easy",
+                        help="easy, hard, extreme, memory or exploration")
+    parser.add_argument("--start_level", type=int, default=0, help="seed of the first level")
+    parser.add_argument("--num_levels", type=int, default=0,
+                        help="number of consecutive level seeds; 0: all of them")
+    parser.add_argument("--use_backgrounds", action="store_true",
+                        help="draw the game's background pictures (the published agents saw none)")
+
+
+def add_published_flags(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
+    """Accept flags of train.py that the published commands also give to other scripts."""
+    for name in names:
+        parser.add_argument(f"--{name}", help="accepted for the published commands; no effect here")
+
+
+def env_config(args: argparse.Namespace) -> EnvConfig:
+    """The :class:`EnvConfig` of parsed flags."""
+    return EnvConfig(args.env_name, args.distribution_mode, args.start_level, args.num_levels,
+                     args.use_backgrounds)
+
+
+def set_up_logging(log_level: str) -> None:
+    """Log to stderr in plain sentences."""
+    level = int(log_level) if log_level.isdigit() else logging.getLevelName(log_level.upper())
+    if not isinstance(level, int):
+        raise UserError(f"unknown --log_level '{log_level}'; use debug, info, warning, error or "
+                        "a number")
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(message)s", force=True)

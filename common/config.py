@@ -1,0 +1,106 @@
+"""Parameter sets of the agent: the one reader of ``hyperparams/procgen/config.yml``."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from pathlib import Path
+
+import yaml
+
+from common.errors import UserError, nearest
+
+AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """One parameter set. The meaning and unit of each value is in the YAML beside it."""
+
+    algo: str
+    architecture: str
+    recurrent: bool
+    n_envs: int
+    n_steps: int
+    epoch: int
+    mini_batch_per_epoch: int
+    mini_batch_size: int
+    gamma: float
+    lmbda: float
+    use_gae: bool
+    learning_rate: float
+    grad_clip_norm: float
+    eps_clip: float
+    value_coef: float
+    entropy_coef: float
+    normalize_adv: bool
+    normalize_rew: bool
+    hidden_state_size: int
+    learned_initial_state: bool
+
+    def __post_init__(self):
+        for name in ("n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
+                     "learning_rate", "grad_clip_norm", "eps_clip", "hidden_state_size"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("gamma", "lmbda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        for name, choices in (("algo", ("ppo",)), ("architecture", ("impala", "nature"))):
+            if getattr(self, name) not in choices:
+                value = getattr(self, name)
+                raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
+        units = self.n_envs if self.recurrent else self.n_envs * self.n_steps
+        if units % self.mini_batch_per_epoch:
+            what = "n_envs" if self.recurrent else "n_envs * n_steps"
+            raise UserError(f"{what} ({units}) must be a multiple of "
+                            f"mini_batch_per_epoch ({self.mini_batch_per_epoch})")
+
+
+def typed(cls: type, values: dict, source: str):
+    """Build the dataclass ``cls`` from a mapping, checking every key and type.
+
+    Raises:
+        UserError: naming the unknown, missing or wrongly typed key and where it stands.
+    """
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise UserError(f"{source}: unknown key '{key}'{nearest(key, hints)}")
+    checked = {}
+    for key, kind in hints.items():
+        if key not in values:
+            raise UserError(f"{source}: the key '{key}' is missing")
+        value = values[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not kind:
+            raise UserError(f"{source}: '{key}' must be a {kind.__name__}, not {value!r}")
+        checked[key] = value
+    return cls(**checked)
+
+
+def read_yaml(path: Path) -> dict:
+    """Read a YAML file whose top level is a mapping."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold a mapping of names to values")
+    return content
+
+
+def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentConfig:
+    """Return the parameter set ``param_name``.
+
+    Raises:
+        UserError: if there is no such set (naming the nearest), or the file is wrong.
+    """
+    sets = {name: value for name, value in read_yaml(path).items() if not name.startswith("x-")}
+    if param_name not in sets:
+        raise UserError(f"there is no parameter set '{param_name}' in {path.name}"
+                        f"{nearest(param_name, sets)}")
+    return typed(AgentConfig, sets[param_name], f"{path.name}, '{param_name}'")

@@ -1,0 +1,68 @@
+"""Which device to compute on, in which precision and memory layout."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from common.errors import UserError
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How networks are run.
+
+    Attributes:
+        device: where parameters and rollouts live.
+        bfloat16: whether convolutions run under bfloat16 autocast. Parameters, the GRU, the
+            heads and all losses stay float32.
+        channels_last: whether convolutions see channels-last memory. The numbers are the same
+            up to rounding; Procgen's frames arrive in this layout.
+    """
+
+    device: torch.device
+    bfloat16: bool
+    channels_last: bool = True
+
+    @property
+    def precision(self) -> str:
+        return "bfloat16" if self.bfloat16 else "float32"
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 runs faster than float32 on ``device``."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    features = torch.cpu.get_capabilities()
+    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
+
+
+def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = "auto") -> Compute:
+    """Turn the flags ``--device``, ``--gpu_device`` and ``--precision`` into a :class:`Compute`.
+
+    Args:
+        device: ``auto`` (CUDA if there is one), ``gpu`` or ``cpu``.
+        gpu_device: index of the GPU.
+        precision: ``auto`` (bfloat16 where the machine has it in hardware), ``float32`` or
+            ``bfloat16``.
+
+    Raises:
+        UserError: if a GPU is asked for and there is none, or not that many.
+    """
+    count = torch.cuda.device_count()
+    if device == "gpu" and count == 0:
+        raise UserError("--device gpu was asked for, but torch finds no CUDA GPU here; "
+                        "use --device cpu or --device auto")
+    use_gpu = device == "gpu" or (device == "auto" and count > 0)
+    if use_gpu and not 0 <= gpu_device < count:
+        raise UserError(f"--gpu_device {gpu_device} was asked for, but there are {count} GPUs, "
+                        "numbered from 0")
+    chosen = torch.device("cuda", gpu_device) if use_gpu else torch.device("cpu")
+    bfloat16 = has_fast_bfloat16(chosen) if precision == "auto" else precision == "bfloat16"
+    return Compute(chosen, bfloat16)

@@ -1,0 +1,318 @@
+"""Procgen as the rest of the code sees it: batches of frames, rewards and episode starts.
+
+Letters in shape comments: N environments, H W C height, width, colour channels of a frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import random
+
+import numpy as np
+
+from common.errors import UserError, nearest
+
+with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
+    from procgen import ProcgenGym3Env
+    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS
+
+FRAME_SIZE = 64
+PERSON_VIEW_SIZE = 512
+NUM_ACTIONS = 15
+MAX_LEVEL = 2**31 - 1
+
+# Direction of each action as (right, up); the last six actions are keys that most games ignore.
+ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
+                     *((0, 0),) * 6)
+
+GAMES_OF_MODE = {
+    "easy": tuple(ENV_NAMES),
+    "hard": tuple(ENV_NAMES),
+    "extreme": ("chaser", "dodgeball", "leaper", "starpilot"),
+    "memory": ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner"),
+    "exploration": tuple(EXPLORATION_LEVEL_SEEDS),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """Which game and which levels.
+
+    Attributes:
+        env_name: one of the 16 Procgen games.
+        distribution_mode: ``easy``, ``hard``, ``extreme``, ``memory`` or ``exploration``; not
+            every game has every mode.
+        start_level: seed of the first level.
+        num_levels: how many consecutive level seeds are used; 0 means all of them.
+        use_backgrounds: whether the game draws its pictures behind the level. The published
+            agents were trained without.
+    """
+
+    env_name: str
+    distribution_mode: str
+    start_level: int = 0
+    num_levels: int = 0
+    use_backgrounds: bool = False
+
+    def __post_init__(self):
+        if self.env_name not in ENV_NAMES:
+            raise UserError(f"there is no Procgen game '{self.env_name}'"
+                            f"{nearest(self.env_name, ENV_NAMES)}")
+        mode = self.distribution_mode
+        if mode not in GAMES_OF_MODE:
+            raise UserError(f"unknown distribution mode '{mode}'{nearest(mode, GAMES_OF_MODE)}")
+        if self.env_name not in GAMES_OF_MODE[mode]:
+            raise UserError(f"{self.env_name} has no distribution mode '{mode}'; "
+                            f"the games that have it: {', '.join(GAMES_OF_MODE[mode])}")
+        if self.start_level < 0 or self.num_levels < 0:
+            raise UserError("start_level and num_levels must not be negative")
+        if self.start_level + self.num_levels > MAX_LEVEL:
+            raise UserError(f"start_level + num_levels must not exceed {MAX_LEVEL}")
+
+    @property
+    def levels(self) -> range:
+        """The level seeds in use."""
+        if self.distribution_mode == "exploration":
+            level = EXPLORATION_LEVEL_SEEDS[self.env_name]
+            return range(level, level + 1)
+        if self.num_levels == 0:
+            return range(MAX_LEVEL)
+        return range(self.start_level, self.start_level + self.num_levels)
+
+    def draw_levels(self, num: int, seed: int) -> list[int]:
+        """Draw ``num`` level seeds, distinct ones as long as there are enough.
+
+        Drawing more with the same seed only adds to the list.
+        """
+        rng = random.Random(seed)
+        drawn, seen = [], set()
+        while len(drawn) < num:
+            level = rng.choice(self.levels)
+            if level not in seen or len(seen) == len(self.levels):
+                drawn.append(level)
+                seen.add(level)
+        return drawn
+
+    def unseen_levels(self) -> EnvConfig:
+        """The levels outside this range: all seeds above it.
+
+        With ``num_levels`` 0 there is nothing outside; then it is the same distribution, of
+        which a run sees a vanishing part (2**31 levels).
+        """
+        if self.num_levels == 0:
+            return self
+        start = self.start_level + self.num_levels
+        return dataclasses.replace(self, start_level=start, num_levels=MAX_LEVEL - start)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What N environments show at one moment.
+
+    Attributes:
+        frames: uint8 (N, H, W, C), a copy that is yours to keep.
+        rewards: float32 (N,), what the last action earned.
+        first: bool (N,), whether this frame is the first of an episode (and the last action
+            therefore ended the one before).
+    """
+
+    frames: np.ndarray
+    rewards: np.ndarray
+    first: np.ndarray
+
+
+class ProcgenVectorEnv:
+    """N real Procgen environments stepped together.
+
+    ``act`` hands over the actions and returns at once; the environments step in threads of
+    their own until ``observe`` waits for them. Episodes restart by themselves.
+
+    Args:
+        config: game and levels.
+        num_envs: N.
+        seed: decides which levels are drawn, in which order.
+        num_threads: threads that step the environments.
+    """
+
+    def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2):
+        if num_envs < 1:
+            raise UserError(f"the number of environments must be at least 1, not {num_envs}")
+        if num_threads < 0:
+            raise UserError(f"the number of threads must not be negative, not {num_threads}")
+        self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
+
+    def observe(self) -> Observation:
+        """Wait for the environments and return what they show."""
+        rewards, observation, first = self._env.observe()
+        return Observation(observation["rgb"], rewards, first)
+
+    def act(self, actions: np.ndarray) -> None:
+        """Start the next step with int32 actions (N,)."""
+        self._env.act(actions)
+
+    def get_state(self) -> list[bytes]:
+        """The complete state of each environment, its random generators included."""
+        return self._env.get_state()
+
+    def set_state(self, states: list[bytes]) -> None:
+        """Put the environments back into states from :meth:`get_state`."""
+        self._env.set_state(states)
+
+    def close(self) -> None:
+        """Stop the threads and free the environments."""
+        self._env.close()
+
+
+class LevelSlots:
+    """Environments for single episodes: each of N slots plays one episode of a chosen level.
+
+    Procgen's own vector environment draws its levels itself. Here the caller decides which
+    level is played where, so an episode depends on its level and its actions alone.
+
+    Args:
+        config: game and drawing options; its level range is not used.
+        num_slots: N. A slot shows nothing until :meth:`start`.
+        person_view: whether to draw the 512-pixel view of :meth:`person_view` as well.
+    """
+
+    def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False):
+        self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
+        self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
+        self._config = config
+        self._person_view = person_view
+        self._envs: list[ProcgenGym3Env | None] = [None] * num_slots
+
+    def start(self, slot: int, level: int) -> None:
+        """Begin an episode; its first frame is in ``frames[slot]``."""
+        self.stop(slot)
+        env = _make(self._config, range(level, level + 1), 1, level, 0, self._person_view)
+        self._envs[slot] = env
+        self.frames[slot] = env.observe()[1]["rgb"][0]
+
+    def step(self, slot: int, action: int) -> tuple[float, bool]:
+        """Take one step; returns the reward and whether it ended the episode.
+
+        At the end ``frames[slot]`` is black and the slot is stopped: what Procgen shows then
+        belongs to the next episode.
+        """
+        env = self._envs[slot]
+        env.act(np.array([action], dtype=np.int32))
+        reward, observation, first = env.observe()
+        if first[0]:
+            self.level_complete[slot] = env.get_info()[0]["prev_level_complete"]
+            self.stop(slot)
+            self.frames[slot] = 0
+        else:
+            self.frames[slot] = observation["rgb"][0]
+        return float(reward[0]), bool(first[0])
+
+    def person_view(self, slot: int) -> np.ndarray:
+        """What a person sees, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
+        if self._envs[slot] is None:
+            return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
+        return self._envs[slot].get_info()[0]["rgb"]
+
+    def stop(self, slot: int) -> None:
+        """Free a slot's environment."""
+        if self._envs[slot] is not None:
+            self._envs[slot].close()
+            self._envs[slot] = None
+
+    def close(self) -> None:
+        for slot in range(len(self._envs)):
+            self.stop(slot)
+
+
+def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: int,
+          person_view: bool) -> ProcgenGym3Env:
+    range_options = {"start_level": levels.start,
+                     "num_levels": 0 if levels == range(MAX_LEVEL) else len(levels)}
+    return ProcgenGym3Env(
+        num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
+        use_backgrounds=config.use_backgrounds, num_threads=num_threads,
+        rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,
+        **({} if config.distribution_mode == "exploration" else range_options))
+
+
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of the discounted return.
+
+    Mean and variance are updated over all environments at once with the parallel formula of
+    Chan et al. (1979), as OpenAI's baselines do in ``VecNormalize``.
+    """
+
+    DISCOUNT = 0.99
+    CLIP = 10.0
+    EPSILON = 1e-8
+
+    def __init__(self, num_envs: int):
+        self.returns = np.zeros(num_envs)
+        self.mean = 0.0
+        self.variance = 1.0
+        self.count = 1e-4
+
+    def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Normalise rewards (N,); ``first`` says where an episode has just ended."""
+        self.returns = self.returns * self.DISCOUNT + rewards
+        self._update(self.returns)
+        self.returns[first] = 0.0
+        scaled = rewards / np.sqrt(self.variance + self.EPSILON)
+        return np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
+
+    def _update(self, batch: np.ndarray) -> None:
+        total = self.count + batch.size
+        delta = batch.mean() - self.mean
+        squares = (self.variance * self.count + batch.var() * batch.size
+                   + delta**2 * self.count * batch.size / total)
+        self.mean += delta * batch.size / total
+        self.variance = squares / total
+        self.count = total
+
+    def state_dict(self) -> dict:
+        return {"returns": self.returns.tolist(), "mean": float(self.mean),
+                "variance": float(self.variance), "count": float(self.count)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.returns = np.array(state["returns"])
+        self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
+
+
+class EpisodeStatistics:
+    """Returns and lengths of finished episodes, with the last ``WINDOW`` of them at hand."""
+
+    WINDOW = 40
+
+    def __init__(self, num_envs: int):
+        self.num_episodes = 0
+        self.recent_returns = np.zeros(0)
+        self.recent_lengths = np.zeros(0, dtype=np.int64)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+
+    def update(self, rewards: np.ndarray, first: np.ndarray) -> None:
+        """Count one step of every environment: its reward (N,) and whether it ended one."""
+        self._returns += rewards
+        self._lengths += 1
+        if first.any():
+            self.num_episodes += int(first.sum())
+            self.recent_returns = np.append(self.recent_returns, self._returns[first])
+            self.recent_lengths = np.append(self.recent_lengths, self._lengths[first])
+            self.recent_returns = self.recent_returns[-self.WINDOW:]
+            self.recent_lengths = self.recent_lengths[-self.WINDOW:]
+            self._returns[first] = 0.0
+            self._lengths[first] = 0
+
+    def state_dict(self) -> dict:
+        return {"num_episodes": self.num_episodes,
+                "recent_returns": self.recent_returns.tolist(),
+                "recent_lengths": self.recent_lengths.tolist(),
+                "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_episodes = state["num_episodes"]
+        self.recent_returns = np.array(state["recent_returns"], dtype=float)
+        self.recent_lengths = np.array(state["recent_lengths"], dtype=np.int64)
+        self._returns = np.array(state["returns"], dtype=float)
+        self._lengths = np.array(state["lengths"], dtype=np.int64)

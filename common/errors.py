@@ -1,0 +1,42 @@
+"""Errors a user can cause, and how a script reports them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Callable, Iterable
+
+
+class UserError(Exception):
+    """Something the user can put right. The message is one sentence that says how."""
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """Return a hint such as ``" (did you mean 'coinrun'?)"``, or the list of choices."""
+    choices = sorted(choices)
+    match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    if match:
+        return f" (did you mean '{match[0]}'?)"
+    return f" (choose from {', '.join(choices)})"
+
+
+def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
+    """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
+
+    A full disk or an unwritable folder counts as a user error; a bug keeps its traceback.
+    """
+
+    @functools.wraps(main)
+    def wrapped(argv: list[str] | None = None) -> int:
+        try:
+            return main(argv) or 0
+        except UserError as error:
+            message = str(error)
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            message = f"cannot read or write{where}: {error.strerror or error}"
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+
+    return wrapped

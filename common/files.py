@@ -1,0 +1,75 @@
+"""Writing files so that nothing half-written is ever found under its final name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+
+TEMPORARY_SUFFIX = ".partial"
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
+
+    The temporary name keeps the suffix of the final one, so writers that choose a format by
+    suffix work. On failure the temporary file is removed and ``path`` is left as it was.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside ``path``; rename it to ``path`` if the body succeeds.
+
+    A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write one array as ``.npy``, atomically."""
+    with atomic_path(path) as temporary:
+        np.save(temporary, array, allow_pickle=False)
+
+
+def save_json(path: Path, content: dict) -> None:
+    """Write a mapping as indented JSON, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the numbers."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__),
+             "numpy": np.__version__}
+    for name in ("procgen", "procgen-mirror", "gym3"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,256 @@
+"""The agent's networks: IMPALA or Nature embedding, GRU memory, policy and value heads.
+
+Every module is a named attribute made once, so a forward hook can reach every activation, and
+the state-dict keys are those of the published files.
+
+Letters in shape comments: N frames, T time steps, B sequences, C H W a frame, E embedding,
+D hidden state, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from common.env import NUM_ACTIONS
+
+
+class ResidualAdd(nn.Module):
+    """Addition as a module, so that a hook can see and alter the sum."""
+
+    def forward(self, out: Tensor, x: Tensor) -> Tensor:
+        return out + x
+
+
+class ResidualUnit(nn.Module):
+    """relu, conv 3x3, relu, conv 3x3, plus the input. (N, C, H, W) to the same shape."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.relu1 = nn.ReLU()
+        self.conv1 = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+        self.relu2 = nn.ReLU()
+        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+        self.resadd = ResidualAdd()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(self.relu1(x))
+        out = self.conv2(self.relu2(out))
+        return self.resadd(out, x)
+
+
+class ImpalaBlock(nn.Module):
+    """conv 3x3, max-pool that halves the size, two residual units."""
+
+    def __init__(self, in_channels: int, out_channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.res1 = ResidualUnit(out_channels)
+        self.res2 = ResidualUnit(out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.res2(self.res1(self.maxpool(self.conv(x))))
+
+
+class ImpalaEmbedder(nn.Module):
+    """The convolutional network of Espeholt et al. (2018), "IMPALA", figure 3.
+
+    Args:
+        output_dim: E.
+        channels: widths of the three blocks.
+    """
+
+    def __init__(self, output_dim: int, channels: tuple[int, int, int] = (16, 32, 32)):
+        super().__init__()
+        self.block1 = ImpalaBlock(3, channels[0])
+        self.block2 = ImpalaBlock(channels[0], channels[1])
+        self.block3 = ImpalaBlock(channels[1], channels[2])
+        self.relu3 = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(channels[2] * 8 * 8, output_dim)
+        self.relufc = nn.ReLU()
+        self.output_dim = output_dim
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block3(self.block2(self.block1(x)))  # (N, C, 8, 8)
+        return self.relufc(self.fc(self.flatten(self.relu3(x))))  # (N, E)
+
+
+class NatureEmbedder(nn.Module):
+    """The convolutional network of Mnih et al. (2015), "Human-level control", for 64x64 frames."""
+
+    def __init__(self, output_dim: int = 512):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, kernel_size=8, stride=4)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
+        self.relu3 = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(64 * 4 * 4, output_dim)
+        self.relufc = nn.ReLU()
+        self.output_dim = output_dim
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.orthogonal_(module.weight, gain=nn.init.calculate_gain("relu"))
+                nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.conv1(x))
+        x = self.relu2(self.conv2(x))
+        x = self.relu3(self.conv3(x))  # (N, 64, 4, 4)
+        return self.relufc(self.fc(self.flatten(x)))  # (N, E)
+
+
+class Memory(nn.Module):
+    """A GRU whose state can be replaced before any step (an episode's start).
+
+    The inner module is called ``gru`` too, because published files have ``gru.gru.*`` keys.
+    """
+
+    def __init__(self, input_dim: int, hidden_dim: int):
+        super().__init__()
+        self.gru = nn.GRU(input_dim, hidden_dim)
+
+    def forward(self, x: Tensor, hidden: Tensor, masks: Tensor, initial: Tensor) -> Tensor:
+        """Run T steps.
+
+        Args:
+            x: inputs (T, B, E).
+            hidden: state that enters the first step (B, D).
+            masks: (T, B); 0 replaces the state that enters a step by ``initial``.
+            initial: first state of an episode (D,).
+
+        Returns:
+            The state that leaves each step (T, B, D).
+        """
+        keep = masks.unsqueeze(-1)  # (T, B, 1)
+        starts = (masks == 0).any(dim=1).tolist()  # a new segment begins where any state is new
+        borders = [0, *(t for t in range(1, len(starts)) if starts[t]), len(starts)]
+        outputs = []
+        for begin, end in zip(borders, borders[1:]):
+            hidden = keep[begin] * hidden + (1 - keep[begin]) * initial
+            output, last = self.gru(x[begin:end], hidden.unsqueeze(0).contiguous())
+            hidden = last[0]
+            outputs.append(output)
+        return torch.cat(outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyOutput:
+    """What the agent computes from frames; the leading dimensions are those of its input.
+
+    Attributes:
+        logits: the policy head's output (…, A).
+        values: value estimates (…,).
+        hidden_states: state that leaves the step (…, D); D is 0 without a GRU.
+    """
+
+    logits: Tensor
+    values: Tensor
+    hidden_states: Tensor
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Log-probabilities of the actions (…, A)."""
+        return torch.log_softmax(self.logits, dim=-1)
+
+
+class Policy(nn.Module):
+    """The whole agent.
+
+    Args:
+        embedder: frames to embeddings.
+        hidden_state_size: D of the GRU, or None for a feed-forward agent.
+        learned_initial_state: whether an episode starts from the trainable vector ``init_hx``;
+            otherwise from zeros, as the published agents effectively did.
+    """
+
+    def __init__(self, embedder: nn.Module, hidden_state_size: int | None,
+                 num_actions: int = NUM_ACTIONS, learned_initial_state: bool = True):
+        super().__init__()
+        self.embedder = embedder
+        self.recurrent = hidden_state_size is not None
+        self.learned_initial_state = learned_initial_state
+        self.hidden_state_size = hidden_state_size or 0
+        if self.recurrent:
+            self.gru = Memory(embedder.output_dim, hidden_state_size)
+            self.init_hx = nn.Parameter(0.1 * torch.randn(hidden_state_size))
+        width = hidden_state_size if self.recurrent else embedder.output_dim
+        self.fc_policy = nn.Linear(width, num_actions)
+        self.fc_value = nn.Linear(width, 1)
+        for head, gain in ((self.fc_policy, 0.01), (self.fc_value, 1.0)):
+            nn.init.orthogonal_(head.weight, gain=gain)
+            nn.init.zeros_(head.bias)
+
+    @property
+    def device(self) -> torch.device:
+        return self.fc_value.weight.device
+
+    def initial_state(self) -> Tensor:
+        """The state in which an episode starts (D,)."""
+        if self.recurrent and self.learned_initial_state:
+            return self.init_hx
+        return torch.zeros(self.hidden_state_size, device=self.device)
+
+    def initial_states(self, num: int) -> Tensor:
+        """The same for ``num`` environments (num, D), without gradient."""
+        return self.initial_state().detach().expand(num, -1).clone()
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] (N, C, H, W) to embeddings (N, E), in the precision of autocast."""
+        return self.embedder(images)
+
+    def sequence(self, embeddings: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
+        """Run T steps from embeddings.
+
+        Args:
+            embeddings: (T, B, E), float32.
+            hidden: state that enters the first step (B, D).
+            masks: (T, B), 1 - done: 0 where a step is the first of its episode.
+        """
+        if self.recurrent:
+            features = self.gru(embeddings, hidden, masks, self.initial_state())  # (T, B, D)
+            states = features
+        else:
+            features = embeddings
+            states = hidden.expand(len(embeddings), *hidden.shape)  # (T, B, 0)
+        return PolicyOutput(self.fc_policy(features), self.fc_value(features).squeeze(-1), states)
+
+    def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
+        """One step: images (N, C, H, W) in [0, 1], hidden (N, D), masks (N,)."""
+        embeddings = self.embed(images).float()
+        output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
+        return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
+
+
+def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
+                 learned_initial_state: bool) -> Policy:
+    """Make a new policy from the values of a parameter set.
+
+    The Nature embedding is 512 wide; IMPALA's is ``hidden_state_size`` wide, or 256 without a
+    GRU, as in the published feed-forward agents.
+    """
+    if architecture == "nature":
+        embedder = NatureEmbedder()
+    else:
+        embedder = ImpalaEmbedder(hidden_state_size if recurrent else 256)
+    return Policy(embedder, hidden_state_size if recurrent else None,
+                  learned_initial_state=learned_initial_state)
+
+
+def to_images(frames: Tensor, channels_last: bool = True) -> Tensor:
+    """uint8 frames (N, H, W, C), as Procgen draws them, to images in [0, 1] (N, C, H, W).
+
+    The result is channels-last in memory, without a copy, or contiguous if asked for.
+    """
+    images = frames.permute(0, 3, 1, 2).float() / 255
+    return images if channels_last else images.contiguous()

@@ -1,0 +1,140 @@
+"""``log.csv`` of a training run, and its TensorBoard twin."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from pathlib import Path
+
+import pandas as pd
+from torch.utils.tensorboard import SummaryWriter
+
+from common.env import EpisodeStatistics
+from common.errors import UserError
+from common.files import atomic_path
+
+LOG_NAME = "log.csv"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogRow:
+    """One update. Rewards are raw game rewards, lengths environment steps, times seconds.
+
+    The episode figures are over the last 40 episodes and empty before the first has ended.
+    """
+
+    timesteps: int
+    wall_time: float
+    num_episodes: int
+    num_episodes_val: int
+    max_episode_rewards: float
+    mean_episode_rewards: float
+    min_episode_rewards: float
+    max_episode_len: float
+    mean_episode_len: float
+    min_episode_len: float
+    mean_episode_value: float
+    mean_policy_loss: float
+    mean_value_loss: float
+    mean_entropy_loss: float
+    val_max_episode_rewards: float
+    val_mean_episode_rewards: float
+    val_min_episode_rewards: float
+    val_max_episode_len: float
+    val_mean_episode_len: float
+    val_min_episode_len: float
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(LogRow))
+
+
+def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str, float]:
+    """Largest, mean and smallest recent return and length, under their column names."""
+    figures = {}
+    for name, values in (("episode_rewards", statistics.recent_returns),
+                         ("episode_len", statistics.recent_lengths)):
+        for kind, function in (("max", max), ("mean", lambda v: sum(v) / len(v)), ("min", min)):
+            figures[f"{prefix}{kind}_{name}"] = (float(function(values)) if len(values)
+                                                 else math.nan)
+    return figures
+
+
+class TrainingLog:
+    """Appends rows to ``log.csv`` and TensorBoard events in a run's folder.
+
+    Args:
+        folder: the run's folder.
+        resume_at: keep the rows up to this many time steps and drop later ones (they belong to
+            work that a killed run did not save); None starts a new log.
+    """
+
+    def __init__(self, folder: Path, resume_at: int | None = None):
+        path = folder / LOG_NAME
+        rows = []
+        if resume_at is not None:
+            rows = [row for row in _read_rows(path) if int(row["timesteps"]) <= resume_at]
+        with atomic_path(path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+        self._file = open(path, "a", newline="")
+        self._csv = csv.DictWriter(self._file, COLUMNS)
+        purge_step = None if resume_at is None else resume_at + 1
+        self._events = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def append(self, row: LogRow) -> None:
+        """Add a row; it is on disk when this returns."""
+        values = dataclasses.asdict(row)
+        self._csv.writerow({name: "" if value != value else value
+                            for name, value in values.items()})
+        self._file.flush()
+        for name, value in values.items():
+            if name != "timesteps" and value == value:
+                self._events.add_scalar(name, value, row.timesteps)
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if None not in row.values()]  # a row cut short by a kill
+
+
+def read_log(folder: Path) -> pd.DataFrame:
+    """Read a run's ``log.csv``.
+
+    Raises:
+        UserError: if there is none, or it lacks the columns of a training log.
+    """
+    path = folder / LOG_NAME
+    if not path.is_file():
+        raise UserError(f"there is no {LOG_NAME} in {folder}")
+    try:
+        log = pd.read_csv(path)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError):
+        raise UserError(f"{path} is empty or damaged") from None
+    missing = {"timesteps", "mean_episode_rewards", "val_mean_episode_rewards"} - set(log)
+    if missing:
+        raise UserError(f"{path} has no column '{sorted(missing)[0]}'")
+    if log.empty:
+        raise UserError(f"{path} has no rows yet: the run has not finished its first update")
+    return log
+
+
+def newest_run(folder: Path) -> Path:
+    """``folder`` itself if it is a run's, else the newest run in this experiment's folder.
+
+    Raises:
+        UserError: if there is neither.
+    """
+    if (folder / LOG_NAME).is_file():
+        return folder
+    logs = sorted(folder.glob(f"seed_*/{LOG_NAME}"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        raise UserError(f"{folder} is no training run: there is no {LOG_NAME} in it, nor in a "
+                        "folder seed_* below it")
+    return logs[-1].parent

@@ -1,0 +1,75 @@
+"""Videos of episodes: enlarging frames, drawing the action taken, writing mp4 files."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import av
+import numpy as np
+from PIL import Image, ImageDraw
+
+from common.env import ACTION_DIRECTIONS
+from common.files import atomic_path
+
+FRAMES_PER_SECOND = 15
+
+
+def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
+    """Repeat every pixel ``factor`` times along both sides of a frame (H, W, C)."""
+    return frame.repeat(factor, axis=0).repeat(factor, axis=1)
+
+
+def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
+    """Return a copy of a uint8 frame (H, W, C) with the action in its lower left corner.
+
+    The mark is an arrow, or a ring for no movement.
+    """
+    size = frame.shape[0] // 5
+    stamp = _stamp(int(action), size)  # (size, size, 4)
+    opacity = stamp[..., 3:].astype(np.uint16)
+    marked = frame.copy()
+    corner = marked[-size:, :size]
+    corner[:] = (stamp[..., :3] * opacity + corner * (255 - opacity)) // 255
+    return marked
+
+
+@functools.lru_cache(maxsize=64)
+def _stamp(action: int, size: int) -> np.ndarray:
+    """The mark of an action as RGBA (size, size, 4), drawn large and shrunk to smooth edges."""
+    big = 8 * size
+    image = Image.new("RGBA", (big, big))
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((0.04 * big, 0.04 * big, 0.96 * big, 0.96 * big), fill=(255, 255, 255, 215),
+                 outline=(0, 0, 0, 255), width=big // 30)
+    right, up = ACTION_DIRECTIONS[action]
+    if right == up == 0:
+        draw.ellipse((0.38 * big, 0.38 * big, 0.62 * big, 0.62 * big), outline=(200, 30, 30, 255),
+                     width=big // 20)
+    else:
+        angle = math.atan2(-up, right)
+
+        def point(along: float, across: float) -> tuple[float, float]:
+            return (big * (0.5 + along * math.cos(angle) - across * math.sin(angle)),
+                    big * (0.5 + along * math.sin(angle) + across * math.cos(angle)))
+
+        draw.polygon([point(0.36, 0), point(0.02, 0.24), point(0.02, 0.08), point(-0.34, 0.08),
+                      point(-0.34, -0.08), point(0.02, -0.08), point(0.02, -0.24)],
+                     fill=(200, 30, 30, 255))
+    return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
+
+
+def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_SECOND) -> None:
+    """Write uint8 frames (H, W, C), H and W even, as H.264 mp4, atomically."""
+    with atomic_path(path) as temporary, av.open(str(temporary), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps,
+                                      options={"preset": "ultrafast", "crf": "23"})
+        stream.pix_fmt = "yuv420p"
+        stream.thread_count = 1
+        for frame in frames:
+            if not stream.codec_context.is_open:
+                stream.height, stream.width = frame.shape[:2]
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        container.mux(stream.encode())

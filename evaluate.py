@@ -1,0 +1,60 @@
+"""Measure an agent: success rate and mean return over levels it was not trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from agents.episodes import play_episodes
+from agents.evaluation import evaluate
+from common.agent_file import load_agent
+from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, set_up_logging
+from common.devices import resolve_compute
+from common.errors import script_main
+from common.files import save_json
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--model_file", type=Path, required=True, help="agent file to evaluate")
+    flags.add_argument("--num_episodes", type=count, default=1000,
+                       help="levels to play, one episode each")
+    add_env_flags(flags)
+    flags.add_argument("--training_levels", action="store_true",
+                       help="play the levels of --start_level and --num_levels instead of those "
+                            "outside")
+    flags.add_argument("--greedy", action="store_true",
+                       help="take the most likely action instead of drawing one")
+    flags.add_argument("--num_envs", type=count, default=64, help="episodes played at a time")
+    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    flags.add_argument("--output", type=Path, help="write the result as JSON here, too")
+    add_compute_flags(flags)
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
+    policy = load_agent(args.model_file, compute.device).policy
+    levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
+    started = time.monotonic()
+    episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
+                             args.greedy, keep_frames=False)
+    result = evaluate(tqdm(episodes, total=len(levels), unit="episode", disable=None))
+    steps = result.mean_length * result.num_episodes
+    print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
+    if args.output:
+        save_json(args.output, {"agent_file": args.model_file.name, "env": vars(config),
+                                "seed": args.seed, "greedy": args.greedy,
+                                "precision": compute.precision, **dataclasses.asdict(result)})
+        print(f"wrote {args.output}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

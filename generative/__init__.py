@@ -1,0 +1,1 @@
+"""The simulator of the agent in its environment."""

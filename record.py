@@ -1,0 +1,121 @@
+"""Record rollouts of an agent on real Procgen levels."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+from agents.action_noise import load_action_noise
+from agents.episodes import Episode, play_episodes
+from common.agent_file import load_agent
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_env_flags,
+    add_published_flags,
+    count,
+    env_config,
+    set_up_logging,
+)
+from common.config import load_agent_config
+from common.devices import resolve_compute
+from common.errors import script_main
+from common.files import versions
+from common.rollout_files import EpisodeArrays, RolloutWriter
+from common.video import enlarge, mark_action
+
+VIDEO_SCALE = 3
+MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--model_file", type=Path, required=True, help="agent file to record")
+    flags.add_argument("--logdir", type=Path, default=Path("."),
+                       help="the recording is written to <logdir>/data/")
+    flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
+    add_env_flags(flags)
+    flags.add_argument("--param_name", default="hard-rec-record",
+                       help="parameter set whose n_envs says how many episodes are played at a "
+                            "time")
+    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    flags.add_argument("--action_noise", action=argparse.BooleanOptionalAction,
+                       default=load_action_noise().enabled,
+                       help="flatten the policy as hyperparams/action_noise.yml says")
+    flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="throw away what the data folder holds")
+    add_compute_flags(flags)
+    add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints"))
+    return flags
+
+
+def steps_table(episode: Episode) -> pd.DataFrame:
+    """The rows of an episode's CSV that are known before it has its place in the index."""
+    return pd.DataFrame({
+        "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
+        "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
+        "action": episode.actions})
+
+
+def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
+    frames = np.ascontiguousarray(episode.frames.transpose(0, 3, 1, 2))  # (L, C, H, W)
+    video = None
+    if with_video:
+        video = (mark_action(enlarge(frame, VIDEO_SCALE), action)
+                 for frame, action in zip(episode.frames, episode.actions))
+    writer.add(episode.number, EpisodeArrays(frames, episode.hidden_states, episode.log_probs,
+                                             steps_table(episode)), video)
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    config = env_config(args)
+    num_slots = load_agent_config(args.param_name).n_envs
+    policy = load_agent(args.model_file, compute.device).policy
+    noise = load_action_noise() if args.action_noise else None
+    writer = RolloutWriter(args.logdir / "data", {
+        "agent_file": args.model_file.name,
+        "agent_sha256": hashlib.sha256(args.model_file.read_bytes()).hexdigest(),
+        "env": vars(config), "seed": args.seed, "precision": compute.precision,
+        "log_probs_of": "the policy with action noise" if noise else "the policy",
+        "action_noise": vars(noise) if noise else None,
+        "versions": versions(),
+    }, args.overwrite)
+
+    levels = [(number, level) for number, level
+              in enumerate(config.draw_levels(args.num_episodes, args.seed))
+              if not writer.has(number)]
+    already = args.num_episodes - len(levels)
+    if already:
+        print(f"{already} of {args.num_episodes} episodes are already there")
+    started, frames = time.monotonic(), 0
+    with ThreadPoolExecutor(1) as pool, tqdm(total=len(levels), unit="episode",
+                                             disable=None) as bar:
+        pending: list[Future] = []
+        for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots,
+                                     alter_logits=noise):
+            pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
+            while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
+                pending.pop(0).result()
+            frames += len(episode.actions)
+            bar.update()
+        for future in pending:
+            future.result()
+    rate = frames / (time.monotonic() - started)
+    print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
+          f"{rate:.0f} steps/s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""Render episodes of an agent as videos: what a person sees, and what the agent sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.episodes import play_episodes
+from common.agent_file import load_agent
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_env_flags,
+    add_published_flags,
+    count,
+    env_config,
+    set_up_logging,
+)
+from common.devices import resolve_compute
+from common.env import FRAME_SIZE, PERSON_VIEW_SIZE
+from common.errors import script_main
+from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_video
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--model_file", type=Path, required=True, help="agent file to render")
+    flags.add_argument("--vid_dir", type=Path,
+                       help="folder for the videos; default: logs/videos/<env_name>/<exp_name>/")
+    flags.add_argument("--num_eps", type=count, default=10, help="episodes to render")
+    flags.add_argument("--tps", type=count, default=FRAMES_PER_SECOND,
+                       help="environment steps a second in the videos")
+    flags.add_argument("--exp_name", default="render", help="name of the default video folder")
+    add_env_flags(flags)
+    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    add_compute_flags(flags)
+    add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints"))
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    config = env_config(args)
+    policy = load_agent(args.model_file, compute.device).policy
+    folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
+    levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
+    for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
+                                 person_view=True):
+        views = {"person": episode.person_views,
+                 "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
+                           for frame in episode.frames)}
+        for view, frames in views.items():
+            marked = (mark_action(frame, action)
+                      for frame, action in zip(frames, episode.actions))
+            write_video(folder / f"episode_{episode.number:05d}_{view}.mp4", marked, args.tps)
+        print(f"episode {episode.number}: level {episode.level_seed}, return "
+              f"{episode.total_reward:g}, {episode.length} steps")
+    print(f"wrote {2 * args.num_eps} videos to {folder}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,88 @@
+"""Train a PPO agent on a Procgen game."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import random
+from pathlib import Path
+
+from agents.training import RESUME_NAME, TrainingRun, TrainSettings, load_settings
+from common.agent_file import agent_files
+from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, set_up_logging
+from common.config import load_agent_config
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+
+# Flags that may differ when a run is resumed; the others are fixed by the run.
+RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
+             "device", "gpu_device", "log_level", "resume"}
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--exp_name", default="test", help="name of the experiment's folder")
+    add_env_flags(flags)
+    flags.add_argument("--param_name", default="easy-200",
+                       help="parameter set in hyperparams/procgen/config.yml")
+    flags.add_argument("--num_timesteps", type=int, default=25_000_000,
+                       help="environment steps to train for")
+    flags.add_argument("--seed", type=int, default=None,
+                       help="of weights, levels and actions; random if not given")
+    flags.add_argument("--num_checkpoints", type=int, default=1,
+                       help="agent files to keep, evenly spaced")
+    flags.add_argument("--model_file", default="", help="agent file to start from")
+    flags.add_argument("--val_interval", type=int, default=1,
+                       help="updates between two validation rollouts on unseen levels")
+    flags.add_argument("--logdir", type=Path, default=Path("logs"),
+                       help="where runs are written: <logdir>/procgen/<env_name>/<exp_name>/")
+    flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
+                       help="continue this run exactly where it was saved")
+    add_compute_flags(flags)
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    flags = parser()
+    args = flags.parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    if args.resume:
+        folder = args.resume
+        settings = resumed_settings(args, flags.explicit(argv))
+        compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
+    else:
+        seed = random.randrange(10_000) if args.seed is None else args.seed
+        settings = TrainSettings(
+            args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
+            seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
+            compute.precision, args.num_threads)
+        now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
+        folder = (args.logdir / "procgen" / args.env_name / args.exp_name / f"seed_{seed}_{now}")
+
+    run = TrainingRun(folder, settings, compute)
+    print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
+    status = run.train()
+    done = "finished" if run.finished else f"stopped; continue with: train.py --resume {folder}"
+    print(f"{done} after {run.timesteps} steps at {run.steps_per_second:.0f} steps/s; "
+          f"agent: {agent_files(folder)[-1]}")
+    return status
+
+
+def resumed_settings(args, explicit: set[str]) -> TrainSettings:
+    """The settings of the run to resume, with those flags that may change."""
+    if not (args.resume / RESUME_NAME).is_file():
+        raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
+    for name in sorted(explicit - RESUMABLE):
+        raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
+    settings = load_settings(args.resume)
+    changes = {name: getattr(args, name) for name in explicit
+               if name in {field.name for field in dataclasses.fields(settings)}}
+    if changes.get("precision") == "auto":
+        del changes["precision"]
+    return dataclasses.replace(settings, **changes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
