@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings, load_settings
 from common.agent_file import agent_files
-from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, set_up_logging
+from common.cli import Parser, add_compute_flags, add_env_flags, env_config, set_up_logging
 from common.config import load_agent_config
 from common.devices import resolve_compute
 from common.errors import UserError, script_main

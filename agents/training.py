@@ -30,7 +30,7 @@ from common.config import AgentConfig, read_yaml, typed
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import UserError
-from common.files import atomic_path, versions
+from common.files import atomic_path, save_tensors, versions
 from common.networks import Policy, PolicyOutput, build_policy
 from common.training_log import LogRow, TrainingLog, episode_figures
 
@@ -286,8 +286,7 @@ class TrainingRun:
         return path
 
     def _save_resume_file(self) -> None:
-        with atomic_path(self.folder / RESUME_NAME) as temporary:
-            torch.save(self.state_dict(), temporary)
+        save_tensors(self.folder / RESUME_NAME, self.state_dict())
         self._saved_at = time.monotonic()
 
     def _checkpoint_number(self, timesteps: int) -> int:

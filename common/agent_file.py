@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from common.files import atomic_path
+from common.files import save_tensors
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
 
 
@@ -59,10 +59,9 @@ def load_tensors(path: Path, what: str) -> dict:
 
 def save_agent(path: Path, policy: Policy, optimizer_state: dict) -> None:
     """Write an agent file, atomically."""
-    with atomic_path(path) as temporary:
-        torch.save({"model_state_dict": policy.state_dict(),
-                    "optimizer_state_dict": optimizer_state,
-                    "learned_initial_state": policy.learned_initial_state}, temporary)
+    save_tensors(path, {"model_state_dict": policy.state_dict(),
+                        "optimizer_state_dict": optimizer_state,
+                        "learned_initial_state": policy.learned_initial_state})
 
 
 def load_agent(path: Path, device: torch.device | str = "cpu") -> AgentFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import platform
@@ -53,10 +54,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save_array(path: Path, array: np.ndarray) -> None:
-    """Write one array as ``.npy``, atomically."""
+def save_tensors(path: Path, content: dict) -> None:
+    """``torch.save``, atomically. Goes through memory, so that a full disk is an ``OSError``."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
     with atomic_path(path) as temporary:
-        np.save(temporary, array, allow_pickle=False)
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def save_json(path: Path, content: dict) -> None:

@@ -10,6 +10,7 @@ D hidden state, A actions.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -136,7 +137,7 @@ class Memory(nn.Module):
         starts = (masks == 0).any(dim=1).tolist()  # a new segment begins where any state is new
         borders = [0, *(t for t in range(1, len(starts)) if starts[t]), len(starts)]
         outputs = []
-        for begin, end in zip(borders, borders[1:]):
+        for begin, end in itertools.pairwise(borders):
             hidden = keep[begin] * hidden + (1 - keep[begin]) * initial
             output, last = self.gru(x[begin:end], hidden.unsqueeze(0).contiguous())
             hidden = last[0]

@@ -1,1 +1,0 @@
-"""What the agent's hidden state represents and what causes its behaviour."""

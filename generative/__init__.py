@@ -1,1 +1,0 @@
-"""The simulator of the agent in its environment."""

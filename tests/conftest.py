@@ -1,0 +1,69 @@
+"""What several tests share. Everything runs on real Procgen with real networks, on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import record
+from common.agent_file import save_agent
+from common.config import load_agent_config
+from common.devices import Compute
+from common.networks import build_policy
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+
+
+def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
+    """The recipe of the golden numbers' weights."""
+    rng = np.random.RandomState(zlib.crc32(key.encode()))
+    x = rng.standard_normal(shape).astype(np.float32)
+    if len(shape) >= 2:
+        x = x / np.sqrt(np.prod(shape[1:]))
+    elif key.endswith("weight"):
+        x = 1 + 0.1 * x
+    else:
+        x = 0.1 * x
+    return torch.from_numpy(x.astype(np.float32))
+
+
+def tiny_config(**changes):
+    """The parameter set `tiny`, with changes."""
+    return dataclasses.replace(load_agent_config("tiny"), **changes)
+
+
+def tiny_policy(seed: int = 0, recurrent: bool = True):
+    """An untrained agent that takes different actions in different states."""
+    torch.manual_seed(seed)
+    policy = build_policy("impala", 64, recurrent, learned_initial_state=True)
+    with torch.no_grad():
+        policy.fc_policy.weight *= 100
+    return policy
+
+
+@pytest.fixture(scope="session")
+def agent_path(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
+    save_agent(path, tiny_policy(), {})
+    return path
+
+
+def record_arguments(agent_path: Path, logdir: Path, num_episodes: int, *more: str) -> list[str]:
+    return ["--model_file", str(agent_path), "--logdir", str(logdir), "--num_episodes",
+            str(num_episodes), "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "3",
+            "--precision", "float32", "--device", "cpu", *more]
+
+
+@pytest.fixture(scope="session")
+def recording(agent_path, tmp_path_factory) -> Path:
+    """A folder with a finished recording of 12 episodes, more than are played at a time."""
+    logdir = tmp_path_factory.mktemp("recording")
+    assert record.main(record_arguments(agent_path, logdir, 12)) == 0
+    return logdir

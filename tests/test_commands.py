@@ -1,0 +1,253 @@
+"""What a user types: the published flags, and every mistake as one clear sentence."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, record_arguments
+
+import evaluate
+import plot_training_csv
+import record
+import render
+import train
+from common.config import AgentConfig, load_agent_config
+from common.devices import resolve_compute
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
+
+TRAIN_FLAGS = shlex.split(
+    "--exp_name e --env_name coinrun --start_level 3 --num_levels 1000000 "
+    "--distribution_mode hard --param_name hard-rec --device cpu --gpu_device 0 "
+    "--num_timesteps 200000000 --seed 6 --log_level 40 --num_checkpoints 500 "
+    "--model_file m.pth --num_threads 8")
+
+
+@pytest.mark.parametrize(("script", "more"), [
+    (train, []), (render, ["--tps", "15", "--vid_dir", "v", "--num_eps", "10"]),
+    (record, ["--logdir", "somewhere"])])
+def test_every_flag_of_the_seeds_parses(script, more):
+    args = script.parser().parse_args([*TRAIN_FLAGS, *more])
+    assert (args.env_name, args.num_levels, args.distribution_mode) == ("coinrun", 10**6, "hard")
+    assert str(args.model_file) == "m.pth"
+    assert args.seed == 6
+
+
+@pytest.mark.parametrize(("script", "line"), [
+    (train, "--exp_name trainhx_1Mlvls --env_name coinrun --param_name hard-rec --num_levels "
+            "1000000 --distribution_mode hard --num_timesteps 200000000 --num_checkpoints 500"),
+    (plot_training_csv, "--datapath=logs/procgen/coinrun/rec1M_reset/seed_7985_09-04"),
+    (render, "--exp_name=trainhx_1Mlvls --env_name=coinrun --distribution_mode=hard "
+             "--param_name=hard-local-dev-rec --device=cpu --model_file=logs/model_80412672.pth"),
+    (record, "--model_file=./logs/model_80412672.pth --logdir=./ --env_name coinrun --param_name "
+             "hard-rec-record --num_levels 1000000 --distribution_mode hard --num_checkpoints 200"),
+    (record, "--exp_name recording_exp --env_name coinrun --param_name hard-rec --num_levels "
+             "1000000 --distribution_mode hard --num_checkpoints 200 --model_file=m.pth "
+             "--logdir=/cluster/scratch/")])
+def test_published_commands_parse(script, line):
+    script.parser().parse_args(line.split())
+
+
+@pytest.mark.parametrize("name", ["easy", "easy-200", "hard", "hard-500", "hard-500-mem",
+                                  "hard-rec", "hard-rec-record", "hard-local-dev",
+                                  "hard-local-dev-rec"])
+def test_published_parameter_sets_have_the_published_values(name):
+    envs = {"easy": 64, "easy-200": 128, "hard-rec-record": 128, "hard-local-dev": 16,
+            "hard-local-dev-rec": 16}.get(name, 256)
+    memory = 8192 if name.startswith(("hard-500", "hard-local")) else 2048
+    assert load_agent_config(name) == AgentConfig(
+        algo="ppo", architecture="impala", recurrent="-rec" in name, n_envs=envs, n_steps=256,
+        epoch=3, mini_batch_per_epoch=8, mini_batch_size=memory, gamma=0.999, lmbda=0.95,
+        use_gae=True, learning_rate=0.0005, grad_clip_norm=0.5, eps_clip=0.2, value_coef=0.5,
+        entropy_coef=0.01, normalize_adv=True, normalize_rew=True, hidden_state_size=64,
+        learned_initial_state=True)
+
+
+@pytest.mark.parametrize("script", ["train", "plot_training_csv", "render", "record", "evaluate"])
+def test_help_explains_every_flag(script):
+    result = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, text=True,
+                            capture_output=True, check=True)
+    assert not result.stderr
+    module = {"train": train, "plot_training_csv": plot_training_csv, "render": render,
+              "record": record, "evaluate": evaluate}[script]
+    assert all(action.help for action in module.parser()._actions)
+
+
+def refused(main, argv, capsys):
+    """Run a script that must refuse, and return its one sentence."""
+    try:
+        status = main([str(argument) for argument in argv])
+    except SystemExit as stop:  # argparse's own refusal
+        status = stop.code
+    assert status == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "error: " in last
+    return last
+
+
+@pytest.mark.parametrize(("argv", "words"), [
+    (["--env_name", "coinrum"], "did you mean 'coinrun'"),
+    (["--param_name", "hard_rec"], "did you mean 'hard-rec'"),
+    (["--distribution_mode", "hrad"], "did you mean 'hard'"),
+    (["--distribution_mode", "memory"], "coinrun has no distribution mode 'memory'"),
+    (["--num_levels", "-1"], "must not be negative"),
+    (["--start_level", "-1"], "must not be negative"),
+    (["--num_timesteps", "0"], "--num_timesteps must be at least 1"),
+    (["--num_checkpoints", "-2"], "--num_checkpoints must be at least 1"),
+    (["--val_interval", "0"], "--val_interval must be at least 1"),
+    (["--num_threads", "-1"], "threads must not be negative"),
+    (["--seed", "-1"], "--seed must not be negative"),
+    (["--log_level", "lots"], "unknown --log_level"),
+    (["--model_file", "nowhere.pth"], "there is no agent file nowhere.pth"),
+    (["--resume", "nowhere"], "no run to resume"),
+    (["--device", "gpuu"], "invalid choice"),
+])
+def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, capsys):
+    message = refused(train.main, ["--param_name", "tiny", "--num_timesteps", "512", "--logdir",
+                                   tmp_path, *argv], capsys)
+    assert words in message
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_asking_for_an_absent_gpu_says_so(tmp_path, capsys):
+    message = refused(train.main, ["--device", "gpu", "--logdir", tmp_path], capsys)
+    assert "no CUDA GPU" in message
+
+
+def test_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
+    assert train.main(["--param_name", "tiny", "--num_timesteps", "512", "--logdir", str(tmp_path),
+                       "--seed", "1", "--env_name", "maze"]) == 0
+    (folder,) = tmp_path.glob("procgen/maze/test/*")
+    message = refused(train.main, ["--resume", folder, "--env_name", "heist"], capsys)
+    assert "--env_name cannot be changed" in message
+    assert train.main(["--resume", str(folder), "--num_timesteps", "1024"]) == 0
+    assert (folder / "model_1024.pth").exists()
+
+
+@pytest.mark.parametrize(("main", "more"), [
+    (record.main, ["--logdir"]), (render.main, ["--vid_dir"]), (evaluate.main, ["--output"])])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "text", "missing tensor",
+                                    "unknown tensor", "wrong shape", "other embedding"])
+def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, capsys):
+    path = tmp_path / "model_1.pth"
+    content = torch.load(agent_path, weights_only=True)
+    state = content["model_state_dict"]
+    words = str(path)
+    if damage == "truncated":
+        path.write_bytes(agent_path.read_bytes()[:100_000])
+    elif damage == "text":
+        path.write_text("weights")
+    elif damage != "missing":
+        if damage == "missing tensor":
+            del state["fc_value.bias"]
+            words = "no tensor 'fc_value.bias'"
+        elif damage == "unknown tensor":
+            state["attention.weight"] = torch.zeros(2)
+            words = "'attention.weight' that belongs to no"
+        elif damage == "wrong shape":
+            state["embedder.block2.conv.weight"] = torch.zeros(32, 3, 3, 3)
+            words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
+        else:
+            content["model_state_dict"] = {"encoder.weight": torch.zeros(2)}
+            words = "neither an IMPALA nor a Nature embedding"
+        torch.save(content, path)
+    output = tmp_path / "output"
+    assert words in refused(main, ["--model_file", path, *more, output], capsys)
+    assert not output.exists()
+
+
+def test_model_file_of_another_kind_is_refused_by_training(agent_path, tmp_path, capsys):
+    message = refused(train.main, ["--param_name", "easy", "--model_file", agent_path, "--logdir",
+                                   tmp_path], capsys)
+    assert "recurrent agent, but the parameter set 'easy' is feed-forward" in message
+
+
+def test_counts_must_be_positive(agent_path, tmp_path, capsys):
+    for main, flag in ((record.main, "--num_episodes"), (render.main, "--num_eps"),
+                       (render.main, "--tps"), (evaluate.main, "--num_envs")):
+        message = refused(main, ["--model_file", agent_path, flag, "-3"], capsys)
+        assert f"{flag}: must be at least 1, not -3" in message
+
+
+def test_missing_log_is_named(tmp_path, capsys):
+    assert str(tmp_path) in refused(plot_training_csv.main, ["--datapath", tmp_path], capsys)
+    (tmp_path / "log.csv").write_text("timesteps,reward\n1,2\n")
+    message = refused(plot_training_csv.main, ["--datapath", tmp_path], capsys)
+    assert "no column 'mean_episode_rewards'" in message
+
+
+def test_wrong_yaml_is_named(tmp_path):
+    good = "x: &x {}\n"
+    path = tmp_path / "config.yml"
+    text = (ROOT / "hyperparams" / "procgen" / "config.yml").read_text()
+    for old, new, words in (
+            ("  gamma: 0.999", "  gama: 0.999", "unknown key 'gama' (did you mean 'gamma'?)"),
+            ("  gamma: 0.999", "", "the key 'gamma' is missing"),
+            ("  gamma: 0.999", "  gamma: high", "'gamma' must be a float, not 'high'"),
+            ("  gamma: 0.999", "  gamma: 1.5", "gamma must lie between 0 and 1"),
+            ("  epoch: 3", "  epoch: 0", "epoch must be above 0"),
+            ("architecture: impala", "architecture: impal", "did you mean 'impala'"),
+            ("  mini_batch_per_epoch: 8", "  mini_batch_per_epoch: 7", "must be a multiple"),
+            ("easy:\n", "easy: [\n", "is not valid YAML")):
+        assert old in text
+        path.write_text(good + text.replace(old, new, 1))
+        with pytest.raises(UserError, match=words.replace("(", "\\(").replace(")", "\\)")
+                           .replace("?", "\\?")):
+            load_agent_config("hard-rec", path)
+
+
+def limited(argv, blocks, cwd=ROOT):
+    """Run a script that may write files of at most this many KiB, as on a disk that is full."""
+    return subprocess.run(["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash", sys.executable,
+                           *map(str, argv)], cwd=cwd, text=True, capture_output=True)
+
+
+def test_full_disk_while_recording_loses_and_leaves_nothing(recording, agent_path, tmp_path):
+    argv = [*record_arguments(agent_path, tmp_path, 12), "--no_videos"]
+    result = limited(["record.py", *argv], 800)
+    assert result.returncode == 2, result.stderr
+    assert "cannot read or write" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("*partial*"))
+    assert record.main(argv) == 0
+    whole, again = RolloutFolder(recording / "data"), RolloutFolder(tmp_path / "data")
+    assert again.index().equals(whole.index())
+
+
+def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
+    argv = ["train.py", "--param_name", "tiny", "--seed", "1", "--num_timesteps", "512",
+            "--logdir", tmp_path]
+    result = limited(argv, 200)
+    assert result.returncode == 2, result.stderr
+    assert "cannot read or write" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("*.pth"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_unwritable_folder_is_named(agent_path, tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    message = refused(record.main, record_arguments(agent_path, tmp_path, 1), capsys)
+    assert str(tmp_path) in message
+
+
+def test_output_folder_that_is_a_file_is_named(agent_path, tmp_path, capsys):
+    (tmp_path / "occupied").write_text("")
+    target = tmp_path / "occupied" / "inside"
+    message = refused(record.main, record_arguments(agent_path, target, 1), capsys)
+    assert str(tmp_path / "occupied") in message
+    message = refused(render.main, ["--model_file", agent_path, "--vid_dir", target, "--num_eps",
+                                    "1", "--env_name", "fruitbot"], capsys)
+    assert str(tmp_path / "occupied") in message
+
+
+def test_precision_follows_the_machine_unless_chosen():
+    assert not resolve_compute("cpu", precision="float32").bfloat16
+    assert resolve_compute("cpu", precision="bfloat16").bfloat16
+    features = torch.cpu.get_capabilities()
+    fast = features.get("amx_bf16", False) or features.get("avx512_bf16", False)
+    assert resolve_compute("cpu").bfloat16 == fast

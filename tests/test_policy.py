@@ -1,0 +1,182 @@
+"""The networks, their files, and the two ways of running them."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, GOLDEN, golden_weight, tiny_config, tiny_policy
+
+from agents.acting import draw_actions, run_policy
+from agents.ppo import Rollout, evaluate_rollout
+from agents.training import Worker
+from common.agent_file import load_agent, save_agent
+from common.env import EnvConfig
+from common.networks import NatureEmbedder, Policy, build_policy
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return {name: torch.from_numpy(array)
+            for name, array in np.load(GOLDEN / "agent_policy.npz", allow_pickle=False).items()}
+
+
+@pytest.fixture(scope="module")
+def published_file(tmp_path_factory):
+    layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
+    path = tmp_path_factory.mktemp("published") / "model_80412672.pth"
+    torch.save({"model_state_dict": {key: golden_weight(key, shape)
+                                     for key, shape in layout.items()},
+                "optimizer_state_dict": {}}, path)
+    return path
+
+
+@torch.no_grad()
+def test_published_file_gives_the_golden_numbers_step_by_step(golden, published_file):
+    policy = load_agent(published_file).policy
+    hidden = golden["hx0"]
+    for t in range(len(golden["obs"])):
+        output = policy(golden["obs"][t].float() / 255, hidden, golden["masks"][t])
+        hidden = output.hidden_states
+        torch.testing.assert_close(output.log_probs, golden["log_probs"][t], atol=1e-4, rtol=0)
+        torch.testing.assert_close(output.values, golden["values"][t], atol=1e-4, rtol=0)
+        torch.testing.assert_close(hidden, golden["hx"][t], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_published_file_gives_the_golden_numbers_in_one_call(golden, published_file):
+    policy = load_agent(published_file).policy
+    embeddings = policy.embed(golden["obs"].flatten(0, 1).float() / 255).unflatten(0, (6, 4))
+    output = policy.sequence(embeddings, golden["hx0"], golden["masks"])
+    torch.testing.assert_close(embeddings, golden["embedding"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.log_probs, golden["log_probs"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.values, golden["values"], atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.hidden_states, golden["hx"], atol=1e-4, rtol=0)
+
+
+def test_saved_file_has_the_published_names_and_shapes(tmp_path):
+    path = tmp_path / "model_1.pth"
+    save_agent(path, tiny_policy(), {})
+    content = torch.load(path, weights_only=True)
+    layout = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
+    assert {key: list(value.shape) for key, value in content["model_state_dict"].items()} == layout
+    assert "optimizer_state_dict" in content
+
+
+@pytest.mark.parametrize("architecture", ["impala", "nature"])
+@pytest.mark.parametrize("recurrent", [True, False])
+@pytest.mark.parametrize("learned", [True, False])
+def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, tmp_path):
+    policy = build_policy(architecture, 64, recurrent, learned)
+    save_agent(tmp_path / "model_1.pth", policy, {})
+    loaded = load_agent(tmp_path / "model_1.pth").policy
+    assert (loaded.recurrent, loaded.learned_initial_state) == (recurrent, learned)
+    images = torch.rand(3, 3, 64, 64)
+    hidden = policy.initial_states(3)
+    expected = policy(images, hidden, torch.ones(3))
+    output = loaded(images, hidden, torch.ones(3))
+    assert torch.equal(output.log_probs, expected.log_probs)
+    assert torch.equal(output.values, expected.values)
+
+
+def test_wider_published_agent_loads(tmp_path):
+    from common.networks import ImpalaEmbedder
+    wide = Policy(ImpalaEmbedder(256, (32, 64, 64)), None)
+    save_agent(tmp_path / "model_1.pth", wide, {})
+    loaded = load_agent(tmp_path / "model_1.pth").policy
+    assert loaded.embedder.block3.conv.weight.shape == (64, 64, 3, 3)
+    assert not loaded.recurrent
+
+
+def test_parameter_free_modules_can_be_hooked_by_name():
+    policy = tiny_policy()
+    seen = {}
+    names = ["embedder.block1.maxpool", "embedder.block2.res1.relu1", "embedder.block2.res1.relu2",
+             "embedder.block3.res2.resadd", "embedder.relu3", "embedder.flatten",
+             "embedder.relufc"]
+    modules = dict(policy.named_modules())
+    for name in names:
+        modules[name].register_forward_hook(
+            lambda module, inputs, output, name=name: seen.setdefault(name, output))
+    output = policy(torch.rand(2, 3, 64, 64), policy.initial_states(2), torch.ones(2))
+    assert list(seen) == names
+    # The hooked activation is the one the result is computed from.
+    assert output.values.grad_fn is not None
+    torch.autograd.grad(output.values.sum(), seen["embedder.block3.res2.resadd"])
+
+
+def test_initialisation_is_the_specified_one():
+    torch.manual_seed(0)
+    policy = build_policy("impala", 64, True, True)
+    heads = policy.fc_policy.weight, policy.fc_value.weight
+    for weight, gain in zip(heads, (0.01, 1.0)):
+        expected = gain**2 * torch.eye(len(weight))
+        torch.testing.assert_close(weight @ weight.T, expected, atol=1e-6, rtol=0)
+    conv = policy.embedder.block2.conv
+    bound = (6 / (9 * (16 + 32))) ** 0.5  # Xavier-uniform
+    assert 0.95 * bound < conv.weight.abs().max() <= bound
+    assert not any(parameter.any() for name, parameter in policy.embedder.named_parameters()
+                   if name.endswith("bias"))
+    assert 0.06 < policy.init_hx.std() < 0.14
+    nature = NatureEmbedder().fc.weight  # orthogonal with the gain of relu, sqrt(2)
+    torch.testing.assert_close(nature @ nature.T, 2 * torch.eye(512), atol=1e-4, rtol=0)
+
+
+def play_rollout(config, policy, steps_before=40):
+    """A rollout in which episodes end in the middle, of a game whose episodes are short."""
+    worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, config.n_envs, 5, 2)
+    worker.play(steps_before)
+    rollout = Rollout(config.n_steps, config.n_envs, (64, 64, 3), policy.hidden_state_size,
+                      FLOAT32.device)
+    worker.play(config.n_steps, rollout)
+    assert (rollout.masks[1:] == 0).sum() >= 3
+    return rollout
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_training_pass_reproduces_the_rollout_across_episode_ends(learned):
+    policy = tiny_policy()
+    policy.learned_initial_state = learned
+    config = tiny_config()
+    rollout = play_rollout(config, policy)
+    with torch.no_grad():
+        output = evaluate_rollout(policy, rollout, torch.arange(config.n_envs), FLOAT32)
+    taken = output.log_probs.gather(-1, rollout.actions.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(taken, rollout.log_probs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(output.values, rollout.values[:-1], atol=1e-4, rtol=0)
+    # A reset one step early, as in the published code, is far outside that tolerance.
+    rollout.masks = torch.cat([rollout.masks[1:], torch.ones_like(rollout.masks[:1])])
+    with torch.no_grad():
+        early = evaluate_rollout(policy, rollout, torch.arange(config.n_envs), FLOAT32)
+    assert (early.values - rollout.values[:-1]).abs().max() > 1e-3
+
+
+def test_initial_state_gets_a_gradient_only_when_it_is_learned():
+    config = tiny_config()
+    for learned in (True, False):
+        policy = tiny_policy()
+        policy.learned_initial_state = learned
+        rollout = play_rollout(config, policy)
+        output = evaluate_rollout(policy, rollout, torch.arange(config.n_envs), FLOAT32)
+        (output.values**2).mean().backward()
+        gradient = policy.init_hx.grad
+        assert (gradient is not None and bool(gradient.any())) == learned
+
+
+def test_step_starts_from_the_given_state_and_ignores_the_others():
+    policy = tiny_policy()
+    frames = np.random.RandomState(0).randint(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    hidden = torch.randn(3, 64)
+    together = run_policy(policy, FLOAT32, frames, hidden)
+    alone = run_policy(policy, FLOAT32, frames[1:2], hidden[1:2])
+    torch.testing.assert_close(together.log_probs[1:2], alone.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(together.hidden_states[1:2], alone.hidden_states, atol=1e-5, rtol=0)
+
+
+def test_actions_are_drawn_with_their_probabilities():
+    probabilities = torch.tensor([[0.1, 0.0, 0.6, 0.3]])
+    draws = (torch.arange(10_000) + 0.5) / 10_000
+    actions = draw_actions(probabilities.log().expand(10_000, 4), draws)
+    shares = torch.bincount(actions, minlength=4) / 10_000
+    torch.testing.assert_close(shares, probabilities[0], atol=1e-3, rtol=0)
+    assert actions.diff().min() >= 0

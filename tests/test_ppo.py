@@ -1,0 +1,117 @@
+"""The update: advantages, losses, accumulation, learning."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, tiny_config, tiny_policy
+
+from agents.ppo import Rollout, advantages, minibatches, ppo_losses, update
+from agents.training import Worker
+from common.env import EnvConfig, EpisodeStatistics, RewardNormalizer
+from common.networks import PolicyOutput
+
+
+def test_advantages_equal_the_direct_sum():
+    rng = np.random.RandomState(0)
+    n_steps, gamma, lmbda = 9, 0.97, 0.8
+    rewards, values = rng.randn(n_steps, 2), rng.randn(n_steps + 1, 2)
+    ended = np.zeros((n_steps, 2))
+    ended[3, 0] = ended[8, 1] = 1
+    expected = np.zeros((n_steps, 2))
+    for n in range(2):
+        for t in range(n_steps):
+            weight = 1.0
+            for k in range(t, n_steps):  # sum of (gamma lambda)^(k - t) delta_k, to the end
+                follow = 0.0 if ended[k, n] else values[k + 1, n]
+                expected[t, n] += weight * (rewards[k, n] + gamma * follow - values[k, n])
+                weight *= gamma * lmbda
+                if ended[k, n]:
+                    break
+    tensors = (torch.from_numpy(x) for x in (rewards, values, ended))
+    np.testing.assert_allclose(advantages(*tensors, gamma, lmbda).numpy(), expected, atol=1e-12)
+
+
+def test_without_gae_the_advantage_is_the_discounted_return_minus_the_value():
+    rewards = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
+    values = torch.tensor([[0.5], [0.25], [0.125], [8.0]], dtype=torch.float64)
+    result = advantages(rewards, values, torch.zeros(3, 1), 0.5, 0.3, use_gae=False)
+    expected = [1 + 1 + 1 + 1 - 0.5, 2 + 2 + 2 - 0.25, 4 + 4 - 0.125]
+    assert result.squeeze(1).tolist() == pytest.approx(expected)
+
+
+def test_losses_are_the_clipped_ones():
+    logits = torch.log(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+    output = PolicyOutput(logits, values=torch.tensor([1.0, 0.0]), hidden_states=torch.empty(0))
+    losses = ppo_losses(
+        output, actions=torch.tensor([0, 0]), old_log_probs=torch.log(torch.tensor([0.25, 0.9])),
+        old_values=torch.tensor([0.0, 0.0]), advantage=torch.tensor([1.0, -3.0]),
+        returns=torch.tensor([2.0, 1.0]), eps_clip=0.2)
+    # The first ratio is 2, clipped to 1.2; the second is 1.
+    assert losses.policy.item() == pytest.approx(-(1.2 * 1 + 1 * -3) / 2)
+    # The first value is clipped to 0.2, whose error is the larger one.
+    assert losses.value.item() == pytest.approx(0.5 * (1.8**2 + 1) / 2)
+    entropy = (np.log(2) - (0.9 * np.log(0.9) + 0.1 * np.log(0.1))) / 2
+    assert losses.entropy.item() == pytest.approx(entropy)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_every_index_is_used_once_an_epoch_within_the_memory_limit(recurrent):
+    config = tiny_config(recurrent=recurrent, mini_batch_size=64)
+    steps = list(minibatches(config, torch.Generator().manual_seed(0)))
+    assert len(steps) == config.mini_batch_per_epoch
+    units = 8 if recurrent else 8 * 64
+    parts = [part for step in steps for part in step]
+    assert sorted(torch.cat(parts).tolist()) == list(range(units))
+    frames = 64 if recurrent else 1
+    assert max(len(part) * frames for part in parts) == 64
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_accumulation_does_not_change_the_update(recurrent):
+    """Plain gradient descent, because Adam would hide a wrong scale of the gradient."""
+    results = []
+    for mini_batch_size in (4096, 64):
+        config = tiny_config(recurrent=recurrent, mini_batch_size=mini_batch_size,
+                             mini_batch_per_epoch=2)
+        policy = tiny_policy(recurrent=recurrent)
+        worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
+        rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
+        worker.play(64, rollout, normalize=True)
+        before = torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
+        optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+        summary = update(policy, optimizer, rollout, config, FLOAT32,
+                         torch.Generator().manual_seed(0))
+        after = torch.cat([p.detach().flatten() for p in policy.parameters()])
+        results.append((after - before, summary))
+    (whole, whole_summary), (parts, parts_summary) = results
+    assert whole.norm() > 1e-3
+    assert (whole - parts).norm() < 1e-3 * whole.norm()
+    assert parts_summary.value_loss == pytest.approx(whole_summary.value_loss, rel=1e-4)
+    assert parts_summary.grad_norm == pytest.approx(whole_summary.grad_norm, rel=1e-3)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+    rng = np.random.RandomState(0)
+    normalizer = RewardNormalizer(4)
+    returns, seen = np.zeros(4), []
+    for _ in range(300):
+        rewards = rng.randn(4).astype(np.float32) * 3
+        first = rng.rand(4) < 0.1
+        result = normalizer(rewards, first)
+        returns = returns * 0.99 + rewards
+        seen.append(returns.copy())
+        returns[first] = 0
+    np.testing.assert_allclose(result, np.clip(rewards / np.std(seen), -10, 10), rtol=1e-3)
+    assert normalizer(np.full(4, 1e9, np.float32), first).max() <= 10
+
+
+def test_episode_statistics_count_whole_episodes():
+    statistics = EpisodeStatistics(2)
+    for rewards, first in (([1, 5], [0, 0]), ([2, 5], [1, 0]), ([7, 5], [0, 1]), ([1, 0], [1, 0])):
+        statistics.update(np.array(rewards, np.float32), np.array(first, bool))
+    assert statistics.num_episodes == 3
+    assert statistics.recent_returns.tolist() == [3, 15, 8]
+    assert statistics.recent_lengths.tolist() == [2, 3, 2]
+    for _ in range(100):
+        statistics.update(np.ones(2, np.float32), np.ones(2, bool))
+    assert len(statistics.recent_returns) == 40

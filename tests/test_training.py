@@ -1,0 +1,211 @@
+"""Whole runs of train.py: what they write, and that stopping and resuming changes nothing."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from conftest import FLOAT32, ROOT, tiny_config
+from PIL import Image
+
+import plot_training_csv
+import train
+from agents.episodes import play_episodes
+from agents.evaluation import evaluate
+from agents.training import NonFiniteLoss, TrainingRun, TrainSettings
+from common.agent_file import agent_files, load_agent
+from common.env import EnvConfig
+
+STEPS_AN_UPDATE = 8 * 64
+
+
+def arguments(logdir, updates, *more):
+    return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
+            "--num_timesteps", str(updates * STEPS_AN_UPDATE), "--num_checkpoints", "8",
+            "--val_interval", "3", "--precision", "float32", "--device", "cpu",
+            "--logdir", str(logdir), *more]
+
+
+def run_folder(logdir):
+    (folder,) = (logdir / "procgen" / "fruitbot" / "t").iterdir()
+    return folder
+
+
+def wait_for(condition, process, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def start(*argv):
+    return subprocess.Popen([sys.executable, "train.py", *argv], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def log_of(folder):
+    return pd.read_csv(folder / "log.csv").drop(columns="wall_time")
+
+
+def weights_of(folder):
+    return torch.load(agent_files(folder)[-1], weights_only=True)
+
+
+def assert_same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    logdir = tmp_path_factory.mktemp("undisturbed")
+    assert train.main(arguments(logdir, 8)) == 0
+    return run_folder(logdir)
+
+
+def test_run_writes_what_the_format_says(undisturbed):
+    log = pd.read_csv(undisturbed / "log.csv")
+    assert ",".join(log.columns) == (
+        "timesteps,wall_time,num_episodes,num_episodes_val,max_episode_rewards,"
+        "mean_episode_rewards,min_episode_rewards,max_episode_len,mean_episode_len,"
+        "min_episode_len,mean_episode_value,mean_policy_loss,mean_value_loss,mean_entropy_loss,"
+        "val_max_episode_rewards,val_mean_episode_rewards,val_min_episode_rewards,"
+        "val_max_episode_len,val_mean_episode_len,val_min_episode_len")
+    assert log["timesteps"].tolist() == [STEPS_AN_UPDATE * k for k in range(1, 9)]
+    last = log.iloc[-1]
+    for prefix in ("", "val_"):
+        for name in ("episode_rewards", "episode_len"):
+            low, mean, high = (last[f"{prefix}{kind}_{name}"] for kind in ("min", "mean", "max"))
+            assert low < mean < high  # the published validation figures were all the maximum
+    validations = log["num_episodes_val"].diff().fillna(1) > 0
+    assert validations.tolist() == [True, False, False, True, False, False, True, False]
+    assert [path.name for path in agent_files(undisturbed)] == [
+        f"model_{STEPS_AN_UPDATE * k}.pth" for k in range(1, 9)]
+    settings = yaml.safe_load((undisturbed / "hyperparameters.yml").read_text())
+    assert settings["seed"] == 4
+    assert settings["agent"]["n_envs"] == 8
+    assert list(undisturbed.glob("events.out.tfevents.*"))
+
+
+def test_learning_rate_falls_linearly(undisturbed):
+    rates = [torch.load(path, weights_only=True)["optimizer_state_dict"]["param_groups"][0]["lr"]
+             for path in agent_files(undisturbed)]
+    assert rates == pytest.approx([0.0005 * (1 - k / 8) for k in range(8)])
+
+
+def test_killed_run_resumes_to_the_same_log_and_weights(undisturbed, tmp_path):
+    process = start(*arguments(tmp_path, 8))
+    log_path = tmp_path / "procgen" / "fruitbot" / "t"
+    wait_for(lambda: any(len(path.read_text().splitlines()) > 3
+                         for path in log_path.glob("*/log.csv")), process)
+    process.kill()
+    process.wait()
+    folder = run_folder(tmp_path)
+    assert len(log_of(folder)) < 8
+    # A row that was written but not saved, and one cut short, must not stay.
+    with open(folder / "log.csv", "a") as file:
+        file.write("999999,1,2,3\n51")
+    assert train.main(["--resume", str(folder)]) == 0
+    pd.testing.assert_frame_equal(log_of(folder), log_of(undisturbed), check_exact=True)
+    assert_same(weights_of(folder), weights_of(undisturbed))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_saves_and_stops(number, undisturbed, tmp_path):
+    process = start(*arguments(tmp_path, 8, "--num_checkpoints", "1"))
+    log_path = tmp_path / "procgen" / "fruitbot" / "t"
+    wait_for(lambda: any(len(path.read_text().splitlines()) > 1
+                         for path in log_path.glob("*/log.csv")), process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "--resume" in output
+    assert "Traceback" not in errors
+    folder = run_folder(tmp_path)
+    assert len(agent_files(folder)) == 1
+    assert train.main(["--resume", str(folder)]) == 0
+    pd.testing.assert_frame_equal(log_of(folder), log_of(undisturbed), check_exact=True)
+    assert_same(weights_of(folder), weights_of(undisturbed))
+
+
+def test_seed_decides_the_run(undisturbed, tmp_path):
+    assert train.main([*arguments(tmp_path, 1), "--seed", "5"]) == 0
+    assert not log_of(run_folder(tmp_path)).iloc[0].equals(log_of(undisturbed).iloc[0])
+
+
+def test_training_goes_on_from_an_agent_file(undisturbed, tmp_path):
+    source = agent_files(undisturbed)[-1]
+    argv = arguments(tmp_path, 1, "--model_file", str(source))
+    settings = train.parser().parse_args(argv)
+    assert settings.model_file == str(source)
+    run = TrainingRun(tmp_path / "run", _settings(model_file=str(source)), FLOAT32)
+    assert_same(dict(run.policy.state_dict()), dict(load_agent(source).policy.state_dict()))
+
+
+def test_feed_forward_and_nature_agents_train(tmp_path):
+    for name, changes in (("ff", {"recurrent": False}), ("nature", {"architecture": "nature"})):
+        settings = _settings(num_timesteps=STEPS_AN_UPDATE, **changes)
+        run = TrainingRun(tmp_path / name, settings, FLOAT32)
+        before = {k: v.clone() for k, v in run.policy.state_dict().items()}
+        assert run.train() == 0
+        after = run.policy.state_dict()
+        assert all(not torch.equal(before[key], after[key]) for key in before)
+
+
+def _settings(num_timesteps=4 * STEPS_AN_UPDATE, model_file="", **changes):
+    return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), tiny_config(**changes), 0,
+                         num_timesteps, 1, 3, model_file, "float32", 2)
+
+
+def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    saved = run.save().read_bytes()
+    resume = (tmp_path / "resume.pth").read_bytes()
+    with torch.no_grad():
+        run.policy.fc_value.bias.fill_(float("nan"))
+    with pytest.raises(NonFiniteLoss, match="became nan after 0 time steps"):
+        run.train()
+    assert [path.read_bytes() for path in agent_files(tmp_path)] == [saved]
+    assert (tmp_path / "resume.pth").read_bytes() == resume
+
+
+def test_plots_are_drawn_from_the_log(undisturbed, capsys):
+    assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
+    printed = capsys.readouterr().out
+    for name in ("plot.png", "plot_for_fig.png"):
+        assert np.asarray(Image.open(undisturbed / name)).std() > 10
+        assert str(undisturbed / name) in printed
+
+
+def test_ppo_learns(tmp_path):
+    """After half a minute on one level the return is far above that of the untrained agent."""
+    env = EnvConfig("starpilot", "easy", start_level=0, num_levels=1)
+    config = tiny_config(architecture="nature", n_envs=32, epoch=3)
+    settings = TrainSettings("t", "tiny", env, config, 0, 24 * 32 * 64, 1, 1000, "", "float32", 2)
+    run = TrainingRun(tmp_path, settings, FLOAT32)
+
+    def play():
+        levels = [(number, 0) for number in range(60)]
+        return evaluate(play_episodes(run.policy, FLOAT32, env, levels, 1, 60, keep_frames=False))
+
+    untrained = play()
+    run.train()
+    trained = play()
+    assert trained.return_interval[0] > untrained.return_interval[1] + 1

@@ -1,0 +1,147 @@
+"""render.py, evaluate.py and what they are made of."""
+
+import json
+
+import av
+import numpy as np
+import pytest
+from conftest import FLOAT32, tiny_policy
+
+import evaluate
+import render
+from agents.episodes import play_episodes
+from agents.evaluation import wilson_interval
+from common.env import EnvConfig, ProcgenVectorEnv
+from common.video import enlarge, mark_action
+
+
+def frames_of(path):
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
+    argv = ["--model_file", str(agent_path), "--vid_dir", str(tmp_path), "--num_eps", "2",
+            "--env_name", "fruitbot", "--tps", "20", "--seed", "1"]
+    assert render.main(argv) == 0
+    printed = capsys.readouterr().out
+    config = EnvConfig("fruitbot", "easy")
+    levels = list(enumerate(config.draw_levels(2, 1)))
+    for episode in play_episodes(tiny_policy(), FLOAT32, config, levels, 1, 1):
+        line = printed.splitlines()[episode.number]
+        assert line.startswith(f"episode {episode.number}: level {episode.level_seed}, return")
+        videos = [frames_of(tmp_path / f"episode_{episode.number:05d}_{view}.mp4")
+                  for view in ("person", "agent")]
+        assert videos[0].shape == videos[1].shape
+        assert videos[0].shape[1:] == (512, 512, 3)
+        # The agent's view is its frame, enlarged; the action's mark is in the lower left corner.
+        error = np.abs(videos[1][0].astype(int) - enlarge(episode.frames[0], 8))
+        assert error[:400].mean() < 6
+        assert error[-90:, :90].mean() > 20
+        # The person's view is the same scene, drawn finer.
+        small = videos[0][0].reshape(64, 8, 64, 8, 3).mean((1, 3))
+        assert np.abs(small - episode.frames[0])[:50].mean() < 20
+    with av.open(str(tmp_path / "episode_00000_agent.mp4")) as container:
+        assert container.streams.video[0].average_rate == 20
+
+
+@pytest.mark.parametrize(("action", "right", "up"), [(7, 1, 0), (1, -1, 0), (5, 0, 1), (3, 0, -1),
+                                                     (8, 1, 1), (0, -1, -1)])
+def test_arrow_points_where_the_action_goes(action, right, up):
+    """The mark lies along the direction, and its wide end, the head, is on that side."""
+    marked = mark_action(np.zeros((320, 320, 3), np.uint8), action)[-64:, :64].astype(int)
+    red = (marked[..., 0] > 150) & (marked[..., 1] < 100)
+    y, x = np.nonzero(red)
+    direction = np.array([right, up]) / np.hypot(right, up)
+    along = (x - 31.5) * direction[0] + (31.5 - y) * direction[1]
+    across = np.abs((x - 31.5) * direction[1] - (31.5 - y) * direction[0])
+    assert across[along > 4].max() > 1.5 * across[along < -4].max()
+    assert along.max() > 20 and along.min() < -19
+
+
+def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, capsys):
+    argv = ["--model_file", str(agent_path), "--env_name", "leaper", "--num_episodes", "12",
+            "--num_levels", "50", "--output", str(tmp_path / "result.json"), "--seed", "2"]
+    assert evaluate.main(argv) == 0
+    assert "95 % interval" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["env"]["start_level"] == 50
+    assert result["num_episodes"] == 12
+    low, high = result["success_interval"]
+    assert 0 <= low <= result["success_rate"] <= high <= 1
+
+
+def test_success_is_what_the_game_calls_a_solved_level():
+    """In easy mazes an untrained agent finds the cheese now and then; its reward says when."""
+    config = EnvConfig("maze", "easy")
+    levels = list(enumerate(config.draw_levels(30, 0)))
+    episodes = list(play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 30,
+                                  keep_frames=False))
+    solved = [episode.level_complete for episode in episodes]
+    assert solved == [episode.total_reward == 10 for episode in episodes]
+    assert 0 < sum(solved) < 30
+    assert sorted(episode.number for episode in episodes) == list(range(30))
+
+
+def test_episode_depends_on_its_number_and_level_alone():
+    config = EnvConfig("fruitbot", "easy")
+    levels = list(enumerate(config.draw_levels(6, 0)))
+    together = {e.number: e for e in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 6)}
+    (alone,) = play_episodes(tiny_policy(), FLOAT32, config, levels[4:5], 0, 1)
+    assert np.array_equal(alone.actions, together[4].actions)
+    assert np.array_equal(alone.frames, together[4].frames)
+    (other,) = play_episodes(tiny_policy(), FLOAT32, config, levels[4:5], 1, 1)
+    assert not np.array_equal(other.actions[:10], alone.actions[:10])
+
+
+def test_greedy_takes_the_most_likely_action():
+    config = EnvConfig("fruitbot", "easy")
+    (episode,) = play_episodes(tiny_policy(), FLOAT32, config, [(0, 3)], 0, 1, greedy=True)
+    assert np.array_equal(episode.actions, episode.log_probs.argmax(axis=1))
+
+
+def test_wilson_interval_is_the_tabulated_one():
+    assert wilson_interval(8, 10) == pytest.approx((0.490, 0.943), abs=1e-3)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.161), abs=1e-3)
+
+
+def test_drawn_levels_lie_in_the_range_and_are_distinct():
+    config = EnvConfig("coinrun", "easy", start_level=10, num_levels=20)
+    drawn = config.draw_levels(20, 0)
+    assert sorted(drawn) == list(range(10, 30))
+    assert config.draw_levels(25, 0)[:20] == drawn
+    unseen = config.unseen_levels().draw_levels(1000, 0)
+    assert min(unseen) >= 30 and len(set(unseen)) == 1000
+    everything = EnvConfig("coinrun", "easy")
+    assert everything.unseen_levels() == everything
+
+
+def test_backgrounds_are_off_unless_asked_for():
+    frames = [ProcgenVectorEnv(EnvConfig("coinrun", "easy", 3, 1, backgrounds), 1, 0)
+              .observe().frames for backgrounds in (False, True)]
+    black = [(frame == 0).all(axis=-1).mean() for frame in frames]
+    assert black[0] > 0.2 > 0.05 > black[1]
+
+
+@pytest.mark.parametrize("game", ["bigfish", "bossfight", "caveflyer", "chaser", "climber",
+                                  "coinrun", "dodgeball", "fruitbot", "heist", "jumper", "leaper",
+                                  "maze", "miner", "ninja", "plunder", "starpilot"])
+def test_every_game_runs_and_returns_to_a_saved_state(game):
+    env = ProcgenVectorEnv(EnvConfig(game, "hard"), 2, seed=1)
+    actions = np.random.RandomState(0).randint(0, 15, (40, 2)).astype(np.int32)
+
+    def play(rows):
+        seen = []
+        for row in rows:
+            env.act(row)
+            seen.append(env.observe())
+        return seen
+
+    play(actions[:20])
+    states = env.get_state()
+    expected = play(actions[20:])
+    env.set_state(states)
+    for observation, other in zip(play(actions[20:]), expected):
+        assert np.array_equal(observation.frames, other.frames)
+        assert np.array_equal(observation.rewards, other.rewards)
+        assert np.array_equal(observation.first, other.first)
