@@ -33,7 +33,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 
 benchmark: .venv/installed
-	$(BIN)/python benchmarks/agent.py
+	$(BIN)/python -m benchmarks.agent
 
 clean:
 	rm -rf .venv $(DEMO)

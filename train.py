@@ -11,7 +11,7 @@ from agents.training import RESUME_NAME, TrainingRun, TrainSettings, load_settin
 from common.agent_file import agent_files
 from common.cli import Parser, add_compute_flags, add_env_flags, env_config, set_up_logging
 from common.config import load_agent_config
-from common.devices import resolve_compute
+from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.
@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
         folder = (args.logdir / "procgen" / args.env_name / args.exp_name / f"seed_{seed}_{now}")
 
+    keep_freed_memory()
     run = TrainingRun(folder, settings, compute)
     print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
     status = run.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 
 import torch
@@ -41,6 +42,20 @@ def has_fast_bfloat16(device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     features = torch.cpu.get_capabilities()
     return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
+
+
+def keep_freed_memory() -> None:
+    """Tell the C library to keep memory it has been given back, instead of returning it.
+
+    A training step frees and takes the same gigabyte again and again; fetching it anew from the
+    operating system, page by page, costs about a tenth of the step. Does nothing where the C
+    library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = "auto") -> Compute:

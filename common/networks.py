@@ -42,13 +42,33 @@ class ResidualUnit(nn.Module):
         return self.resadd(out, x)
 
 
+class HalvingMaxPool(nn.MaxPool2d):
+    """Max-pool 3x3, stride 2, padding 1, for even sizes.
+
+    Without gradients it takes the maximum over rows and then over columns, which gives the same
+    numbers in about half the time; torch's kernel also notes where each maximum came from.
+    """
+
+    def __init__(self):
+        super().__init__(kernel_size=3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
+        torch.maximum(rows[:, :, 1:], x[:, :, 1:-1:2], out=rows[:, :, 1:])
+        pooled = torch.maximum(rows[..., 0::2], rows[..., 1::2])
+        torch.maximum(pooled[..., 1:], rows[..., 1:-1:2], out=pooled[..., 1:])
+        return pooled
+
+
 class ImpalaBlock(nn.Module):
     """conv 3x3, max-pool that halves the size, two residual units."""
 
     def __init__(self, in_channels: int, out_channels: int):
         super().__init__()
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
-        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        self.maxpool = HalvingMaxPool()
         self.res1 = ResidualUnit(out_channels)
         self.res2 = ResidualUnit(out_channels)
 

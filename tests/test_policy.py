@@ -12,7 +12,7 @@ from agents.ppo import Rollout, evaluate_rollout
 from agents.training import Worker
 from common.agent_file import load_agent, save_agent
 from common.env import EnvConfig
-from common.networks import NatureEmbedder, Policy, build_policy
+from common.networks import HalvingMaxPool, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,6 @@ def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, t
 
 
 def test_wider_published_agent_loads(tmp_path):
-    from common.networks import ImpalaEmbedder
     wide = Policy(ImpalaEmbedder(256, (32, 64, 64)), None)
     save_agent(tmp_path / "model_1.pth", wide, {})
     loaded = load_agent(tmp_path / "model_1.pth").policy
@@ -180,3 +179,15 @@ def test_actions_are_drawn_with_their_probabilities():
     shares = torch.bincount(actions, minlength=4) / 10_000
     torch.testing.assert_close(shares, probabilities[0], atol=1e-3, rtol=0)
     assert actions.diff().min() >= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_pooling_without_gradients_gives_the_same_numbers(dtype, layout):
+    x = torch.randn(3, 5, 16, 32).to(dtype).contiguous(memory_format=layout)
+    x[0, 0, :3, :3] = -1e9  # padding must lose against anything
+    pool = HalvingMaxPool()
+    with_gradients = pool(x)
+    with torch.no_grad():
+        assert torch.equal(pool(x), with_gradients)
+    assert torch.equal(with_gradients, torch.nn.functional.max_pool2d(x, 3, 2, 1))

@@ -1,0 +1,201 @@
+"""How fast training and recording are, against a plain variant of the same mathematics.
+
+The plain variant computes in float32 on contiguous tensors and takes the training pass one time
+step after the other, as a direct transcription of the algorithm would. Everything is measured in
+one process, in turns, because machines differ and drift.
+
+    python -m benchmarks.agent            everything, about five minutes on two cores
+    python -m benchmarks.agent wrappers   one part: wrappers, training, recording or memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from unittest import mock
+
+import numpy as np
+import torch
+
+import agents.acting
+import agents.ppo
+import record
+from agents.ppo import Rollout, update
+from agents.training import Worker
+from common.agent_file import save_agent
+from common.config import load_agent_config
+from common.devices import Compute, keep_freed_memory, resolve_compute
+from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
+from common.networks import Policy, PolicyOutput, build_policy, to_images
+
+ENV = EnvConfig("coinrun", "easy")
+CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 envs x 256 steps
+VAL_INTERVAL = 10
+
+
+def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
+                 compute: Compute) -> PolicyOutput:
+    """The plain training pass: one call of the policy a time step."""
+    hidden, outputs = rollout.hidden[envs], []
+    for frames, masks in zip(rollout.frames[:, envs], rollout.masks[:, envs]):
+        output = policy(to_images(frames, compute.channels_last), hidden, masks)
+        hidden = output.hidden_states
+        outputs.append(output)
+    return PolicyOutput(*(torch.stack([getattr(output, field.name) for output in outputs])
+                          for field in dataclasses.fields(PolicyOutput)))
+
+
+class Contestant:
+    """One variant of training, measured part by part."""
+
+    def __init__(self, name: str, compute: Compute):
+        torch.manual_seed(0)
+        self.name, self.compute = name, compute
+        self.policy = build_policy("impala", 64, True, True)
+        layout = torch.channels_last if compute.channels_last else torch.contiguous_format
+        self.policy.to(memory_format=layout)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=1e-5)
+        self.worker = Worker(ENV, self.policy, compute, CONFIG.n_envs, 0, 2)
+        self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, compute.device)
+        self.seconds: dict[str, list[float]] = {"rollout": [], "update": []}
+
+    def one_update(self) -> None:
+        start = time.perf_counter()
+        self.worker.play(CONFIG.n_steps, self.rollout, normalize=True)
+        middle = time.perf_counter()
+        update(self.policy, self.optimizer, self.rollout, CONFIG, self.compute,
+               torch.Generator().manual_seed(0))
+        self.seconds["rollout"].append(middle - start)
+        self.seconds["update"].append(time.perf_counter() - middle)
+
+    def steps_per_second(self) -> float:
+        """End to end; a validation rollout costs what a training rollout does."""
+        rollout, gradient = (median(self.seconds[part]) for part in ("rollout", "update"))
+        return CONFIG.n_envs * CONFIG.n_steps / (rollout * (1 + 1 / VAL_INTERVAL) + gradient)
+
+
+def measure_training() -> None:
+    keep_freed_memory()  # speeds both up
+    plain = Contestant("plain", Compute(torch.device("cpu"), False, channels_last=False))
+    ours = Contestant("ours", resolve_compute("cpu"))
+    for _ in range(2):
+        ours.one_update()
+        with mock.patch.object(agents.ppo, "evaluate_rollout", step_by_step):
+            plain.one_update()
+    for each in (plain, ours):
+        parts = ", ".join(f"{name} {median(times):.1f} s" for name, times in each.seconds.items())
+        print(f"training, {each.name} ({each.compute.precision}): "
+              f"{each.steps_per_second():.0f} steps/s; {parts} for "
+              f"{CONFIG.n_envs * CONFIG.n_steps} steps")
+    print(f"training, ratio: {ours.steps_per_second() / plain.steps_per_second():.2f}")
+
+    frames = ours.rollout.frames.flatten(0, 1)[:2048]
+    hidden = ours.policy.initial_states(64)
+    for each in (plain, ours):
+        forward = _best(lambda each=each: [agents.acting.run_policy(
+            each.policy, each.compute, part, hidden) for part in frames[:512].split(64)])
+        print(f"  a frame, {each.name}: forward {1e6 * forward / 512:.0f} us", end="")
+        both = _best(lambda each=each: agents.ppo.embed_frames(
+            each.policy, frames[:512], each.compute).sum().backward())
+        print(f", forward and backward {1e6 * both / 512:.0f} us")
+    env_seconds = CONFIG.n_envs * CONFIG.n_steps / raw_steps_per_second()
+    total = CONFIG.n_envs * CONFIG.n_steps / ours.steps_per_second()
+    print(f"  stepping the environments is {100 * env_seconds / total:.1f} % of the time, the "
+          f"gradient {100 * median(ours.seconds['update']) / total:.0f} %: convolutions bound it")
+
+
+def _best(function, repeats: int = 3) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
+    from procgen import ProcgenGym3Env
+    env = ProcgenGym3Env(num=num_envs, env_name="coinrun", distribution_mode="easy",
+                         use_backgrounds=False, num_threads=2, rand_seed=0)
+    actions = np.random.RandomState(0).randint(0, 15, (steps, num_envs)).astype(np.int32)
+    start = time.perf_counter()
+    for row in actions:
+        env.act(row)
+        env.observe()
+    return steps * num_envs / (time.perf_counter() - start)
+
+
+def wrapped_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
+    env = ProcgenVectorEnv(ENV, num_envs, 0, 2)
+    normalizer, statistics = RewardNormalizer(num_envs), EpisodeStatistics(num_envs)
+    actions = np.random.RandomState(0).randint(0, 15, (steps, num_envs)).astype(np.int32)
+    start = time.perf_counter()
+    for row in actions:
+        env.act(row)
+        observation = env.observe()
+        statistics.update(observation.rewards, observation.first)
+        normalizer(observation.rewards, observation.first)
+    return steps * num_envs / (time.perf_counter() - start)
+
+
+def measure_wrappers() -> None:
+    pairs = [(raw_steps_per_second(), wrapped_steps_per_second()) for _ in range(7)]
+    raw, wrapped = (median(column) for column in zip(*pairs))
+    extra = median(raw / wrapped for raw, wrapped in pairs) - 1
+    print(f"environments: raw {raw:.0f} steps/s, with statistics and normalised rewards "
+          f"{wrapped:.0f} steps/s ({100 * extra:.1f} % more time)")
+
+
+def measure_recording() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder) / "model_0.pth"
+        torch.manual_seed(0)
+        save_agent(agent, build_policy("impala", 64, True, True), {})
+        for name, more in (("without videos", ["--no_videos"]), ("with videos", [])):
+            print(f"recording {name}: ", end="", flush=True)
+            record.main(["--model_file", str(agent), "--logdir", f"{folder}/{name}",
+                         "--num_episodes", "100", "--log_level", "error", *more])
+
+
+def measure_memory() -> None:
+    """Peak memory of one update at the size of `hard-rec`, in a process of its own."""
+    code = "from benchmarks.agent import one_large_update; one_large_update()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+
+
+def one_large_update() -> None:
+    keep_freed_memory()
+    config = dataclasses.replace(load_agent_config("hard-rec"), epoch=1)
+    compute = resolve_compute("cpu")
+    policy = build_policy("impala", 64, True, True).to(memory_format=torch.channels_last)
+    worker = Worker(EnvConfig("coinrun", "hard"), policy, compute, config.n_envs, 0, 2)
+    rollout = Rollout(config.n_steps, config.n_envs, (64, 64, 3), 64, compute.device)
+    worker.play(config.n_steps, rollout, normalize=True)
+    update(policy, torch.optim.Adam(policy.parameters()), rollout, config, compute,
+           torch.Generator().manual_seed(0))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"memory: {peak:.2f} GiB at its peak with {config.n_envs} x {config.n_steps}")
+
+
+def main() -> None:
+    parts = {"wrappers": measure_wrappers, "training": measure_training,
+             "recording": measure_recording, "memory": measure_memory}
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
+    chosen = parser.parse_args().part
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
+    for name, measure in parts.items():
+        if chosen in (None, name):
+            measure()
+
+
+if __name__ == "__main__":
+    main()
