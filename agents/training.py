@@ -109,7 +109,7 @@ class Worker:
         self.policy = policy
         self.compute = compute
         self.env = ProcgenVectorEnv(env_config, num_envs, seed, num_threads)
-        self.generator = torch.Generator(compute.device).manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
         self.hidden = policy.initial_states(num_envs)  # (N, D)
         self.statistics = EpisodeStatistics(num_envs)
         self.normalizer = RewardNormalizer(num_envs)
@@ -122,7 +122,7 @@ class Worker:
         for t in range(n_steps):
             frames, first, output = self._run()
             self.hidden = output.hidden_states
-            draws = torch.rand(len(first), generator=self.generator, device=self.compute.device)
+            draws = torch.rand(len(first), generator=self.generator).to(self.compute.device)
             actions = draw_actions(output.log_probs, draws)
             self.env.act(actions.to("cpu", torch.int32).numpy())
             if rollout is not None:  # stored while the environments step

@@ -1,8 +1,15 @@
 """Whole runs of train.py: what they write, and that stopping and resuming changes nothing."""
 
+import contextlib
+import fcntl
+import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 
 import numpy as np
@@ -143,6 +150,23 @@ def test_signal_saves_and_stops(number, undisturbed, tmp_path):
     assert train.main(["--resume", str(folder)]) == 0
     pd.testing.assert_frame_equal(log_of(folder), log_of(undisturbed), check_exact=True)
     assert_same(weights_of(folder), weights_of(undisturbed))
+
+
+def test_terminal_shows_a_bar_with_rate_and_remaining_time(tmp_path):
+    """Elsewhere, as the other tests see, there are plain lines."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    process = subprocess.Popen([sys.executable, "train.py", *arguments(tmp_path, 8)], cwd=ROOT,
+                               stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # what reading raises when the other end has closed
+        while part := os.read(controller, 4096):
+            shown += part
+    os.close(controller)
+    assert process.wait() == 0
+    last = shown.decode().split("\r")[-2]
+    assert re.search(r"100%.*4.10k/4.10k \[.*<.*step/s, return -?\d+\.\d+, unseen levels", last)
 
 
 def test_seed_decides_the_run(undisturbed, tmp_path):
