@@ -6,15 +6,23 @@ import dataclasses
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, set_up_logging
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_env_flags,
+    add_published_flags,
+    count,
+    env_config,
+    seed,
+    set_up_logging,
+)
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import save_json
+from common.files import save_json, sha256, versions
+from common.progress import with_progress
 
 
 def parser() -> Parser:
@@ -29,9 +37,10 @@ def parser() -> Parser:
     flags.add_argument("--greedy", action="store_true",
                        help="take the most likely action instead of drawing one")
     flags.add_argument("--num_envs", type=count, default=64, help="episodes played at a time")
-    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     flags.add_argument("--output", type=Path, help="write the result as JSON here, too")
     add_compute_flags(flags)
+    add_published_flags(flags, ("num_threads",))
     return flags
 
 
@@ -41,18 +50,19 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
-    policy = load_agent(args.model_file, compute.device).policy
+    policy = load_agent(args.model_file, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
     started = time.monotonic()
     episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
                              args.greedy, keep_frames=False)
-    result = evaluate(tqdm(episodes, total=len(levels), unit="episode", disable=None))
+    result = evaluate(with_progress(episodes, len(levels), "episode"))
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
     if args.output:
-        save_json(args.output, {"agent_file": args.model_file.name, "env": vars(config),
-                                "seed": args.seed, "greedy": args.greedy,
-                                "precision": compute.precision, **dataclasses.asdict(result)})
+        save_json(args.output, {
+            "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
+            "env": vars(config), "seed": args.seed, "greedy": args.greedy,
+            "precision": compute.precision, **dataclasses.asdict(result), "versions": versions()})
         print(f"wrote {args.output}")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from tqdm import tqdm
 
 from agents.action_noise import load_action_noise
 from agents.episodes import Episode, play_episodes
@@ -22,12 +20,14 @@ from common.cli import (
     add_published_flags,
     count,
     env_config,
+    seed,
     set_up_logging,
 )
 from common.config import load_agent_config
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import versions
+from common.files import sha256, versions
+from common.progress import with_progress
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 
@@ -45,7 +45,7 @@ def parser() -> Parser:
     flags.add_argument("--param_name", default="hard-rec-record",
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
-    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     flags.add_argument("--action_noise", action=argparse.BooleanOptionalAction,
                        default=load_action_noise().enabled,
                        help="flatten the policy as hyperparams/action_noise.yml says")
@@ -53,7 +53,7 @@ def parser() -> Parser:
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
     add_compute_flags(flags)
-    add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints"))
+    add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints", "num_threads"))
     return flags
 
 
@@ -82,11 +82,11 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
     num_slots = load_agent_config(args.param_name).n_envs
-    policy = load_agent(args.model_file, compute.device).policy
+    policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise() if args.action_noise else None
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
-        "agent_sha256": hashlib.sha256(args.model_file.read_bytes()).hexdigest(),
+        "agent_sha256": sha256(args.model_file),
         "env": vars(config), "seed": args.seed, "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
@@ -100,18 +100,20 @@ def main(argv: list[str] | None = None) -> None:
     if already:
         print(f"{already} of {args.num_episodes} episodes are already there")
     started, frames = time.monotonic(), 0
-    with ThreadPoolExecutor(1) as pool, tqdm(total=len(levels), unit="episode",
-                                             disable=None) as bar:
-        pending: list[Future] = []
-        for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                                     alter_logits=noise):
+    episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
+                             alter_logits=noise)
+    pool = ThreadPoolExecutor(1)  # writes while the agent plays on
+    pending: list[Future] = []
+    try:
+        for episode in with_progress(episodes, len(levels), "episode"):
             pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
             while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
                 pending.pop(0).result()
             frames += len(episode.actions)
-            bar.update()
         for future in pending:
             future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
     rate = frames / (time.monotonic() - started)
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")

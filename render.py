@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from agents.episodes import play_episodes
 from common.agent_file import load_agent
 from common.cli import (
@@ -13,12 +15,17 @@ from common.cli import (
     add_published_flags,
     count,
     env_config,
+    seed,
     set_up_logging,
 )
 from common.devices import resolve_compute
 from common.env import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.errors import script_main
-from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_video
+from common.files import save_json, sha256, versions
+from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+
+STRIP_MOMENTS = 6
+STRIP_HEIGHT = 256
 
 
 def parser() -> Parser:
@@ -29,11 +36,13 @@ def parser() -> Parser:
     flags.add_argument("--num_eps", type=count, default=10, help="episodes to render")
     flags.add_argument("--tps", type=count, default=FRAMES_PER_SECOND,
                        help="environment steps a second in the videos")
+    flags.add_argument("--strip", action="store_true",
+                       help="also write a picture with moments of each episode side by side")
     flags.add_argument("--exp_name", default="render", help="name of the default video folder")
     add_env_flags(flags)
-    flags.add_argument("--seed", type=int, default=0, help="of the levels and the actions")
+    flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     add_compute_flags(flags)
-    add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints"))
+    add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints", "num_threads"))
     return flags
 
 
@@ -43,14 +52,23 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
-    policy = load_agent(args.model_file, compute.device).policy
+    policy = load_agent(args.model_file, compute.device)
     folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
+    save_json(folder / "rendering.json", {
+        "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
+        "env": vars(config), "seed": args.seed, "tps": args.tps, "precision": compute.precision,
+        "versions": versions()})
     levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
     for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
                                  person_view=True):
         views = {"person": episode.person_views,
                  "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
                            for frame in episode.frames)}
+        if args.strip:
+            moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
+            write_strip(folder / f"episode_{episode.number:05d}_strip.png",
+                        [mark_action(episode.person_views[t], episode.actions[t])
+                         for t in moments], STRIP_HEIGHT)
         for view, frames in views.items():
             marked = (mark_action(frame, action)
                       for frame, action in zip(frames, episode.actions))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings, load_settings
 from common.agent_file import agent_files
-from common.cli import Parser, add_compute_flags, add_env_flags, env_config, set_up_logging
+from common.cli import Parser, add_compute_flags, add_env_flags, env_config, seed, set_up_logging
 from common.config import load_agent_config
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
@@ -27,7 +27,9 @@ def parser() -> Parser:
                        help="parameter set in hyperparams/procgen/config.yml")
     flags.add_argument("--num_timesteps", type=int, default=25_000_000,
                        help="environment steps to train for")
-    flags.add_argument("--seed", type=int, default=None,
+    flags.add_argument("--num_threads", type=int, default=2,
+                       help="threads that step the environments")
+    flags.add_argument("--seed", type=seed, default=None,
                        help="of weights, levels and actions; random if not given")
     flags.add_argument("--num_checkpoints", type=int, default=1,
                        help="agent files to keep, evenly spaced")
@@ -53,13 +55,14 @@ def main(argv: list[str] | None = None) -> int:
         settings = resumed_settings(args, flags.explicit(argv))
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
-        seed = random.randrange(10_000) if args.seed is None else args.seed
+        run_seed = random.randrange(10_000) if args.seed is None else args.seed
         settings = TrainSettings(
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
-            seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
+            run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
             compute.precision, args.num_threads)
         now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
-        folder = (args.logdir / "procgen" / args.env_name / args.exp_name / f"seed_{seed}_{now}")
+        experiment = args.logdir / "procgen" / args.env_name / args.exp_name
+        folder = experiment / f"seed_{run_seed}_{now}"
 
     keep_freed_memory()
     run = TrainingRun(folder, settings, compute)

@@ -28,8 +28,7 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     with compute.autocast():
         embeddings = policy.embed(to_images(frames, compute.channels_last)).float()
-    masks = embeddings.new_ones(1, len(embeddings))  # the reset has already happened
-    output = policy.sequence(embeddings.unsqueeze(0), hidden_in, masks)
+    output = policy.sequence(embeddings.unsqueeze(0), hidden_in, masks=None)
     return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
 
 

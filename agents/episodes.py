@@ -99,7 +99,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         greedy: take the most likely action instead of drawing one.
         alter_logits: optional map of the policy's logits (N, A) to those actions are drawn from.
         keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
-        person_view: whether to keep the 512-pixel view.
+        person_view: whether to keep the 512-pixel view: 0.8 MB a step and episode at a time.
     """
     num_slots = min(num_slots, len(levels))
     slots = LevelSlots(config, num_slots, person_view)

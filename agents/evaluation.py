@@ -19,7 +19,8 @@ class Evaluation:
 
     Attributes:
         success_rate: share of levels the game counts as solved, with Wilson's interval (1927).
-        mean_return: mean sum of raw rewards, with the normal interval of the mean.
+        mean_return: mean sum of raw rewards, with the normal interval of the mean (None for a
+            single episode).
         mean_length: mean number of environment steps.
     """
 
@@ -27,15 +28,18 @@ class Evaluation:
     success_rate: float
     success_interval: tuple[float, float]
     mean_return: float
-    return_interval: tuple[float, float]
+    return_interval: tuple[float, float] | None
     mean_length: float
 
     def __str__(self) -> str:
+        interval = ""
+        if self.return_interval:
+            interval = " ({:.2f} to {:.2f})".format(*self.return_interval)
         return (f"success rate {100 * self.success_rate:.1f} % "
                 f"(95 % interval {100 * self.success_interval[0]:.1f} to "
-                f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f} "
-                f"({self.return_interval[0]:.2f} to {self.return_interval[1]:.2f}), mean length "
-                f"{self.mean_length:.1f} steps over {self.num_episodes} levels")
+                f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f}"
+                f"{interval}, mean length {self.mean_length:.1f} steps over "
+                f"{self.num_episodes} levels")
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -53,8 +57,10 @@ def evaluate(episodes: Iterable[Episode]) -> Evaluation:
     n = len(episodes)
     successes = sum(episode.level_complete for episode in episodes)
     returns = np.array([episode.total_reward for episode in episodes])
-    error = Z_95 * returns.std(ddof=1) / math.sqrt(n) if n > 1 else math.inf
+    interval = None
+    if n > 1:
+        error = Z_95 * returns.std(ddof=1) / math.sqrt(n)
+        interval = float(returns.mean() - error), float(returns.mean() + error)
     return Evaluation(
-        n, successes / n, wilson_interval(successes, n), float(returns.mean()),
-        (float(returns.mean() - error), float(returns.mean() + error)),
+        n, successes / n, wilson_interval(successes, n), float(returns.mean()), interval,
         float(np.mean([episode.length for episode in episodes])))

@@ -169,8 +169,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         else:
             embeddings = embed_frames(policy, rollout.frames.flatten(0, 1)[indices], compute)
             memory = embeddings.new_zeros(len(indices), 0)
-            output = policy.sequence(embeddings.unsqueeze(0), memory,
-                                     embeddings.new_ones(1, len(indices)))
+            output = policy.sequence(embeddings.unsqueeze(0), memory, masks=None)
 
             def select(x: Tensor) -> Tensor:
                 return x.flatten(0, 1)[indices].unsqueeze(0)

@@ -25,7 +25,13 @@ from tqdm import tqdm
 
 from agents.acting import draw_actions, reset_hidden, run_policy
 from agents.ppo import Rollout, UpdateSummary, update
-from common.agent_file import agent_file_name, load_agent, load_tensors, save_agent
+from common.agent_file import (
+    agent_file_name,
+    load_agent,
+    load_tensors,
+    load_weights,
+    save_agent,
+)
 from common.config import AgentConfig, read_yaml, typed
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
@@ -74,8 +80,6 @@ class TrainSettings:
         for name in ("num_timesteps", "num_checkpoints", "val_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-        if self.seed < 0:
-            raise UserError(f"--seed must not be negative, not {self.seed}")
 
 
 def save_settings(folder: Path, settings: TrainSettings) -> None:
@@ -186,29 +190,25 @@ class TrainingRun:
 
         _seed_everything(settings.seed)
         agent = settings.agent
-        if settings.model_file:
-            self.policy = load_agent(Path(settings.model_file)).policy
-            self.policy.learned_initial_state = agent.learned_initial_state
-            if self.policy.recurrent != agent.recurrent:
-                kinds = {True: "recurrent", False: "feed-forward"}
-                raise UserError(f"{settings.model_file} holds a {kinds[self.policy.recurrent]} "
-                                f"agent, but the parameter set '{settings.param_name}' is "
-                                f"{kinds[agent.recurrent]}")
-        else:
-            self.policy = build_policy(agent.architecture, agent.hidden_state_size,
-                                       agent.recurrent, agent.learned_initial_state)
+        self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
+                                   agent.learned_initial_state)
+        resume = folder / RESUME_NAME
+        state = load_tensors(resume, "resume file") if resume.exists() else None
+        if state is None and settings.model_file:
+            source = Path(settings.model_file)
+            load_weights(self.policy, load_agent(source).state_dict(), source)
         layout = torch.channels_last if compute.channels_last else torch.contiguous_format
         self.policy.to(compute.device, memory_format=layout)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=agent.learning_rate,
                                           eps=1e-5)
-        self.minibatch_generator = torch.Generator().manual_seed(settings.seed)
-
-        resume = folder / RESUME_NAME
-        state = load_tensors(resume, "resume file") if resume.exists() else None
-        self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs,
-                                   settings.seed, settings.num_threads)
+        # Independent streams: of the minibatches, and of each worker's levels and actions.
+        minibatch_seed, train_seed, val_seed = map(
+            int, np.random.SeedSequence(settings.seed).generate_state(3))
+        self.minibatch_generator = torch.Generator().manual_seed(minibatch_seed)
+        self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs, train_seed,
+                                   settings.num_threads)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
-                                 settings.seed + 1, settings.num_threads)
+                                 val_seed, settings.num_threads)
         self.rollout = Rollout(agent.n_steps, agent.n_envs,
                                self.train_worker.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
@@ -263,19 +263,21 @@ class TrainingRun:
         Raises:
             NonFiniteLoss: the last good checkpoint stays as it was.
         """
-        with _deferred_signals() as received, self._progress() as progress:
-            while not self.finished and not received:
-                before = self.timesteps
-                row = self._one_update()
-                self.log.append(row)
-                progress(row)
-                checkpoint_due = self._checkpoint_number(before) < self._checkpoint_number(
-                    self.timesteps)
-                if checkpoint_due or self.finished or received:
+        try:
+            with _deferred_signals() as received, self._progress() as progress:
+                while not self.finished and not received:
+                    before = self.timesteps
+                    row = self._one_update()
+                    self.log.append(row)
+                    progress(row)
+                    if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
+                        self.save()
+                    elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
+                        self._save_resume_file()
+                if not (self.folder / agent_file_name(self.timesteps)).exists():
                     self.save()
-                elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
-                    self._save_resume_file()
-        self.log.close()
+        finally:
+            self.log.close()
         return 0 if self.finished else 128 + received[0]
 
     def save(self) -> Path:
@@ -349,7 +351,7 @@ def _check_finite(summary: UpdateSummary, timesteps: int, folder: Path) -> None:
     for name, value in dataclasses.asdict(summary).items():
         if not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} became {value} after {timesteps} time steps; training "
-                                f"stopped, and the last good checkpoint in {folder} was kept")
+                                f"stopped, and what was saved before in {folder} was kept")
 
 
 @contextmanager

@@ -6,8 +6,6 @@ agent starts an episode. Architecture and widths are read off the tensors.
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
 import re
 from pathlib import Path
 
@@ -17,14 +15,6 @@ from torch import Tensor
 from common.errors import UserError
 from common.files import save_tensors
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
-
-
-@dataclasses.dataclass(frozen=True)
-class AgentFile:
-    """What a file holds: the policy, ready to use, and the optimiser's state."""
-
-    policy: Policy
-    optimizer_state: dict
 
 
 def agent_file_name(timesteps: int) -> str:
@@ -49,7 +39,9 @@ def load_tensors(path: Path, what: str) -> dict:
         raise UserError(f"there is no {what} {path}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # the unpickler raises almost anything on a file of another kind
         raise UserError(f"the {what} {path} is truncated or not a torch file of tensors "
                         f"({type(error).__name__})") from None
     if not isinstance(content, dict):
@@ -64,8 +56,8 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict) -> None:
                         "learned_initial_state": policy.learned_initial_state})
 
 
-def load_agent(path: Path, device: torch.device | str = "cpu") -> AgentFile:
-    """Read an agent file, ours or a published one.
+def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
+    """Read the policy of an agent file, ours or a published one.
 
     A published recurrent agent starts its episodes from zeros, because it was trained that way.
 
@@ -77,16 +69,19 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> AgentFile:
     state = content.get("model_state_dict")
     if not isinstance(state, dict):
         raise UserError(f"{path} is not an agent file: it has no 'model_state_dict'")
+    for key, tensor in state.items():
+        if not (isinstance(tensor, Tensor) and tensor.numel() and tensor.is_floating_point()):
+            raise UserError(f"in the agent file {path} the entry '{key}' is not a tensor of "
+                            "weights")
     policy = _policy_like(state, bool(content.get("learned_initial_state", False)), path)
-    _check_tensors(policy.state_dict(), state, path)
-    policy.load_state_dict(state)
-    return AgentFile(policy.to(device), content.get("optimizer_state_dict") or {})
+    load_weights(policy, state, path)
+    return policy.to(device)
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
     def width(key: str) -> int:
-        if key not in state:
-            raise UserError(f"the agent file {path} has no tensor '{key}'")
+        if key not in state or not state[key].ndim:
+            raise UserError(f"the agent file {path} has no tensor '{key}' that tells a width")
         return len(state[key])
 
     if "embedder.block1.conv.weight" in state:
@@ -97,12 +92,19 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     else:
         raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature embedding "
                         "(no tensor 'embedder.block1.conv.weight' or 'embedder.conv1.weight')")
-    recurrent = "gru.gru.weight_hh_l0" in state
-    hidden = state["gru.gru.weight_hh_l0"].shape[-1] if recurrent else None
-    return Policy(embedder, hidden, width("fc_policy.weight"), learned_initial_state)
+    hidden = None
+    if "gru.gru.weight_hh_l0" in state:
+        hidden = width("gru.gru.weight_hh_l0") // 3
+    return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
 
 
-def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
+def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:
+    """Put weights into a policy.
+
+    Raises:
+        UserError: naming the file and the tensor that is missing, unknown or of another shape.
+    """
+    expected = policy.state_dict()
     for key in expected:
         if key not in found:
             raise UserError(f"the agent file {path} has no tensor '{key}'")
@@ -113,3 +115,4 @@ def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor], path: 
         if key not in expected:
             raise UserError(f"the agent file {path} has a tensor '{key}' that belongs to no "
                             "agent of this kind")
+    policy.load_state_dict(found)

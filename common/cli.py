@@ -34,6 +34,14 @@ def count(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """A seed that every generator in use takes, as an argparse type."""
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and {2**32 - 1}, not {value}")
+    return value
+
+
 def add_compute_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that say where and how fast to compute, and how much to say."""
     parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"),
@@ -42,8 +50,6 @@ def add_compute_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="auto", choices=PRECISIONS,
                         help="of the convolutions; auto: bfloat16 where the machine has it in "
                              "hardware")
-    parser.add_argument("--num_threads", type=int, default=2,
-                        help="threads that step the environments")
     parser.add_argument("--log_level", default="info",
                         help="debug, info, warning, error, or a number as in Python's logging")
 

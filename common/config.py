@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class AgentConfig:
     def __post_init__(self):
         for name in ("n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
                      "learning_rate", "grad_clip_norm", "eps_clip", "hidden_state_size"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("gamma", "lmbda"):
             if not 0 <= getattr(self, name) <= 1:
@@ -64,9 +65,11 @@ def typed(cls: type, values: dict, source: str):
         UserError: naming the unknown, missing or wrongly typed key and where it stands.
     """
     hints = typing.get_type_hints(cls)
+    if not isinstance(values, dict):
+        raise UserError(f"{source} must hold a mapping of names to values")
     for key in values:
         if key not in hints:
-            raise UserError(f"{source}: unknown key '{key}'{nearest(key, hints)}")
+            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), hints)}")
     checked = {}
     for key, kind in hints.items():
         if key not in values:
@@ -86,9 +89,9 @@ def read_yaml(path: Path) -> dict:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} must hold a mapping of names to values")
     return content
 

@@ -68,6 +68,9 @@ class EnvConfig:
                             f"the games that have it: {', '.join(GAMES_OF_MODE[mode])}")
         if self.start_level < 0 or self.num_levels < 0:
             raise UserError("start_level and num_levels must not be negative")
+        if self.start_level and not self.num_levels:
+            raise UserError("start_level needs num_levels: with 0 all levels are used, whatever "
+                            "the first")
         if self.start_level + self.num_levels > MAX_LEVEL:
             raise UserError(f"start_level + num_levels must not exceed {MAX_LEVEL}")
 
@@ -104,6 +107,8 @@ class EnvConfig:
         if self.num_levels == 0:
             return self
         start = self.start_level + self.num_levels
+        if start == MAX_LEVEL:
+            raise UserError("start_level and num_levels leave no unseen level above them")
         return dataclasses.replace(self, start_level=start, num_levels=MAX_LEVEL - start)
 
 
@@ -141,6 +146,7 @@ class ProcgenVectorEnv:
             raise UserError(f"the number of environments must be at least 1, not {num_envs}")
         if num_threads < 0:
             raise UserError(f"the number of threads must not be negative, not {num_threads}")
+        self.config = config
         self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
 
     def observe(self) -> Observation:

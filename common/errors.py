@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterable
 
 
@@ -24,13 +25,18 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
-    A full disk or an unwritable folder counts as a user error; a bug keeps its traceback.
+    A full disk or an unwritable folder counts as a user error, and Ctrl-C is no error; a bug
+    keeps its traceback.
     """
 
     @functools.wraps(main)
     def wrapped(argv: list[str] | None = None) -> int:
+        threading.excepthook = _leave_os_errors_to_the_main_thread
         try:
             return main(argv) or 0
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            return 130
         except UserError as error:
             message = str(error)
         except OSError as error:
@@ -40,3 +46,9 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
         return 2
 
     return wrapped
+
+
+def _leave_os_errors_to_the_main_thread(failure: threading.ExceptHookArgs) -> None:
+    """TensorBoard's writer thread fails on a full disk, and again in the thread that uses it."""
+    if not issubclass(failure.exc_type, OSError):
+        threading.__excepthook__(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -62,10 +63,26 @@ def save_tensors(path: Path, content: dict) -> None:
         temporary.write_bytes(buffer.getbuffer())
 
 
+def append_or_nothing(path: Path, text: str) -> None:
+    """Add text to the end of a file; on a full disk the file stays as it was."""
+    length = path.stat().st_size
+    try:
+        with open(path, "a") as file:
+            file.write(text)
+    except OSError:
+        os.truncate(path, length)
+        raise
+
+
 def save_json(path: Path, content: dict) -> None:
     """Write a mapping as indented JSON, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Checksum of a file's contents."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -141,18 +141,22 @@ class Memory(nn.Module):
         super().__init__()
         self.gru = nn.GRU(input_dim, hidden_dim)
 
-    def forward(self, x: Tensor, hidden: Tensor, masks: Tensor, initial: Tensor) -> Tensor:
+    def forward(self, x: Tensor, hidden: Tensor, masks: Tensor | None,
+                initial: Tensor) -> Tensor:
         """Run T steps.
 
         Args:
             x: inputs (T, B, E).
             hidden: state that enters the first step (B, D).
-            masks: (T, B); 0 replaces the state that enters a step by ``initial``.
+            masks: (T, B); 0 replaces the state that enters a step by ``initial``. None replaces
+                nothing.
             initial: first state of an episode (D,).
 
         Returns:
             The state that leaves each step (T, B, D).
         """
+        if masks is None:
+            return self.gru(x, hidden.unsqueeze(0).contiguous())[0]
         keep = masks.unsqueeze(-1)  # (T, B, 1)
         starts = (masks == 0).any(dim=1).tolist()  # a new segment begins where any state is new
         borders = [0, *(t for t in range(1, len(starts)) if starts[t]), len(starts)]
@@ -230,13 +234,14 @@ class Policy(nn.Module):
         """Images in [0, 1] (N, C, H, W) to embeddings (N, E), in the precision of autocast."""
         return self.embedder(images)
 
-    def sequence(self, embeddings: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
+    def sequence(self, embeddings: Tensor, hidden: Tensor,
+                 masks: Tensor | None) -> PolicyOutput:
         """Run T steps from embeddings.
 
         Args:
             embeddings: (T, B, E), float32.
             hidden: state that enters the first step (B, D).
-            masks: (T, B), 1 - done: 0 where a step is the first of its episode.
+            masks: (T, B), 1 - done: 0 where a step is the first of its episode; None if none is.
         """
         if self.recurrent:
             features = self.gru(embeddings, hidden, masks, self.initial_state())  # (T, B, D)

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
-from common.files import atomic_folder, atomic_path, save_json
+from common.files import append_or_nothing, atomic_folder, atomic_path, save_json
 from common.video import write_video
 
 STEP_COLUMNS = ("level_seed", "episode", "global_step", "episode_step", "done", "reward", "value",
@@ -77,7 +77,10 @@ class RolloutFolder:
         """What made the data; empty for a published data set, which does not say."""
         if not self.description_file.is_file():
             return {}
-        return json.loads(self.description_file.read_text())
+        try:
+            return json.loads(self.description_file.read_text())
+        except ValueError:
+            raise UserError(f"{self.description_file} is damaged: it is not JSON") from None
 
     def index(self) -> pd.DataFrame:
         """The columns global_step and episode of every frame, int64, in order."""
@@ -163,23 +166,21 @@ class RolloutWriter:
         folder = self.folder
         if first:
             self.num_indexed, self._next_global_step = 0, 0
-        rows = []
-        while self.has(self.num_indexed):
-            number = self.num_indexed
+        rows, number, global_step = [], self.num_indexed, self._next_global_step
+        while self.has(number):
             if not folder.steps_file(number).exists():
                 steps = pd.read_csv(self._waiting_steps(number))
                 steps["episode"] = number
-                steps["global_step"] = self._next_global_step + np.arange(len(steps))
+                steps["global_step"] = global_step + np.arange(len(steps))
                 with atomic_path(folder.steps_file(number)) as temporary:
                     steps[list(STEP_COLUMNS)].to_csv(temporary)
             self._waiting_steps(number).unlink(missing_ok=True)
             length = len(folder.episode(number).log_probs)
-            rows += [f"{self._next_global_step + i},{number}\n" for i in range(length)]
-            self.num_indexed += 1
-            self._next_global_step += length
+            rows += [f"{global_step + i},{number}\n" for i in range(length)]
+            number, global_step = number + 1, global_step + length
         if first:
             with atomic_path(folder.index_file) as temporary:
                 temporary.write_text("global_step,episode\n" + "".join(rows))
         elif rows:
-            with open(folder.index_file, "a") as file:
-                file.write("".join(rows))
+            append_or_nothing(folder.index_file, "".join(rows))
+        self.num_indexed, self._next_global_step = number, global_step

@@ -115,11 +115,11 @@ def read_log(folder: Path) -> pd.DataFrame:
         raise UserError(f"there is no {LOG_NAME} in {folder}")
     try:
         log = pd.read_csv(path)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError):
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
         raise UserError(f"{path} is empty or damaged") from None
-    missing = {"timesteps", "mean_episode_rewards", "val_mean_episode_rewards"} - set(log)
-    if missing:
-        raise UserError(f"{path} has no column '{sorted(missing)[0]}'")
+    for column in COLUMNS:
+        if column not in log:
+            raise UserError(f"{path} is no training log: it has no column '{column}'")
     if log.empty:
         raise UserError(f"{path} has no rows yet: the run has not finished its first update")
     return log

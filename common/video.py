@@ -73,3 +73,14 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
                 stream.height, stream.width = frame.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def write_strip(path: Path, frames: list[np.ndarray], size: int) -> None:
+    """Write uint8 frames (H, W, C), side by side and ``size`` pixels high, as a PNG."""
+    gap = np.full((size, size // 32, 3), 255, dtype=np.uint8)
+    parts = []
+    for frame in frames:
+        small = Image.fromarray(frame).resize((size, size), Image.Resampling.LANCZOS)
+        parts += [np.asarray(small), gap]
+    with atomic_path(path) as temporary:
+        Image.fromarray(np.hstack(parts[:-1])).save(temporary)

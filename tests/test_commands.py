@@ -2,8 +2,11 @@
 
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -99,7 +102,10 @@ def refused(main, argv, capsys):
     (["--num_checkpoints", "-2"], "--num_checkpoints must be at least 1"),
     (["--val_interval", "0"], "--val_interval must be at least 1"),
     (["--num_threads", "-1"], "threads must not be negative"),
-    (["--seed", "-1"], "--seed must not be negative"),
+    (["--seed", "-1"], "--seed: must lie between 0 and"),
+    (["--start_level", "3"], "start_level needs num_levels"),
+    (["--start_level", "9", "--num_levels", str(2**31 - 9)], "must not exceed"),
+    (["--start_level", "9", "--num_levels", str(2**31 - 10)], "leave no unseen level"),
     (["--log_level", "lots"], "unknown --log_level"),
     (["--model_file", "nowhere.pth"], "there is no agent file nowhere.pth"),
     (["--resume", "nowhere"], "no run to resume"),
@@ -130,8 +136,9 @@ def test_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
 
 @pytest.mark.parametrize(("main", "more"), [
     (record.main, ["--logdir"]), (render.main, ["--vid_dir"]), (evaluate.main, ["--output"])])
-@pytest.mark.parametrize("damage", ["missing", "truncated", "text", "missing tensor",
-                                    "unknown tensor", "wrong shape", "other embedding"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "text", "no tensor", "missing tensor",
+                                    "unknown tensor", "wrong shape", "scalar", "fewer actions",
+                                    "other embedding"])
 def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, capsys):
     path = tmp_path / "model_1.pth"
     content = torch.load(agent_path, weights_only=True)
@@ -140,7 +147,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
     if damage == "truncated":
         path.write_bytes(agent_path.read_bytes()[:100_000])
     elif damage == "text":
-        path.write_text("weights")
+        path.write_text("timesteps,wall_time,num_episodes\n1,2,3\n")
     elif damage != "missing":
         if damage == "missing tensor":
             del state["fc_value.bias"]
@@ -148,6 +155,15 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
         elif damage == "unknown tensor":
             state["attention.weight"] = torch.zeros(2)
             words = "'attention.weight' that belongs to no"
+        elif damage == "no tensor":
+            state["fc_value.bias"] = "0.5"
+            words = "'fc_value.bias' is not a tensor"
+        elif damage == "scalar":
+            state["embedder.fc.weight"] = torch.tensor(1.0)
+            words = "no tensor 'embedder.fc.weight' that tells a width"
+        elif damage == "fewer actions":
+            state["fc_policy.weight"] = torch.zeros(9, 64)
+            words = "'fc_policy.weight' has the shape (9, 64), not (15, 64)"
         elif damage == "wrong shape":
             state["embedder.block2.conv.weight"] = torch.zeros(32, 3, 3, 3)
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
@@ -160,10 +176,18 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
     assert not output.exists()
 
 
-def test_model_file_of_another_kind_is_refused_by_training(agent_path, tmp_path, capsys):
-    message = refused(train.main, ["--param_name", "easy", "--model_file", agent_path, "--logdir",
-                                   tmp_path], capsys)
-    assert "recurrent agent, but the parameter set 'easy' is feed-forward" in message
+def test_model_file_of_another_kind_is_refused_by_training(agent_path, tmp_path, capsys,
+                                                           monkeypatch):
+    for name, tensor in (("easy", "embedder.fc.weight"), ("nature", "embedder.conv1.weight")):
+        config = tmp_path / "config.yml"
+        text = (ROOT / "hyperparams" / "procgen" / "config.yml").read_text()
+        config.write_text(text + "\nnature:\n  <<: *published\n  architecture: nature\n"
+                                 "  recurrent: true\n")
+        monkeypatch.setattr(load_agent_config, "__defaults__", (config,))
+        message = refused(train.main, ["--param_name", name, "--model_file", agent_path,
+                                       "--logdir", tmp_path / "logs"], capsys)
+        assert str(agent_path) in message and f"'{tensor}'" in message
+        assert not (tmp_path / "logs").exists()
 
 
 def test_counts_must_be_positive(agent_path, tmp_path, capsys):
@@ -173,15 +197,33 @@ def test_counts_must_be_positive(agent_path, tmp_path, capsys):
         assert f"{flag}: must be at least 1, not -3" in message
 
 
+def test_seeds_that_no_generator_takes_leave_nothing_behind(agent_path, tmp_path, capsys):
+    for main, flag in ((record.main, "--logdir"), (render.main, "--vid_dir"),
+                       (evaluate.main, "--output")):
+        for seed in ("-1", str(10**23)):
+            message = refused(main, ["--model_file", agent_path, flag, tmp_path / "output",
+                                     "--seed", seed], capsys)
+            assert "--seed: must lie between 0 and" in message
+            assert not (tmp_path / "output").exists()
+
+
+def test_damaged_description_of_a_recording_is_named(recording, agent_path, tmp_path, capsys):
+    shutil.copytree(recording / "data", tmp_path / "data")
+    (tmp_path / "data" / "recording.json").write_text('{"seed": ')
+    message = refused(record.main, record_arguments(agent_path, tmp_path, 12), capsys)
+    assert "recording.json is damaged" in message
+
+
 def test_missing_log_is_named(tmp_path, capsys):
     assert str(tmp_path) in refused(plot_training_csv.main, ["--datapath", tmp_path], capsys)
     (tmp_path / "log.csv").write_text("timesteps,reward\n1,2\n")
     message = refused(plot_training_csv.main, ["--datapath", tmp_path], capsys)
-    assert "no column 'mean_episode_rewards'" in message
+    assert "no column 'wall_time'" in message
+    (tmp_path / "log.csv").write_bytes(bytes(range(256)))
+    assert "log.csv" in refused(plot_training_csv.main, ["--datapath", tmp_path], capsys)
 
 
 def test_wrong_yaml_is_named(tmp_path):
-    good = "x: &x {}\n"
     path = tmp_path / "config.yml"
     text = (ROOT / "hyperparams" / "procgen" / "config.yml").read_text()
     for old, new, words in (
@@ -190,11 +232,15 @@ def test_wrong_yaml_is_named(tmp_path):
             ("  gamma: 0.999", "  gamma: high", "'gamma' must be a float, not 'high'"),
             ("  gamma: 0.999", "  gamma: 1.5", "gamma must lie between 0 and 1"),
             ("  epoch: 3", "  epoch: 0", "epoch must be above 0"),
+            ("  learning_rate: 0.0005", "  learning_rate: .nan", "learning_rate must be above 0"),
+            ("  learning_rate: 0.0005", "  7: 0.0005", "unknown key '7'"),
+            ("hard-rec:\n  <<: *published\n  recurrent: true\n", "hard-rec:\n",
+             "'hard-rec' must hold a mapping"),
             ("architecture: impala", "architecture: impal", "did you mean 'impala'"),
             ("  mini_batch_per_epoch: 8", "  mini_batch_per_epoch: 7", "must be a multiple"),
             ("easy:\n", "easy: [\n", "is not valid YAML")):
         assert old in text
-        path.write_text(good + text.replace(old, new, 1))
+        path.write_text(text.replace(old, new, 1))
         with pytest.raises(UserError, match=words.replace("(", "\\(").replace(")", "\\)")
                            .replace("?", "\\?")):
             load_agent_config("hard-rec", path)
@@ -226,6 +272,24 @@ def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
     assert "cannot read or write" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*.pth"))
+
+
+def test_full_disk_under_the_event_file_is_one_sentence(tmp_path):
+    result = limited(["train.py", "--param_name", "tiny", "--seed", "1", "--num_timesteps",
+                      str(64 * 512), "--logdir", tmp_path], 4)
+    assert result.returncode == 2, result.stderr
+    assert "cannot read or write" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_interrupt_is_no_error(agent_path, tmp_path):
+    process = subprocess.Popen([sys.executable, "evaluate.py", "--model_file", agent_path],
+                               cwd=ROOT, text=True, stderr=subprocess.PIPE,
+                               stdout=subprocess.DEVNULL)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[1].splitlines()[-1] == "stopped"
+    assert process.returncode == 130
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

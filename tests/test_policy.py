@@ -11,6 +11,7 @@ from agents.acting import draw_actions, run_policy
 from agents.ppo import Rollout, evaluate_rollout
 from agents.training import Worker
 from common.agent_file import load_agent, save_agent
+from common.devices import Compute
 from common.env import EnvConfig
 from common.networks import HalvingMaxPool, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
 
@@ -33,7 +34,7 @@ def published_file(tmp_path_factory):
 
 @torch.no_grad()
 def test_published_file_gives_the_golden_numbers_step_by_step(golden, published_file):
-    policy = load_agent(published_file).policy
+    policy = load_agent(published_file)
     hidden = golden["hx0"]
     for t in range(len(golden["obs"])):
         output = policy(golden["obs"][t].float() / 255, hidden, golden["masks"][t])
@@ -45,7 +46,7 @@ def test_published_file_gives_the_golden_numbers_step_by_step(golden, published_
 
 @torch.no_grad()
 def test_published_file_gives_the_golden_numbers_in_one_call(golden, published_file):
-    policy = load_agent(published_file).policy
+    policy = load_agent(published_file)
     embeddings = policy.embed(golden["obs"].flatten(0, 1).float() / 255).unflatten(0, (6, 4))
     output = policy.sequence(embeddings, golden["hx0"], golden["masks"])
     torch.testing.assert_close(embeddings, golden["embedding"], atol=1e-4, rtol=0)
@@ -69,7 +70,7 @@ def test_saved_file_has_the_published_names_and_shapes(tmp_path):
 def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, tmp_path):
     policy = build_policy(architecture, 64, recurrent, learned)
     save_agent(tmp_path / "model_1.pth", policy, {})
-    loaded = load_agent(tmp_path / "model_1.pth").policy
+    loaded = load_agent(tmp_path / "model_1.pth")
     assert (loaded.recurrent, loaded.learned_initial_state) == (recurrent, learned)
     images = torch.rand(3, 3, 64, 64)
     hidden = policy.initial_states(3)
@@ -82,7 +83,7 @@ def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, t
 def test_wider_published_agent_loads(tmp_path):
     wide = Policy(ImpalaEmbedder(256, (32, 64, 64)), None)
     save_agent(tmp_path / "model_1.pth", wide, {})
-    loaded = load_agent(tmp_path / "model_1.pth").policy
+    loaded = load_agent(tmp_path / "model_1.pth")
     assert loaded.embedder.block3.conv.weight.shape == (64, 64, 3, 3)
     assert not loaded.recurrent
 
@@ -148,6 +149,18 @@ def test_training_pass_reproduces_the_rollout_across_episode_ends(learned):
     with torch.no_grad():
         early = evaluate_rollout(policy, rollout, torch.arange(config.n_envs), FLOAT32)
     assert (early.values - rollout.values[:-1]).abs().max() > 1e-3
+
+
+def test_bfloat16_follows_float32_and_leaves_heads_and_memory_in_float32():
+    policy, config = tiny_policy(), tiny_config()
+    rollout = play_rollout(config, policy)
+    envs = torch.arange(config.n_envs)
+    with torch.no_grad():
+        exact = evaluate_rollout(policy, rollout, envs, FLOAT32)
+        rough = evaluate_rollout(policy, rollout, envs, Compute(torch.device("cpu"), True))
+    assert rough.values.dtype == rough.hidden_states.dtype == torch.float32
+    error = (rough.hidden_states - exact.hidden_states).abs().mean()
+    assert 1e-6 < error < 0.02 * exact.hidden_states.std()
 
 
 def test_initial_state_gets_a_gradient_only_when_it_is_learned():

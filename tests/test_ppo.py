@@ -7,7 +7,7 @@ from conftest import FLOAT32, tiny_config, tiny_policy
 
 from agents.ppo import Rollout, advantages, minibatches, ppo_losses, update
 from agents.training import Worker
-from common.env import EnvConfig, EpisodeStatistics, RewardNormalizer
+from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.networks import PolicyOutput
 
 
@@ -88,6 +88,65 @@ def test_accumulation_does_not_change_the_update(recurrent):
     assert (whole - parts).norm() < 1e-3 * whole.norm()
     assert parts_summary.value_loss == pytest.approx(whole_summary.value_loss, rel=1e-4)
     assert parts_summary.grad_norm == pytest.approx(whole_summary.grad_norm, rel=1e-3)
+
+
+def test_rollout_holds_what_the_environments_did():
+    """The actions stored, taken again in the same environments, tell the same story."""
+    env_config, policy = EnvConfig("fruitbot", "easy"), tiny_policy()
+    worker = Worker(env_config, policy, FLOAT32, 4, 11, 2)
+    rollout = Rollout(150, 4, (64, 64, 3), 64, FLOAT32.device)
+    worker.play(150, rollout, normalize=True)
+    again = ProcgenVectorEnv(env_config, 4, 11)
+    normalizer = RewardNormalizer(4)
+    for t in range(150):
+        observation = again.observe()
+        assert np.array_equal(rollout.frames[t], observation.frames)
+        assert np.array_equal(rollout.masks[t], 1 - observation.first)
+        again.act(rollout.actions[t].numpy().astype(np.int32))
+        after = again.observe()
+        assert np.array_equal(rollout.ended[t], after.first)
+        np.testing.assert_allclose(rollout.rewards[t], normalizer(after.rewards, after.first))
+    assert rollout.ended.sum() > 3 and rollout.rewards.any()
+    with torch.no_grad():  # the frame after the last one is valued, too
+        images = torch.from_numpy(after.frames).permute(0, 3, 1, 2).float() / 255
+        hidden = torch.where(rollout.ended[-1:].T > 0, policy.init_hx, worker.hidden)
+        last = policy(images, hidden, torch.ones(4)).values
+    torch.testing.assert_close(rollout.values[150], last, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("normalize_adv", [True, False])
+def test_update_is_one_clipped_step_down_the_specified_loss(normalize_adv):
+    config = tiny_config(recurrent=False, mini_batch_per_epoch=1, gamma=0.9, lmbda=0.7,
+                         entropy_coef=0.3, value_coef=0.8, normalize_adv=normalize_adv,
+                         grad_clip_norm=0.05)
+    policy = tiny_policy(recurrent=False)
+    worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
+    rollout = Rollout(64, 8, (64, 64, 3), 0, FLOAT32.device)
+    worker.play(64, rollout)
+
+    advantage = advantages(rollout.rewards, rollout.values, rollout.ended, 0.9, 0.7)
+    returns = advantage + rollout.values[:-1]
+    if normalize_adv:
+        advantage = (advantage - advantage.mean()) / advantage.std()
+    images = rollout.frames.flatten(0, 1).permute(0, 3, 1, 2).float() / 255
+    output = policy(images, torch.zeros(512, 0), torch.ones(512))
+    log_probs = output.log_probs
+    # Before the first step the ratio is 1 and nothing is clipped.
+    surrogate = (torch.exp(log_probs[range(512), rollout.actions.flatten()]
+                           - rollout.log_probs.flatten()) * advantage.flatten()).mean()
+    value_loss = 0.5 * ((output.values - returns.flatten()) ** 2).mean()
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    gradients = torch.autograd.grad(-surrogate + 0.8 * value_loss - 0.3 * entropy,
+                                    list(policy.parameters()))
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    assert norm > 0.05
+    expected = [parameter.detach() - 0.1 * 0.05 / norm * gradient
+                for parameter, gradient in zip(policy.parameters(), gradients)]
+
+    update(policy, torch.optim.SGD(policy.parameters(), lr=0.1), rollout, config, FLOAT32,
+           torch.Generator())
+    for parameter, value in zip(policy.parameters(), expected):
+        torch.testing.assert_close(parameter.detach(), value, atol=2e-6, rtol=1e-4)
 
 
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():

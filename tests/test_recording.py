@@ -100,7 +100,7 @@ def test_episodes_play_different_levels_with_different_actions(folder):
 
 
 def test_stored_frames_give_the_stored_states_and_log_probabilities(folder, agent_path):
-    policy = load_agent(agent_path).policy
+    policy = load_agent(agent_path)
     noise = load_action_noise()
     for number in EPISODES:
         episode = folder.episode(number)
@@ -147,7 +147,7 @@ def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
     assert folder.description()["log_probs_of"] == "the policy"
     assert not list(folder.path.glob("*.mp4"))
     episode = folder.episode(0)
-    output = run_policy(load_agent(agent_path).policy, FLOAT32,
+    output = run_policy(load_agent(agent_path), FLOAT32,
                         np.array(episode.frames).transpose(0, 2, 3, 1),
                         torch.from_numpy(np.array(episode.hidden_states[:-1])))
     np.testing.assert_allclose(output.log_probs, episode.log_probs, atol=1e-4)

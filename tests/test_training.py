@@ -1,10 +1,12 @@
 """Whole runs of train.py: what they write, and that stopping and resuming changes nothing."""
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -175,12 +177,21 @@ def test_seed_decides_the_run(undisturbed, tmp_path):
 
 
 def test_training_goes_on_from_an_agent_file(undisturbed, tmp_path):
-    source = agent_files(undisturbed)[-1]
-    argv = arguments(tmp_path, 1, "--model_file", str(source))
-    settings = train.parser().parse_args(argv)
-    assert settings.model_file == str(source)
-    run = TrainingRun(tmp_path / "run", _settings(model_file=str(source)), FLOAT32)
-    assert_same(dict(run.policy.state_dict()), dict(load_agent(source).policy.state_dict()))
+    source = shutil.copy(agent_files(undisturbed)[-1], tmp_path / "model_1.pth")
+    settings = _settings(STEPS_AN_UPDATE, str(source))
+    run = TrainingRun(tmp_path / "run", settings, FLOAT32)
+    assert_same(dict(run.policy.state_dict()), dict(load_agent(source).state_dict()))
+    assert run.train() == 0
+    source.unlink()  # a resumed run has its own weights
+    again = TrainingRun(tmp_path / "run", settings, FLOAT32)
+    assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
+
+
+def test_validation_plays_the_levels_outside_the_training_range(tmp_path):
+    settings = dataclasses.replace(_settings(), env=EnvConfig("fruitbot", "easy", 5, 10))
+    run = TrainingRun(tmp_path, settings, FLOAT32)
+    assert run.train_worker.env.config.levels == range(5, 15)
+    assert run.val_worker.env.config.levels.start == 15
 
 
 def test_feed_forward_and_nature_agents_train(tmp_path):

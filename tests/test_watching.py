@@ -6,6 +6,7 @@ import av
 import numpy as np
 import pytest
 from conftest import FLOAT32, tiny_policy
+from PIL import Image
 
 import evaluate
 import render
@@ -22,7 +23,7 @@ def frames_of(path):
 
 def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
     argv = ["--model_file", str(agent_path), "--vid_dir", str(tmp_path), "--num_eps", "2",
-            "--env_name", "fruitbot", "--tps", "20", "--seed", "1"]
+            "--env_name", "fruitbot", "--tps", "20", "--seed", "1", "--strip"]
     assert render.main(argv) == 0
     printed = capsys.readouterr().out
     config = EnvConfig("fruitbot", "easy")
@@ -41,6 +42,10 @@ def test_both_views_of_every_episode_are_rendered(agent_path, tmp_path, capsys):
         # The person's view is the same scene, drawn finer.
         small = videos[0][0].reshape(64, 8, 64, 8, 3).mean((1, 3))
         assert np.abs(small - episode.frames[0])[:50].mean() < 20
+        strip = np.asarray(Image.open(tmp_path / f"episode_{episode.number:05d}_strip.png"))
+        assert strip.shape == (256, 6 * 256 + 5 * 8, 3)
+        first = strip[:, :256].reshape(64, 4, 64, 4, 3).mean((1, 3))
+        assert np.abs(first - episode.frames[0])[:50].mean() < 20
     with av.open(str(tmp_path / "episode_00000_agent.mp4")) as container:
         assert container.streams.video[0].average_rate == 20
 
