@@ -44,6 +44,8 @@ SETTINGS_NAME = "hyperparameters.yml"
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600
 SECONDS_BETWEEN_MESSAGES = 30
+# Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +256,7 @@ class TrainingRun:
         return taken / max(time.monotonic() - self._session_start, 1e-9)
 
     def train(self) -> int:
-        """Train until the end or until SIGINT or SIGTERM asks to stop.
+        """Train until the end or until one of STOP_SIGNALS asks to stop.
 
         Returns:
             0 when the run is finished, 128 + the signal's number when it was stopped. Either
@@ -356,7 +358,7 @@ def _check_finite(summary: UpdateSummary, timesteps: int, folder: Path) -> None:
 
 @contextmanager
 def _deferred_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list; a second one acts at once."""
+    """Collect the signals that ask to stop in a list; a second one acts at once."""
     received: list[int] = []
     previous = {}
 
@@ -366,7 +368,7 @@ def _deferred_signals() -> Iterator[list[int]]:
         for each in previous:
             signal.signal(each, previous[each])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         previous[number] = signal.signal(number, note)
     try:
         yield received

@@ -136,7 +136,7 @@ def test_killed_run_resumes_to_the_same_log_and_weights(undisturbed, tmp_path):
     assert_same(weights_of(folder), weights_of(undisturbed))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_signal_saves_and_stops(number, undisturbed, tmp_path):
     process = start(*arguments(tmp_path, 8, "--num_checkpoints", "1"))
     log_path = tmp_path / "procgen" / "fruitbot" / "t"
