@@ -17,6 +17,7 @@ loses no finished episode and leaves none half-written in the index.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 from collections.abc import Iterable
@@ -80,21 +81,111 @@ class RolloutFolder:
         return json.loads(self.description_file.read_text())
 
     def index(self) -> pd.DataFrame:
-        """The columns global_step and episode of every frame, int64, in order."""
+        """The columns global_step and episode of every frame, int64, in order.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
         if not self.index_file.is_file():
             raise UserError(f"{self.path} holds no recorded rollouts: there is no "
                             f"{self.index_file.name}")
-        return pd.read_csv(self.index_file).astype(np.int64)
+        index = _read_csv(self.index_file, self.index_file.read_bytes(),
+                          ("global_step", "episode"))
+        return index.astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:
-        """The rows of an episode."""
-        return pd.read_csv(self.steps_file(number))[list(STEP_COLUMNS)]
+        """The rows of an episode.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        path = self.steps_file(number)
+        return _read_csv(path, _bytes_of(path), STEP_COLUMNS)
+
+    def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
+        """The rows of several episodes below each other, as ``steps`` would give them.
+
+        Files with the same header are parsed in one go, which takes a twentieth of the time.
+
+        Raises:
+            UserError: if a file is missing or damaged.
+        """
+        numbers = list(numbers)
+        contents = [_bytes_of(self.steps_file(number)) for number in numbers]
+        header = contents[0].partition(b"\n")[0] if contents else b""
+        bodies = [content[len(header) + 1:] for content in contents
+                  if content.startswith(header + b"\n") and content.endswith(b"\n")]
+        if len(bodies) == len(contents):
+            try:
+                return _read_csv(self.path, header + b"\n" + b"".join(bodies), STEP_COLUMNS)
+            except UserError:
+                pass  # one by one, to name the file
+        return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
+
+    def arrays(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Frames, hidden states and log-probabilities of an episode, memory-mapped.
+
+        Raises:
+            UserError: if a file is missing, truncated or of another type or shape than
+                ``EpisodeArrays`` says.
+        """
+        folder = self.episode_folder(number)
+        frames = _map_array(folder / "ob.npy", np.uint8, 4)
+        hidden_states = _map_array(folder / "hx.npy", np.float32, 2)
+        log_probs = _map_array(folder / "lp.npy", np.float32, 2)
+        if len(hidden_states) != len(frames) + 1:
+            raise UserError(f"{folder / 'hx.npy'} has {len(hidden_states)} rows, not one more "
+                            f"than the {len(frames)} of ob.npy")
+        if len(log_probs) != len(frames):
+            raise UserError(f"{folder / 'lp.npy'} has {len(log_probs)} rows, not the "
+                            f"{len(frames)} of ob.npy")
+        return frames, hidden_states, log_probs
 
     def episode(self, number: int) -> EpisodeArrays:
         """An episode with its arrays memory-mapped."""
-        arrays = (np.load(self.episode_folder(number) / f"{name}.npy", mmap_mode="r",
-                          allow_pickle=False) for name in ("ob", "hx", "lp"))
-        return EpisodeArrays(*arrays, self.steps(number))
+        return EpisodeArrays(*self.arrays(number), self.steps(number))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+
+
+def _read_csv(path: Path, content: bytes, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The given columns of a CSV, every value a finite number.
+
+    Raises:
+        UserError: naming the file.
+    """
+    try:
+        table = pd.read_csv(io.BytesIO(content), usecols=columns)[list(columns)]
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged: {reason}") from None
+    for name in columns:
+        if table[name].dtype == object:
+            raise UserError(f"{path} is damaged: the column {name} holds something that is no "
+                            "number")
+        if not np.isfinite(table[name]).all():
+            raise UserError(f"{path} is damaged: the column {name} has a missing or infinite "
+                            "value")
+    return table
+
+
+def _map_array(path: Path, dtype: type, dimensions: int) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is truncated or not an array: {reason}") from None
+    if array.dtype != dtype or array.ndim != dimensions:
+        raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
+                        f"{np.dtype(dtype)} in {dimensions}")
+    return array
 
 
 class RolloutWriter:
