@@ -18,6 +18,7 @@ from torch import Tensor
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
 
+FRAME_SHAPE = (3, 64, 64)
 _MAX_MAPPED_EPISODES = 16_000  # three maps each; Linux allows a process 65 530
 
 
@@ -92,11 +93,7 @@ class RolloutDataset:
         self._read_index()
         self._read_steps()
         self._lay_out_windows()
-        self._mapped: collections.OrderedDict[int, tuple[np.ndarray, ...]] = (
-            collections.OrderedDict())
-        first = self._arrays(0)
-        self._frame_shape, self._hidden_size = first[0].shape[1:], first[1].shape[1]
-        self._num_actions = first[2].shape[1]
+        self._map_episodes()
 
     def _read_index(self) -> None:
         index = self.folder.index()
@@ -165,6 +162,40 @@ class RolloutDataset:
         # Frame of the episode at position 0 of the window; negative where it starts later.
         self._offset = np.where(straddles, -last_initial, within)
 
+    def _map_episodes(self) -> None:
+        """Map every episode once, so that a damaged one is found now and not in mid-training."""
+        self._mapped: collections.OrderedDict[int, tuple[np.ndarray, ...]] = (
+            collections.OrderedDict())
+        widths = [array.shape[1] for array in self.folder.arrays(self.episodes[0])[1:]]
+        self._hidden_size, self._num_actions = widths
+        for episode in range(len(self.episodes)):
+            self._arrays(episode)
+        wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
+        if len(wrong):
+            number = self.episodes[self._row_episode[wrong[0]]]
+            raise UserError(f"{self.folder.steps_file(number)} has the action "
+                            f"{self._actions[wrong[0]]}, but lp.npy has {self._num_actions}")
+
+    def _arrays(self, episode: int) -> tuple[np.ndarray, ...]:
+        if episode in self._mapped:
+            self._mapped.move_to_end(episode)
+            return self._mapped[episode]
+        number = self.episodes[episode]
+        arrays = self.folder.arrays(number)
+        folder, length = self.folder.episode_folder(number), self._lengths[episode]
+        if len(arrays[0]) != length:
+            raise UserError(f"{folder} has {len(arrays[0])} frames, but "
+                            f"{self.folder.index_file.name} says {length}")
+        expected = (FRAME_SHAPE, (self._hidden_size,), (self._num_actions,))
+        for name, array, shape in zip(("ob.npy", "hx.npy", "lp.npy"), arrays, expected):
+            if array.shape[1:] != shape:
+                raise UserError(f"{folder / name} has rows of the shape {array.shape[1:]}, not "
+                                f"{shape}")
+        self._mapped[episode] = arrays
+        if len(self._mapped) > _MAX_MAPPED_EPISODES:
+            self._mapped.popitem(last=False)
+        return arrays
+
     def __len__(self) -> int:
         return self._length
 
@@ -191,7 +222,7 @@ class RolloutDataset:
         ended = position >= lengths if self.terminal_absorbing else False
         terminals = (position == lengths - 1) | ended
         shape = (self.window_length, len(numbers))
-        frames = np.zeros((*shape, *self._frame_shape), np.uint8)
+        frames = np.zeros((*shape, *FRAME_SHAPE), np.uint8)
         log_probs = np.zeros((*shape, self._num_actions), np.float32)
         hidden_states = np.zeros((shape[0] + 1, shape[1], self._hidden_size), np.float32)
         for b, (episode, offset) in enumerate(zip(episodes.tolist(), offsets.tolist())):
@@ -212,20 +243,6 @@ class RolloutDataset:
             values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
             terminals=torch.from_numpy(terminals.astype(np.float32)),
             log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
-
-    def _arrays(self, episode: int) -> tuple[np.ndarray, ...]:
-        if episode in self._mapped:
-            self._mapped.move_to_end(episode)
-            return self._mapped[episode]
-        number = self.episodes[episode]
-        arrays = self.folder.arrays(number)
-        if len(arrays[0]) != self._lengths[episode]:
-            raise UserError(f"{self.folder.episode_folder(number)} has {len(arrays[0])} frames, "
-                            f"but {self.folder.index_file.name} says {self._lengths[episode]}")
-        self._mapped[episode] = arrays
-        if len(self._mapped) > _MAX_MAPPED_EPISODES:
-            self._mapped.popitem(last=False)
-        return arrays
 
     def split(self, held_out_fraction: float, seed: int) -> Split:
         """Divide the windows by the episode they show, the same way for the same seed.

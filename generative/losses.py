@@ -21,7 +21,7 @@ class SimulatorLosses:
     """The named terms, with their weights, and their total.
 
     Attributes:
-        image: 0.5 times the sum of squared errors over a frame in [0, 1] (T, B).
+        image: 0.5 times the sum of squared errors over a frame, before the clamp (T, B).
         reward: 0.5 times the squared error (T, B).
         terminal: binary cross-entropy (T, B).
         agent_state: 0.5 times the sum of squared errors, 0 after the first terminal step (T, B).
@@ -64,7 +64,7 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch,
     """
     if simulation.posterior_logits is None:
         raise ValueError("the KL loss needs a pass with true images")
-    squared_images = (simulation.images - batch.images).square()
+    squared_images = (simulation.raw_images - batch.images).square()
     squared_states = (simulation.hidden_states - batch.hidden_states).square()
     start = simulation.start
     return SimulatorLosses(

@@ -60,7 +60,8 @@ class Step:
         z: one-hot (B, S, K).
         prior_logits: (B, S, K).
         posterior_logits: (B, S, K); None where z came from the prior.
-        images: after the clamp, in [0, 1] (B, C, H, W).
+        raw_images: as decoded, which the loss compares (B, C, H, W).
+        images: after the clamp, in [0, 1], which the agent sees (B, C, H, W).
         rewards: (B,), in the unit of the data.
         terminal_logits: (B,), before the sigmoid.
         hidden_states: states that leave the agent (B, D).
@@ -74,6 +75,7 @@ class Step:
     z: Tensor
     prior_logits: Tensor
     posterior_logits: Tensor | None
+    raw_images: Tensor
     images: Tensor
     rewards: Tensor
     terminal_logits: Tensor
@@ -93,6 +95,7 @@ class Simulation:
     z: Tensor
     prior_logits: Tensor
     posterior_logits: Tensor | None
+    raw_images: Tensor
     images: Tensor
     rewards: Tensor
     terminal_logits: Tensor
@@ -208,12 +211,13 @@ class Simulator(nn.Module):
         env_h, latents = torch.stack(all_h), torch.stack(all_z)
 
         shown = self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1))
-        images = clamp_image(shown.images).unflatten(0, (num_steps, num_windows))
+        raw_images = shown.images.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W)
+        images = clamp_image(raw_images)
         agent = self.agent.sequence(images, batch.first_hidden)
         return Simulation(
             start=start, actions=actions, env_h=env_h, z=latents,
             prior_logits=self.cell.prior_logits(env_h),
-            posterior_logits=torch.stack(all_posterior), images=images,
+            posterior_logits=torch.stack(all_posterior), raw_images=raw_images, images=images,
             rewards=shown.rewards.unflatten(0, (num_steps, num_windows)),
             terminal_logits=shown.terminal_logits.unflatten(0, (num_steps, num_windows)),
             hidden_states=agent.hidden_states, log_probs=agent.log_probs, values=agent.values,
@@ -265,8 +269,8 @@ class Simulator(nn.Module):
             hidden, action = agent.hidden_states, most_likely_action(agent.log_probs)
             steps.append(Step(
                 actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
-                images=image, rewards=shown.rewards, terminal_logits=shown.terminal_logits,
-                hidden_states=hidden, log_probs=agent.log_probs, values=agent.values,
+                raw_images=shown.images, images=image, rewards=shown.rewards,
+                terminal_logits=shown.terminal_logits, hidden_states=hidden, log_probs=agent.log_probs, values=agent.values,
                 own_actions=action))
         return Imagination(start, tuple(steps))
 
