@@ -19,6 +19,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,6 +51,46 @@ class EpisodeArrays:
     hidden_states: np.ndarray
     log_probs: np.ndarray
     steps: pd.DataFrame
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
+    """An array on disk, of which rows are read when they are wanted.
+
+    Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
+    has more files than a process may open), and what it reads comes in one piece.
+    """
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes before the first row
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Rows begin to end, as far as there are any.
+
+        Raises:
+            UserError: if the file has become shorter or is gone.
+        """
+        row_size = math.prod(self.shape[1:])
+        count = max(min(end, self.shape[0]) - begin, 0) * row_size
+        try:
+            values = np.fromfile(self.path, self.dtype, count,
+                                 offset=self.offset + begin * row_size * self.dtype.itemsize)
+        except FileNotFoundError:
+            raise UserError(f"there is no file {self.path}") from None
+        if values.size != count:
+            raise UserError(f"{self.path} has become shorter while it was in use")
+        return values.reshape(-1, *self.shape[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeFiles:
+    """The arrays of ``EpisodeArrays`` before they are read."""
+
+    frames: ArrayFile
+    hidden_states: ArrayFile
+    log_probs: ArrayFile
 
 
 class RolloutFolder:
@@ -122,28 +164,29 @@ class RolloutFolder:
                 pass  # one by one, to name the file
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
 
-    def arrays(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Frames, hidden states and log-probabilities of an episode, memory-mapped.
+    def array_files(self, number: int) -> EpisodeFiles:
+        """The arrays of an episode as files of which any rows can be read.
 
         Raises:
             UserError: if a file is missing, truncated or of another type or shape than
                 ``EpisodeArrays`` says.
         """
         folder = self.episode_folder(number)
-        frames = _map_array(folder / "ob.npy", np.uint8, 4)
-        hidden_states = _map_array(folder / "hx.npy", np.float32, 2)
-        log_probs = _map_array(folder / "lp.npy", np.float32, 2)
-        if len(hidden_states) != len(frames) + 1:
-            raise UserError(f"{folder / 'hx.npy'} has {len(hidden_states)} rows, not one more "
-                            f"than the {len(frames)} of ob.npy")
-        if len(log_probs) != len(frames):
-            raise UserError(f"{folder / 'lp.npy'} has {len(log_probs)} rows, not the "
-                            f"{len(frames)} of ob.npy")
-        return frames, hidden_states, log_probs
+        files = EpisodeFiles(_array_file(folder / "ob.npy", np.uint8, 4),
+                             _array_file(folder / "hx.npy", np.float32, 2),
+                             _array_file(folder / "lp.npy", np.float32, 2))
+        length = files.frames.shape[0]
+        for file, rows in ((files.hidden_states, length + 1), (files.log_probs, length)):
+            if file.shape[0] != rows:
+                raise UserError(f"{file.path} has {file.shape[0]} rows, not {rows}, as the "
+                                f"{length} of ob.npy ask for")
+        return files
 
     def episode(self, number: int) -> EpisodeArrays:
         """An episode with its arrays memory-mapped."""
-        return EpisodeArrays(*self.arrays(number), self.steps(number))
+        arrays = (np.load(self.episode_folder(number) / f"{name}.npy", mmap_mode="r",
+                          allow_pickle=False) for name in ("ob", "hx", "lp"))
+        return EpisodeArrays(*arrays, self.steps(number))
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -174,18 +217,26 @@ def _read_csv(path: Path, content: bytes, columns: tuple[str, ...]) -> pd.DataFr
     return table
 
 
-def _map_array(path: Path, dtype: type, dimensions: int) -> np.ndarray:
+def _array_file(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise UserError(f"{path} has the unknown .npy version {version}")
+            shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
+            offset, size = file.tell(), os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (ValueError, EOFError) as error:
+    except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is truncated or not an array: {reason}") from None
-    if array.dtype != dtype or array.ndim != dimensions:
-        raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
+    if found != dtype or len(shape) != dimensions or fortran_order:
+        raise UserError(f"{path} holds {found} in {len(shape)} dimensions, not "
                         f"{np.dtype(dtype)} in {dimensions}")
-    return array
+    expected = offset + math.prod(shape) * found.itemsize
+    if size != expected:
+        raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
+    return ArrayFile(path, found, shape, offset)
 
 
 class RolloutWriter:

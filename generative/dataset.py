@@ -6,7 +6,6 @@ windows of a batch, C H W a frame, D agent hidden state, A actions.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,6 @@ from common.errors import UserError
 from common.rollout_files import RolloutFolder
 
 FRAME_SHAPE = (3, 64, 64)
-_MAX_MAPPED_EPISODES = 16_000  # three maps each; Linux allows a process 65 530
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +91,7 @@ class RolloutDataset:
         self._read_index()
         self._read_steps()
         self._lay_out_windows()
-        self._map_episodes()
+        self._check_arrays()
 
     def _read_index(self) -> None:
         index = self.folder.index()
@@ -162,39 +160,24 @@ class RolloutDataset:
         # Frame of the episode at position 0 of the window; negative where it starts later.
         self._offset = np.where(straddles, -last_initial, within)
 
-    def _map_episodes(self) -> None:
-        """Map every episode once, so that a damaged one is found now and not in mid-training."""
-        self._mapped: collections.OrderedDict[int, tuple[np.ndarray, ...]] = (
-            collections.OrderedDict())
-        widths = [array.shape[1] for array in self.folder.arrays(self.episodes[0])[1:]]
-        self._hidden_size, self._num_actions = widths
-        for episode in range(len(self.episodes)):
-            self._arrays(episode)
+    def _check_arrays(self) -> None:
+        """Look at every episode's files, so that damage is found now and not in mid-training."""
+        self._files = [self.folder.array_files(number) for number in self.episodes.tolist()]
+        self._hidden_size = self._files[0].hidden_states.shape[1]
+        self._num_actions = self._files[0].log_probs.shape[1]
+        for files, length in zip(self._files, self._lengths.tolist()):
+            expected = ((files.frames, (length, *FRAME_SHAPE)),
+                        (files.hidden_states, (length + 1, self._hidden_size)),
+                        (files.log_probs, (length, self._num_actions)))
+            for file, shape in expected:
+                if file.shape != shape:
+                    raise UserError(f"{file.path} has the shape {file.shape}, not {shape} as "
+                                    f"{self.folder.index_file.name} and the other episodes say")
         wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
         if len(wrong):
             number = self.episodes[self._row_episode[wrong[0]]]
             raise UserError(f"{self.folder.steps_file(number)} has the action "
                             f"{self._actions[wrong[0]]}, but lp.npy has {self._num_actions}")
-
-    def _arrays(self, episode: int) -> tuple[np.ndarray, ...]:
-        if episode in self._mapped:
-            self._mapped.move_to_end(episode)
-            return self._mapped[episode]
-        number = self.episodes[episode]
-        arrays = self.folder.arrays(number)
-        folder, length = self.folder.episode_folder(number), self._lengths[episode]
-        if len(arrays[0]) != length:
-            raise UserError(f"{folder} has {len(arrays[0])} frames, but "
-                            f"{self.folder.index_file.name} says {length}")
-        expected = (FRAME_SHAPE, (self._hidden_size,), (self._num_actions,))
-        for name, array, shape in zip(("ob.npy", "hx.npy", "lp.npy"), arrays, expected):
-            if array.shape[1:] != shape:
-                raise UserError(f"{folder / name} has rows of the shape {array.shape[1:]}, not "
-                                f"{shape}")
-        self._mapped[episode] = arrays
-        if len(self._mapped) > _MAX_MAPPED_EPISODES:
-            self._mapped.popitem(last=False)
-        return arrays
 
     def __len__(self) -> int:
         return self._length
@@ -226,10 +209,11 @@ class RolloutDataset:
         log_probs = np.zeros((*shape, self._num_actions), np.float32)
         hidden_states = np.zeros((shape[0] + 1, shape[1], self._hidden_size), np.float32)
         for b, (episode, offset) in enumerate(zip(episodes.tolist(), offsets.tolist())):
-            source = self._arrays(episode)
+            files = self._files[episode]
             lead, begin = max(-offset, 0), max(offset, 0)
-            for target, array in zip((frames, hidden_states, log_probs), source):
-                piece = array[begin:begin + len(target) - lead]
+            for target, file in ((frames, files.frames), (log_probs, files.log_probs),
+                                 (hidden_states, files.hidden_states)):
+                piece = file.rows(begin, begin + len(target) - lead)
                 target[lead:lead + len(piece), b] = piece
         for name, array in (("hx.npy", hidden_states), ("lp.npy", log_probs)):
             broken = np.flatnonzero(np.isnan(array).any(axis=(0, 2)))

@@ -270,8 +270,8 @@ class Simulator(nn.Module):
             steps.append(Step(
                 actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
                 raw_images=shown.images, images=image, rewards=shown.rewards,
-                terminal_logits=shown.terminal_logits, hidden_states=hidden, log_probs=agent.log_probs, values=agent.values,
-                own_actions=action))
+                terminal_logits=shown.terminal_logits, hidden_states=hidden,
+                log_probs=agent.log_probs, values=agent.values, own_actions=action))
         return Imagination(start, tuple(steps))
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:
