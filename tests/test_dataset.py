@@ -283,7 +283,7 @@ def test_nan_is_refused_when_it_is_read(copy, array):
 def test_a_file_that_shrinks_in_use_is_refused(copy):
     dataset = RolloutDataset(copy, 3, 6)
     os.truncate(copy / "episode_00002" / "ob.npy", 5000)
-    with pytest.raises(UserError, match="episode_00002/ob.npy has become shorter"):
+    with pytest.raises(UserError, match=r"episode_00002/ob\.npy has become shorter"):
         dataset[25]
 
 
