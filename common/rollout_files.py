@@ -208,10 +208,10 @@ def _read_csv(path: Path, content: bytes, columns: tuple[str, ...]) -> pd.DataFr
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}") from None
     for name in columns:
-        if not pd.api.types.is_numeric_dtype(table[name]):
+        if len(table) and not pd.api.types.is_numeric_dtype(table[name]):
             raise UserError(f"{path} is damaged: the column {name} holds something that is no "
                             "number")
-        if not np.isfinite(table[name]).all():
+        if len(table) and not np.isfinite(table[name]).all():
             raise UserError(f"{path} is damaged: the column {name} has a missing or infinite "
                             "value")
     return table

@@ -215,6 +215,8 @@ DAMAGE = {
                     "idx_to_episode.csv is damaged"),
     "index without episode": (lambda d: (d / "idx_to_episode.csv").write_text("global_step\n0\n"),
                               "idx_to_episode.csv is damaged"),
+    "index without rows": (lambda d: (d / "idx_to_episode.csv").write_text("global_step,episode\n"),
+                           "idx_to_episode.csv has 0 frames"),
     "gap in the steps": (lambda d: edit_csv(d / "idx_to_episode.csv",
                                             set_value("global_step", slice(30, None), 90)),
                          r"idx_to_episode.csv has a gap: after global_step 29 comes 90"),
