@@ -17,7 +17,10 @@ loses no finished episode and leaves none half-written in the index.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +51,46 @@ class EpisodeArrays:
     hidden_states: np.ndarray
     log_probs: np.ndarray
     steps: pd.DataFrame
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
+    """An array on disk, of which rows are read when they are wanted.
+
+    Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
+    has more files than a process may open), and what it reads comes in one piece.
+    """
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes before the first row
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Rows begin to end, as far as there are any.
+
+        Raises:
+            UserError: if the file has become shorter or is gone.
+        """
+        row_size = math.prod(self.shape[1:])
+        count = max(min(end, self.shape[0]) - begin, 0) * row_size
+        try:
+            values = np.fromfile(self.path, self.dtype, count,
+                                 offset=self.offset + begin * row_size * self.dtype.itemsize)
+        except FileNotFoundError:
+            raise UserError(f"there is no file {self.path}") from None
+        if values.size != count:
+            raise UserError(f"{self.path} has become shorter while it was in use")
+        return values.reshape(-1, *self.shape[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeFiles:
+    """The arrays of ``EpisodeArrays`` before they are read."""
+
+    frames: ArrayFile
+    hidden_states: ArrayFile
+    log_probs: ArrayFile
 
 
 class RolloutFolder:
@@ -83,21 +126,120 @@ class RolloutFolder:
             raise UserError(f"{self.description_file} is damaged: it is not JSON") from None
 
     def index(self) -> pd.DataFrame:
-        """The columns global_step and episode of every frame, int64, in order."""
+        """The columns global_step and episode of every frame, int64, in order.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
         if not self.index_file.is_file():
             raise UserError(f"{self.path} holds no recorded rollouts: there is no "
                             f"{self.index_file.name}")
-        return pd.read_csv(self.index_file).astype(np.int64)
+        index = _read_csv(self.index_file, self.index_file.read_bytes(),
+                          ("global_step", "episode"))
+        return index.astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:
-        """The rows of an episode."""
-        return pd.read_csv(self.steps_file(number))[list(STEP_COLUMNS)]
+        """The rows of an episode.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        path = self.steps_file(number)
+        return _read_csv(path, _bytes_of(path), STEP_COLUMNS)
+
+    def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
+        """The rows of several episodes below each other, as ``steps`` would give them.
+
+        Files with the same header are parsed in one go, which takes a twentieth of the time.
+
+        Raises:
+            UserError: if a file is missing or damaged.
+        """
+        numbers = list(numbers)
+        contents = [_bytes_of(self.steps_file(number)) for number in numbers]
+        header = contents[0].partition(b"\n")[0] if contents else b""
+        bodies = [content[len(header) + 1:] for content in contents
+                  if content.startswith(header + b"\n") and content.endswith(b"\n")]
+        if len(bodies) == len(contents):
+            try:
+                return _read_csv(self.path, header + b"\n" + b"".join(bodies), STEP_COLUMNS)
+            except UserError:
+                pass  # one by one, to name the file
+        return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
+
+    def array_files(self, number: int) -> EpisodeFiles:
+        """The arrays of an episode as files of which any rows can be read.
+
+        Raises:
+            UserError: if a file is missing, truncated or of another type or shape than
+                ``EpisodeArrays`` says.
+        """
+        folder = self.episode_folder(number)
+        files = EpisodeFiles(_array_file(folder / "ob.npy", np.uint8, 4),
+                             _array_file(folder / "hx.npy", np.float32, 2),
+                             _array_file(folder / "lp.npy", np.float32, 2))
+        length = files.frames.shape[0]
+        for file, rows in ((files.hidden_states, length + 1), (files.log_probs, length)):
+            if file.shape[0] != rows:
+                raise UserError(f"{file.path} has {file.shape[0]} rows, not {rows}, as the "
+                                f"{length} of ob.npy ask for")
+        return files
 
     def episode(self, number: int) -> EpisodeArrays:
         """An episode with its arrays memory-mapped."""
         arrays = (np.load(self.episode_folder(number) / f"{name}.npy", mmap_mode="r",
                           allow_pickle=False) for name in ("ob", "hx", "lp"))
         return EpisodeArrays(*arrays, self.steps(number))
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+
+
+def _read_csv(path: Path, content: bytes, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The given columns of a CSV, every value a finite number.
+
+    Raises:
+        UserError: naming the file.
+    """
+    try:
+        table = pd.read_csv(io.BytesIO(content), usecols=columns)[list(columns)]
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is damaged: {reason}") from None
+    for name in columns:
+        if len(table) and not pd.api.types.is_numeric_dtype(table[name]):
+            raise UserError(f"{path} is damaged: the column {name} holds something that is no "
+                            "number")
+        if len(table) and not np.isfinite(table[name]).all():
+            raise UserError(f"{path} is damaged: the column {name} has a missing or infinite "
+                            "value")
+    return table
+
+
+def _array_file(path: Path, dtype: type, dimensions: int) -> ArrayFile:
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            if version != (1, 0):
+                raise UserError(f"{path} has the unknown .npy version {version}")
+            shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
+            offset, size = file.tell(), os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is truncated or not an array: {reason}") from None
+    if found != dtype or len(shape) != dimensions or fortran_order:
+        raise UserError(f"{path} holds {found} in {len(shape)} dimensions, not "
+                        f"{np.dtype(dtype)} in {dimensions}")
+    expected = offset + math.prod(shape) * found.itemsize
+    if size != expected:
+        raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
+    return ArrayFile(path, found, shape, offset)
 
 
 class RolloutWriter:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import record
+from analysis.projector import Projector
 from common.agent_file import save_agent
 from common.config import load_agent_config
 from common.devices import Compute
@@ -32,6 +33,14 @@ def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
     else:
         x = 0.1 * x
     return torch.from_numpy(x.astype(np.float32))
+
+
+def golden_projector() -> Projector:
+    """The projector of the golden numbers."""
+    arrays = np.load(GOLDEN / "projector.npz", allow_pickle=False)
+    return Projector(*(torch.from_numpy(arrays[name]) for name in (
+        "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix",
+        "ica_mixing_matrix")))
 
 
 def tiny_config(**changes):

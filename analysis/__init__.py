@@ -1,0 +1,1 @@
+"""What the hidden state represents and what causes the behaviour: one module a method."""

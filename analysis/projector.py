@@ -1,0 +1,159 @@
+"""Directions in the agent's hidden space: principal and independent components.
+
+With the state standardised, z = (hx - mu) / sigma, principal coordinates are p = z C^T (rows of C
+are the components), and independent coordinates are s = (p_k / std_k) W^T with the first k
+principal coordinates, divided by their standard deviations, and the unmixing matrix W.
+
+Letters in shape comments: D hidden units, P principal components, k independent components.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+
+DirectionType = Literal["pca", "ica"]
+
+
+def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
+    """The files written by the precomputation on ``num_episodes`` recorded episodes."""
+    return {name: folder / f"{stem}_{num_episodes}.npy" for name, stem in (
+        ("mean", "hx_mu"), ("std", "hx_std"), ("components", "pcomponents"),
+        ("variances", "pc_loading_variances"), ("unmixing", "ica_unmixing_matrix_hx"),
+        ("mixing", "ica_mixing_matrix_hx"))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Projector:
+    """Maps states, changes of state and gradients to coordinates along directions, and back.
+
+    Attributes:
+        mean: mu (D,).
+        std: sigma (D,); none is 0.
+        components: C, orthonormal rows (P, D).
+        variances: of the principal coordinates (P,).
+        unmixing: W (k, k).
+        mixing: its inverse (k, k).
+
+    Raises:
+        UserError: if the shapes do not fit, a value is not finite, or a unit does not vary.
+    """
+
+    mean: Tensor
+    std: Tensor
+    components: Tensor
+    variances: Tensor
+    unmixing: Tensor
+    mixing: Tensor
+
+    def __post_init__(self):
+        units = len(self.mean)
+        num_pcs, num_ics = len(self.components), len(self.unmixing)
+        expected = {"mean": (units,), "std": (units,), "components": (num_pcs, units),
+                    "variances": (num_pcs,), "unmixing": (num_ics, num_ics),
+                    "mixing": (num_ics, num_ics)}
+        for name, shape in expected.items():
+            tensor = getattr(self, name)
+            if tuple(tensor.shape) != shape:
+                raise UserError(f"the projector's {name} has the shape {tuple(tensor.shape)}, "
+                                f"not {shape}")
+            if not torch.isfinite(tensor).all():
+                raise UserError(f"the projector's {name} holds NaN or infinity")
+        if num_ics > num_pcs:
+            raise UserError(f"the projector has {num_ics} independent components, more than its "
+                            f"{num_pcs} principal ones")
+        for name, tensor in (("std", self.std), ("variances", self.variances[:num_ics])):
+            if (tensor <= 0).any():
+                raise UserError(f"the projector's {name} number {int((tensor <= 0).nonzero()[0])} "
+                                "is not above 0")
+
+    @classmethod
+    def load(cls, folder: Path, num_episodes: int) -> Projector:
+        """Read the matrices of ``analysis/hidden_analysis_precompute.py``.
+
+        Raises:
+            UserError: naming a missing or damaged file.
+        """
+        tensors = {}
+        for name, path in matrix_files(folder, num_episodes).items():
+            try:
+                array = np.load(path, allow_pickle=False)
+            except FileNotFoundError:
+                raise UserError(f"there is no file {path}; analysis/hidden_analysis_precompute.py "
+                                "writes it") from None
+            except (ValueError, EOFError):
+                raise UserError(f"{path} is damaged: it is not a numpy array") from None
+            tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
+        return cls(**tensors)
+
+    @property
+    def num_ics(self) -> int:
+        return len(self.unmixing)
+
+    def coordinates(self, hx: Tensor, kind: DirectionType) -> Tensor:
+        """States (…, D) to coordinates (…, P) or (…, k)."""
+        return self.change(hx - self.mean, kind)
+
+    def change(self, delta: Tensor, kind: DirectionType) -> Tensor:
+        """Changes of state (…, D) to the changes of the coordinates they make."""
+        principal = (delta / self.std) @ self.components.T
+        if kind == "pca":
+            return principal
+        return (principal[..., :self.num_ics] / self._pc_std()) @ self.unmixing.T
+
+    def gradient(self, gradient: Tensor, kind: DirectionType) -> Tensor:
+        """Gradients with respect to hx (…, D) to gradients with respect to the coordinates."""
+        return gradient @ self.directions(kind).T
+
+    def directions(self, kind: DirectionType) -> Tensor:
+        """What one unit of each coordinate adds to hx, as rows: (P, D) or (k, D).
+
+        These are columns of the inverse map. The ICs are not orthogonal, so they differ from the
+        rows of the forward map.
+        """
+        if kind == "pca":
+            return self.components * self.std
+        scaled = self._pc_std().unsqueeze(1) * self.components[:self.num_ics]  # (k, D)
+        return (self.mixing.T @ scaled) * self.std
+
+    def swap(self, delta: Tensor, taken: list[int], put: list[int | None],
+             kind: DirectionType) -> Tensor:
+        """Take the part of a change along some directions out and put it back along others.
+
+        All pairs act at once on the same change.
+
+        Args:
+            delta: changes of hx (…, D).
+            taken: directions to take out.
+            put: for each of them the direction that gets the same amount instead; None for none.
+
+        Returns:
+            Changes (…, D).
+
+        Raises:
+            UserError: if the lists differ in length, or there is no such direction.
+        """
+        directions = self.directions(kind)
+        if len(taken) != len(put):
+            raise UserError(f"{len(taken)} directions to swap from, but {len(put)} to swap to")
+        for number in (*taken, *put):
+            if number is not None and not 0 <= number < len(directions):
+                raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
+                                f"{len(directions) - 1}")
+        amounts = self.change(delta, kind)
+        for source, target in zip(taken, put):
+            amount = amounts[..., source:source + 1]
+            delta = delta - amount * directions[source]
+            if target is not None:
+                delta = delta + amount * directions[target]
+        return delta
+
+    def _pc_std(self) -> Tensor:
+        return self.variances[:self.num_ics].sqrt()

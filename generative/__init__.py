@@ -1,0 +1,1 @@
+"""The generative simulator: its data set, networks, losses and published files."""

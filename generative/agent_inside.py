@@ -1,0 +1,104 @@
+"""The frozen agent that acts on the simulated frames.
+
+Letters in shape comments: T steps, B batch, C H W an image, D agent hidden state, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import UserError
+from common.networks import Policy
+
+HiddenChange = Callable[[Tensor, Tensor], Tensor]
+"""(state that enters a step, state that leaves it), each (B, D), to the state to leave with."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentOutput:
+    """What the agent makes of images; leading dimensions are those of the images.
+
+    Attributes:
+        hidden_states: states that leave the step (…, D), the input of both heads.
+        log_probs: of the actions (…, A).
+        values: (…,).
+    """
+
+    hidden_states: Tensor
+    log_probs: Tensor
+    values: Tensor
+
+
+class AgentInside(nn.Module):
+    """A recurrent policy whose weights never change and whose state is never masked.
+
+    Args:
+        policy: a trained agent; it is frozen in place.
+        hidden_size: D that the simulator was built for.
+        num_actions: A that the simulator was built for.
+
+    Raises:
+        UserError: if the policy has no GRU or other sizes.
+    """
+
+    def __init__(self, policy: Policy, hidden_size: int, num_actions: int):
+        super().__init__()
+        if not policy.recurrent:
+            raise UserError("the simulator needs a recurrent agent, but this one has no GRU")
+        found = (policy.hidden_state_size, policy.fc_policy.out_features)
+        if found != (hidden_size, num_actions):
+            raise UserError(f"the agent has {found[0]} hidden units and {found[1]} actions, but "
+                            f"agent_hidden_size is {hidden_size} and action_space_size is "
+                            f"{num_actions}")
+        self.policy = policy.requires_grad_(False)
+        self.train(False)
+
+    def train(self, mode: bool = True) -> AgentInside:
+        """Stay in evaluation mode, whatever is asked.
+
+        Only the GRU kernel itself is left in training mode: without dropout that changes no
+        number, but cuDNN refuses to compute gradients of its input in evaluation mode.
+        """
+        super().train(False)
+        self.policy.gru.gru.train(True)
+        return self
+
+    def sequence(self, images: Tensor, hidden: Tensor) -> AgentOutput:
+        """Run T steps at once.
+
+        Args:
+            images: (T, B, C, H, W) in [0, 1].
+            hidden: state that enters the first step (B, D).
+        """
+        embeddings = self.policy.embed(images.flatten(0, 1)).float()  # (T*B, E)
+        return self._act(self._remember(embeddings.unflatten(0, images.shape[:2]), hidden))
+
+    def step(self, image: Tensor, hidden: Tensor,
+             alter_hidden: HiddenChange | None = None) -> AgentOutput:
+        """Run one step.
+
+        The returned state is the tensor from which log-probabilities and value are computed, so
+        a gradient with respect to it counts both them and all later steps.
+
+        Args:
+            image: (B, C, H, W) in [0, 1].
+            hidden: state that enters the step (B, D).
+            alter_hidden: changes the state that leaves the step before anything is read off it.
+        """
+        embedding = self.policy.embed(image).float()  # (B, E)
+        after = self._remember(embedding.unsqueeze(0), hidden).squeeze(0)  # (B, D)
+        if alter_hidden is not None:
+            after = alter_hidden(hidden, after)
+        return self._act(after)
+
+    def _remember(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        states, _ = self.policy.gru.gru(embeddings, hidden.unsqueeze(0).contiguous())
+        return states  # (T, B, D)
+
+    def _act(self, states: Tensor) -> AgentOutput:
+        log_probs = torch.log_softmax(self.policy.fc_policy(states), dim=-1)
+        return AgentOutput(states, log_probs, self.policy.fc_value(states).squeeze(-1))

@@ -1,0 +1,62 @@
+"""Which frame, action and state of a window belongs to which simulated step.
+
+Simulated step i has the label frame num_init_steps - 1 + i, and starts from the action taken at
+the frame before. A stored hidden state enters the agent at its frame; the one with which the
+agent leaves a frame is the next row.
+
+Letters in shape comments: W frames of a window, I initial frames, T simulated steps, B batch,
+C H W a frame, D agent hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from generative.config import SimulatorConfig
+from generative.dataset import Windows
+
+
+@dataclasses.dataclass(frozen=True)
+class AlignedBatch:
+    """A batch of windows as the simulator sees it.
+
+    Attributes:
+        initial_images: (I, B, C, H, W) in [0, 1].
+        images: labels of the steps (T, B, C, H, W) in [0, 1].
+        actions: action that enters each step, int64 (T, B).
+        rewards: labels (T, B).
+        terminals: labels, 0 or 1 (T, B).
+        first_hidden: state that enters the agent at the first step (B, D).
+        hidden_states: labels, states that leave the agent at each step (T, B, D).
+    """
+
+    initial_images: Tensor
+    images: Tensor
+    actions: Tensor
+    rewards: Tensor
+    terminals: Tensor
+    first_hidden: Tensor
+    hidden_states: Tensor
+
+
+def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
+    """Cut a batch of windows (time first), on the device where it lies.
+
+    Raises:
+        UserError: if the windows do not have the configuration's length.
+    """
+    length, first = config.window_length, config.num_init_steps - 1
+    if len(windows.frames) != length:
+        raise UserError(f"the windows have {len(windows.frames)} frames, but num_init_steps "
+                        f"{config.num_init_steps} and num_sim_steps {config.num_sim_steps} make "
+                        f"{length}")
+    images = windows.frames.to(torch.float32) / 255  # (W, B, C, H, W)
+    return AlignedBatch(initial_images=images[:config.num_init_steps], images=images[first:],
+                        actions=windows.actions[first - 1:-1], rewards=windows.rewards[first:],
+                        terminals=windows.terminals[first:],
+                        first_hidden=windows.hidden_states[first],
+                        hidden_states=windows.hidden_states[first + 1:])

@@ -1,0 +1,251 @@
+"""Recorded rollouts as windows of consecutive frames.
+
+Letters in shape comments: N frames of the data set, W frames of a window, I initial frames, B
+windows of a batch, C H W a frame, D agent hidden state, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
+
+FRAME_SHAPE = (3, 64, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """One window, or a batch of them with time first: (W, …) or (W, B, …).
+
+    What lies outside the episode is black, 0 and, after its end, terminal.
+
+    Attributes:
+        frames: uint8 (…, C, H, W).
+        actions: int64 (…,), taken at the frame.
+        rewards: float32 (…,).
+        values: float32 (…,), the recorded agent's.
+        terminals: float32 (…,), 1 where the episode ends or has ended.
+        log_probs: float32 (…, A).
+        hidden_states: float32, one row more (W + 1, …, D): row t enters the agent at frame t.
+    """
+
+    frames: Tensor
+    actions: Tensor
+    rewards: Tensor
+    values: Tensor
+    terminals: Tensor
+    log_probs: Tensor
+    hidden_states: Tensor
+
+    def to(self, device: torch.device | str) -> Windows:
+        """The same on another device."""
+        return Windows(**{field.name: getattr(self, field.name).to(device, non_blocking=True)
+                          for field in dataclasses.fields(self)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Window numbers, in ascending order: int64 arrays that share no episode."""
+
+    train: np.ndarray
+    held_out: np.ndarray
+
+
+class RolloutDataset:
+    """Windows of a ``data`` folder; number i starts at row i of ``idx_to_episode.csv``.
+
+    Where the initial frames and the one after them lie in one episode, the window is what was
+    recorded, filled after the episode's end. Where they straddle a border there is nothing to
+    simulate before it, so the window shows the next episode instead: its first frame is the last
+    initial frame, with nothing before it. Rows of the last episode for which there is no next
+    one start no window.
+
+    Args:
+        folder: ours or a published one.
+        num_init_steps: I.
+        num_sim_steps: simulated steps; W is I + num_sim_steps - 1.
+        terminal_absorbing: whether ``terminals`` stays 1 after an episode's end; False gives
+            the published labels, which fall back to 0.
+
+    Raises:
+        UserError: naming the file that is missing, damaged, or does not fit the others; or if
+            the data is shorter than a window.
+    """
+
+    def __init__(self, folder: Path, num_init_steps: int, num_sim_steps: int,
+                 terminal_absorbing: bool = True):
+        for name, number in (("num_init_steps", num_init_steps), ("num_sim_steps", num_sim_steps)):
+            if number < 1:
+                raise UserError(f"{name} must be above 0, not {number}")
+        self.folder = RolloutFolder(folder)
+        self.num_init_steps = num_init_steps
+        self.window_length = num_init_steps + num_sim_steps - 1
+        self.terminal_absorbing = terminal_absorbing
+        self._read_index()
+        self._read_steps()
+        self._lay_out_windows()
+        self._check_arrays()
+
+    def _read_index(self) -> None:
+        index = self.folder.index()
+        path = self.folder.index_file
+        if len(index) < self.window_length:
+            raise UserError(f"{path} has {len(index)} frames, fewer than the "
+                            f"{self.window_length} of a window")
+        if (np.diff(index["global_step"]) != 1).any():
+            row = int(np.argmax(np.diff(index["global_step"]) != 1))
+            raise UserError(f"{path} has a gap: after global_step "
+                            f"{index['global_step'].iloc[row]} comes "
+                            f"{index['global_step'].iloc[row + 1]}")
+        episodes = index["episode"].to_numpy()
+        rises = np.diff(episodes)
+        if ((rises != 0) & (rises != 1)).any():
+            row = int(np.argmax((rises != 0) & (rises != 1)))
+            raise UserError(f"{path} has a gap: after episode {episodes[row]} comes "
+                            f"{episodes[row + 1]}")
+        self._first_global_step = int(index["global_step"].iloc[0])
+        self._row_episode = episodes - episodes[0]  # (N,), counted from 0
+        self.episodes = np.unique(episodes)  # numbers on disk
+        self._lengths = np.bincount(self._row_episode)
+        self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
+
+    def _read_steps(self) -> None:
+        steps = self.folder.all_steps(self.episodes)
+        found = np.column_stack([steps["global_step"], steps["episode"]])
+        rows = self._first_global_step + np.arange(len(self._row_episode))
+        expected = np.column_stack([rows, self._row_episode + self.episodes[0]])
+        if found.shape != expected.shape or (found != expected).any():
+            shared = min(len(found), len(expected))
+            wrong = (found[:shared] != expected[:shared]).any(axis=1)
+            row = int(np.argmax(wrong)) if wrong.any() else min(shared, len(expected) - 1)
+            number = self.episodes[self._row_episode[row]]
+            raise UserError(f"{self.folder.steps_file(number)} does not fit "
+                            f"{self.folder.index_file.name}: other frames, from row "
+                            f"{row} of the index on")
+        last = self._first_rows + self._lengths - 1
+        done = steps["done"].to_numpy(np.float32)
+        unfinished = np.flatnonzero(done[last] != 1)
+        early = np.flatnonzero(np.delete(done, last) != 0)
+        if len(unfinished) or len(early):
+            row = last[unfinished[0]] if len(unfinished) else np.delete(
+                np.arange(len(done)), last)[early[0]]
+            number = self.episodes[self._row_episode[row]]
+            raise UserError(f"{self.folder.steps_file(number)}: 'done' must be 1 in the last row "
+                            "and 0 in all others")
+        self._actions = steps["action"].to_numpy(np.int64)  # (N,)
+        self._rewards = steps["reward"].to_numpy(np.float32)
+        self._values = steps["value"].to_numpy(np.float32)
+
+    def _lay_out_windows(self) -> None:
+        """For each window: its episode, that one's first frame in it, and at which position."""
+        num_rows, last_initial = len(self._row_episode), self.num_init_steps - 1
+        rows = np.arange(num_rows)
+        ends = self._first_rows + self._lengths
+        straddles = rows + self.num_init_steps >= ends[self._row_episode]
+        exists = ~straddles | (self._row_episode < len(self.episodes) - 1)
+        self._length = int(exists.sum())  # those without a next episode are the last ones
+        if self._length == 0:
+            raise UserError(f"{self.folder.index_file} has a single episode of {num_rows} frames, "
+                            f"which is too short for {self.num_init_steps} initial frames")
+        straddles = straddles[:self._length]
+        self._window_episode = self._row_episode[:self._length] + straddles
+        within = rows[:self._length] - self._first_rows[self._row_episode[:self._length]]
+        # Frame of the episode at position 0 of the window; negative where it starts later.
+        self._offset = np.where(straddles, -last_initial, within)
+
+    def _check_arrays(self) -> None:
+        """Look at every episode's files, so that damage is found now and not in mid-training."""
+        self._files = [self.folder.array_files(number) for number in self.episodes.tolist()]
+        self._hidden_size = self._files[0].hidden_states.shape[1]
+        self._num_actions = self._files[0].log_probs.shape[1]
+        for files, length in zip(self._files, self._lengths.tolist()):
+            expected = ((files.frames, (length, *FRAME_SHAPE)),
+                        (files.hidden_states, (length + 1, self._hidden_size)),
+                        (files.log_probs, (length, self._num_actions)))
+            for file, shape in expected:
+                if file.shape != shape:
+                    raise UserError(f"{file.path} has the shape {file.shape}, not {shape} as "
+                                    f"{self.folder.index_file.name} and the other episodes say")
+        wrong = np.flatnonzero((self._actions < 0) | (self._actions >= self._num_actions))
+        if len(wrong):
+            number = self.episodes[self._row_episode[wrong[0]]]
+            raise UserError(f"{self.folder.steps_file(number)} has the action "
+                            f"{self._actions[wrong[0]]}, but lp.npy has {self._num_actions}")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int) -> Windows:
+        """One window (W, …)."""
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"window {number} of {len(self)}")
+        batch = self.batch([number])
+        return Windows(**{field.name: getattr(batch, field.name)[:, 0]
+                          for field in dataclasses.fields(batch)})
+
+    def batch(self, numbers: Sequence[int] | np.ndarray) -> Windows:
+        """Several windows, time first (W, B, …).
+
+        Raises:
+            UserError: if an episode's arrays are missing, damaged or hold NaN.
+        """
+        numbers = np.asarray(numbers, dtype=np.int64)  # (B,)
+        episodes, offsets = self._window_episode[numbers], self._offset[numbers]
+        lengths = self._lengths[episodes]
+        position = offsets + np.arange(self.window_length)[:, None]  # (W, B), frame of the episode
+        inside = (position >= 0) & (position < lengths)
+        rows = np.where(inside, self._first_rows[episodes] + position, 0)
+        ended = position >= lengths if self.terminal_absorbing else False
+        terminals = (position == lengths - 1) | ended
+        shape = (self.window_length, len(numbers))
+        frames = np.zeros((*shape, *FRAME_SHAPE), np.uint8)
+        log_probs = np.zeros((*shape, self._num_actions), np.float32)
+        hidden_states = np.zeros((shape[0] + 1, shape[1], self._hidden_size), np.float32)
+        for b, (episode, offset) in enumerate(zip(episodes.tolist(), offsets.tolist())):
+            files = self._files[episode]
+            lead, begin = max(-offset, 0), max(offset, 0)
+            for target, file in ((frames, files.frames), (log_probs, files.log_probs),
+                                 (hidden_states, files.hidden_states)):
+                piece = file.rows(begin, begin + len(target) - lead)
+                target[lead:lead + len(piece), b] = piece
+        for name, array in (("hx.npy", hidden_states), ("lp.npy", log_probs)):
+            broken = np.flatnonzero(np.isnan(array).any(axis=(0, 2)))
+            if len(broken):
+                folder = self.folder.episode_folder(self.episodes[episodes[broken[0]]])
+                raise UserError(f"{folder / name} holds NaN")
+        return Windows(
+            frames=torch.from_numpy(frames),
+            actions=torch.from_numpy(np.where(inside, self._actions[rows], 0)),
+            rewards=torch.from_numpy(np.where(inside, self._rewards[rows], np.float32(0))),
+            values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
+            terminals=torch.from_numpy(terminals.astype(np.float32)),
+            log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
+
+    def split(self, held_out_fraction: float, seed: int) -> Split:
+        """Divide the windows by the episode they show, the same way for the same seed.
+
+        Args:
+            held_out_fraction: share of the episodes to hold out, above 0 and below 1; at least
+                one is held out and one kept.
+
+        Raises:
+            UserError: if the fraction is out of range or there are no two episodes.
+        """
+        if not 0 < held_out_fraction < 1:
+            raise UserError("the held-out fraction must lie between 0 and 1, not "
+                            f"{held_out_fraction}")
+        shown = np.unique(self._window_episode)
+        if len(shown) < 2:
+            raise UserError(f"{self.folder.path} has windows of one episode only, so none can be "
+                            "held out")
+        num_held_out = min(max(round(held_out_fraction * len(shown)), 1), len(shown) - 1)
+        chosen = np.random.default_rng(seed).permutation(shown)[:num_held_out]
+        held_out = np.isin(self._window_episode, chosen)
+        return Split(np.flatnonzero(~held_out), np.flatnonzero(held_out))

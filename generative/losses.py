@@ -1,0 +1,128 @@
+"""What the simulator is trained on.
+
+Letters in shape comments: T simulated steps, B batch, S latent variables, K classes of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from generative.alignment import AlignedBatch
+from generative.config import SimulatorConfig
+from generative.simulator import Simulation, Start
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatorLosses:
+    """The named terms, with their weights, and their total.
+
+    Attributes:
+        image: 0.5 times the sum of squared errors over a frame, before the clamp (T, B).
+        reward: 0.5 times the squared error (T, B).
+        terminal: binary cross-entropy (T, B).
+        agent_state: 0.5 times the sum of squared errors, 0 after the first terminal step (T, B).
+        kl: balanced KL divergence of posterior and prior (T, B).
+        update: norm of the change of h (T, B).
+        bottleneck: how close the vectors of the batch lie together ().
+        first_hidden: squared error of the agent's first state, as a sum (B,).
+        first_action: cross-entropy of the action that enters the first step (B,).
+    """
+
+    image: Tensor
+    reward: Tensor
+    terminal: Tensor
+    agent_state: Tensor
+    kl: Tensor
+    update: Tensor
+    bottleneck: Tensor
+    first_hidden: Tensor
+    first_action: Tensor
+
+    @property
+    def per_step(self) -> Tensor:
+        """Sum of the terms that each step has (T, B)."""
+        return (self.image + self.reward + self.terminal + self.agent_state + self.kl
+                + self.update)
+
+    @property
+    def total(self) -> Tensor:
+        """What is minimised (): summed over time, averaged over the batch."""
+        start = (self.first_hidden + self.first_action).mean()
+        return self.per_step.sum(dim=0).mean() + self.bottleneck + start
+
+
+def simulator_losses(simulation: Simulation, batch: AlignedBatch,
+                     config: SimulatorConfig) -> SimulatorLosses:
+    """Hold a pass with posterior against its labels.
+
+    Raises:
+        ValueError: if the pass has no posterior.
+    """
+    if simulation.posterior_logits is None:
+        raise ValueError("the KL loss needs a pass with true images")
+    squared_images = (simulation.raw_images - batch.images).square()
+    squared_states = (simulation.hidden_states - batch.hidden_states).square()
+    start = simulation.start
+    return SimulatorLosses(
+        image=0.5 * squared_images.flatten(2).sum(dim=-1),
+        reward=0.5 * (simulation.rewards - batch.rewards).square(),
+        terminal=functional.binary_cross_entropy_with_logits(
+            simulation.terminal_logits, batch.terminals, reduction="none"),
+        agent_state=0.5 * squared_states.sum(dim=-1) * until_first_terminal(batch.terminals),
+        kl=config.kl_weight * balanced_kl(simulation.posterior_logits, simulation.prior_logits,
+                                          config.kl_balance),
+        update=config.env_update_penalty_weight * _update_norms(start, simulation.env_h),
+        bottleneck=config.bottleneck_loss_weight * vector_crowding(start.bottleneck_vec),
+        first_hidden=(start.agent_hidden - batch.first_hidden).square().sum(dim=-1),
+        first_action=functional.cross_entropy(start.action_logits, batch.actions[0],
+                                              reduction="none"))
+
+
+def until_first_terminal(terminals: Tensor) -> Tensor:
+    """1 up to and including the first terminal step, 0 after it; (T, B) to (T, B)."""
+    ended_before = terminals.cumsum(dim=0) - terminals
+    return (ended_before == 0).to(terminals)
+
+
+def balanced_kl(posterior_logits: Tensor, prior_logits: Tensor, balance: float) -> Tensor:
+    """(1 - balance)·KL(post ‖ sg(prior)) + balance·KL(sg(post) ‖ prior), summed over S.
+
+    sg is stop-gradient: the two terms have the same value but train one distribution each
+    (Hafner et al. 2021, "Mastering Atari with discrete world models", algorithm 2).
+
+    Args:
+        posterior_logits: (T, B, S, K).
+        prior_logits: (T, B, S, K).
+        balance: share that trains the prior.
+
+    Returns:
+        Nats (T, B).
+    """
+    to_posterior = _kl(posterior_logits, prior_logits.detach())
+    to_prior = _kl(posterior_logits.detach(), prior_logits)
+    return (1 - balance) * to_posterior + balance * to_prior
+
+
+def _kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    log_p, log_q = torch.log_softmax(p_logits, dim=-1), torch.log_softmax(q_logits, dim=-1)
+    return (log_p.exp() * (log_p - log_q)).sum(dim=(-2, -1))  # (T, B)
+
+
+def vector_crowding(vectors: Tensor) -> Tensor:
+    """log Σᵢⱼ exp(mᵢⱼ), mᵢⱼ = 2·cos(vᵢ, vⱼ) − 2 off the diagonal and 1 on it; (B, V) to ().
+
+    Least when the vectors of a batch are spread over the whole sphere.
+    """
+    unit = functional.normalize(vectors, dim=-1)
+    closeness = 2 * unit @ unit.T - 2  # (B, B)
+    diagonal = torch.eye(len(vectors), dtype=torch.bool, device=vectors.device)
+    return closeness.masked_fill(diagonal, 1.0).flatten().logsumexp(dim=0)
+
+
+def _update_norms(start: Start, env_h: Tensor) -> Tensor:
+    before = torch.cat([start.env_h.unsqueeze(0), env_h[:-1]])  # (T, B, H)
+    return torch.linalg.vector_norm(env_h - before, dim=-1)  # (T, B)

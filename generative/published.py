@@ -1,0 +1,178 @@
+"""Simulator files: the published layout, read and written. No other module knows its keys.
+
+A file is a dict with ``gen_model_state_dict``; it does not hold the agent. Published files carry
+two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
+``decoder.vecobs.*``. They have no place in our parts and are dropped on reading, but the
+published code refuses a file without them. So what is written has them again: as they were read
+if the reader's ``unused`` is handed on, and zeros otherwise, which, unlike fresh random values,
+make equal simulators equal files and cannot be mistaken for something trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from common.agent_file import load_tensors
+from common.errors import UserError
+from common.files import save_tensors
+from common.networks import Policy
+from generative.config import SimulatorConfig
+from generative.decoder import Head
+from generative.simulator import Simulator
+
+_KEY = "gen_model_state_dict"
+_VECOBS_LAYERS = 4  # of the unused head, whatever the other heads have
+
+_STEPPER = "agent_env_stepper."
+_GRU = f"{_STEPPER}gru.layers.0."
+_DECODER = f"{_STEPPER}decoder."
+_SECOND_DECODER = "conv_out."
+
+# Prefix of our names, prefix of the published ones; the first match counts.
+_PREFIXES = (
+    (r"encoder\.blocks\.(\d)\.norm", r"encoder.image_embedder.nets.\1.normalize"),
+    (r"encoder\.blocks\.(\d)\.skip", r"encoder.image_embedder.nets.\1.conv_sc"),
+    (r"encoder\.blocks\.(\d)\.conv", r"encoder.image_embedder.nets.\1.conv"),
+    (r"encoder\.gru\.", "encoder.rnn."),
+    (r"encoder\.mlp\.", "encoder.mlp_out."),
+    (r"encoder\.to_vec\.", "encoder.bottleneck_mlp."),
+    (r"env_converter\.", "bottleneck_vec_converter_env.nets."),
+    (r"hidden_converter\.", "bottleneck_vec_converter_agent_h.nets."),
+    (r"action_converter\.", "bottleneck_vec_converter_action.nets."),
+    (r"frame_embedding\.layers\.", "conv_in.encoder_image.model."),
+    (r"cell\.z_in\.", f"{_STEPPER}z_mlp."),
+    (r"cell\.action_in\.", f"{_STEPPER}a_mlp."),
+    (r"cell\.in_norm\.", f"{_STEPPER}in_norm."),
+    (r"cell\.gru\.from_input\.", f"{_GRU}weight_ih."),
+    (r"cell\.gru\.from_hidden\.", f"{_GRU}weight_hh."),
+    (r"cell\.gru\.reset_norm\.", f"{_GRU}ln_reset."),
+    (r"cell\.gru\.update_norm\.", f"{_GRU}ln_update."),
+    (r"cell\.gru\.new_norm\.", f"{_GRU}ln_newval."),
+    (r"cell\.prior_hidden\.", f"{_STEPPER}prior_mlp_h."),
+    (r"cell\.prior_norm\.", f"{_STEPPER}prior_norm."),
+    (r"cell\.prior_out\.", f"{_STEPPER}prior_mlp."),
+    (r"cell\.posterior_hidden\.", f"{_STEPPER}post_mlp_h."),
+    (r"cell\.posterior_embedding\.", f"{_STEPPER}post_mlp_e."),
+    (r"cell\.posterior_norm\.", f"{_STEPPER}post_norm."),
+    (r"cell\.posterior_out\.", f"{_STEPPER}post_mlp."),
+    (r"decoder\.image\.linear\.", f"{_DECODER}image.model.0."),
+    (r"decoder\.(reward|terminal)\.", rf"{_DECODER}\1.model.model."),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedSimulator:
+    """What a file holds.
+
+    Attributes:
+        simulator: ready to use.
+        unused: tensors of the file that no computation reads, by published key.
+    """
+
+    simulator: Simulator
+    unused: dict[str, Tensor]
+
+
+def published_name(name: str) -> str:
+    """The published key of one of our parameters."""
+    image_layer = re.fullmatch(r"decoder\.image\.layers\.(\d)\.(weight|bias)", name)
+    if image_layer:  # two layers come before ours there: the linear one and a reshape
+        return f"{_DECODER}image.model.{int(image_layer[1]) + 2}.{image_layer[2]}"
+    for ours, theirs in _PREFIXES:
+        renamed, count = re.subn("^" + ours, theirs, name)
+        if count:
+            return renamed
+    raise KeyError(name)
+
+
+def load_published(path: Path, config: SimulatorConfig, policy: Policy,
+                   device: torch.device | str = "cpu") -> PublishedSimulator:
+    """Read a simulator file, ours or a published one.
+
+    Args:
+        config: the sizes it was trained with; a file does not say them.
+        policy: the agent it was trained with.
+
+    Raises:
+        UserError: if the file is missing, truncated, or not a simulator; a tensor that is
+            missing, unknown or of the wrong shape is named. Or if the agent does not fit.
+    """
+    content = load_tensors(path, "simulator file")
+    found = content.get(_KEY)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a simulator file: it has no '{_KEY}'")
+    simulator = Simulator(config, policy)
+    parts = _own_tensors(simulator)
+    expected = {published_name(name): name for name in parts}
+    unused_shapes = _unused_shapes(simulator)
+    for key, name in expected.items():
+        if key not in found:
+            raise UserError(f"the simulator file {path} has no tensor '{key}'")
+        _check_shape(path, key, found[key], parts[name].shape)
+    unused = {}
+    for key in found.keys() - expected.keys():
+        if key not in unused_shapes:
+            raise UserError(f"the simulator file {path} has a tensor '{key}' that belongs to no "
+                            "simulator of these sizes")
+        _check_shape(path, key, found[key], unused_shapes[key])
+        unused[key] = found[key]
+    with torch.no_grad():
+        for key, name in expected.items():
+            parts[name].copy_(found[key])
+    return PublishedSimulator(simulator.to(device), unused)
+
+
+def published_state(simulator: Simulator,
+                    unused: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """A simulator's weights on the CPU with every key of the published layout.
+
+    Args:
+        unused: from ``load_published``, to write back what was read; zeros for what it lacks.
+    """
+    state = {published_name(name): tensor.detach().cpu()
+             for name, tensor in _own_tensors(simulator).items()}
+    for key, shape in _unused_shapes(simulator).items():
+        state[key] = unused[key] if unused and key in unused else torch.zeros(shape)
+    return state
+
+
+def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] | None = None,
+                   more: dict | None = None) -> None:
+    """Write a simulator file, atomically.
+
+    Args:
+        unused: see ``published_state``.
+        more: further entries of the file, such as an optimiser's state.
+    """
+    save_tensors(path, {**(more or {}), _KEY: published_state(simulator, unused)})
+
+
+def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in simulator.state_dict().items()
+            if not name.startswith("agent.")}
+
+
+def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
+    config = simulator.config
+    decoder = {published_name(name).removeprefix(_DECODER): tensor.shape
+               for name, tensor in _own_tensors(simulator).items() if name.startswith("decoder.")}
+    with torch.device("meta"):  # shapes only
+        vecobs = Head(config.deter_dim + config.env_h_stoch_size, _VECOBS_LAYERS,
+                      config.agent_hidden_size, config.layer_norm)
+    vecobs_shapes = {f"vecobs.model.model.{name}": tensor.shape
+                     for name, tensor in vecobs.state_dict().items()}
+    return {**{_SECOND_DECODER + name: shape for name, shape in {**decoder,
+                                                                **vecobs_shapes}.items()},
+            **{_DECODER + name: shape for name, shape in vecobs_shapes.items()}}
+
+
+def _check_shape(path: Path, key: str, tensor: Tensor, shape: torch.Size) -> None:
+    if not isinstance(tensor, Tensor) or tensor.shape != shape:
+        found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise UserError(f"in the simulator file {path} the tensor '{key}' has the shape {found}, "
+                        f"not {tuple(shape)}")

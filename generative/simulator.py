@@ -1,0 +1,279 @@
+"""The simulator: an environment that was learnt, with the frozen agent inside.
+
+Two passes over the same parts. ``forward`` is the training pass: with true actions and the
+posterior, frames do not feed back into the cell, so everything but the two recurrences runs for
+all steps at once. ``imagine`` goes step by step, as it must when the agent sees what the
+environment shows and the environment gets what the agent does.
+
+Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
+is no image: H deterministic state), S latent variables, K classes of each, D agent hidden state,
+A actions, V bottleneck vector, M hidden layer of the cell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.networks import Policy
+from generative.agent_inside import AgentInside, HiddenChange
+from generative.alignment import AlignedBatch
+from generative.cell import EnvironmentCell
+from generative.config import SimulatorConfig
+from generative.decoder import Decoder
+from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
+from generative.straight_through import LatentDraw, clamp_image, most_likely_action
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Where a simulation begins. ``dataclasses.replace`` puts a true state or action in.
+
+    Attributes:
+        bottleneck_vec: (B, V), length 1.
+        env_h: h before the first step (B, H).
+        z: one-hot, before the first step (B, S, K).
+        agent_hidden: state that enters the agent at the first step (B, D).
+        action_logits: of the action that enters the first step (B, A), as predicted.
+        action: that action, one-hot (B, A).
+    """
+
+    bottleneck_vec: Tensor
+    env_h: Tensor
+    z: Tensor
+    agent_hidden: Tensor
+    action_logits: Tensor
+    action: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One simulated step. Every tensor is the one that the later computation reads, so that
+    ``torch.autograd.grad`` of a scalar reaches it.
+
+    Attributes:
+        actions: action that entered the step, one-hot (B, A).
+        env_h: (B, H).
+        z: one-hot (B, S, K).
+        prior_logits: (B, S, K).
+        posterior_logits: (B, S, K); None where z came from the prior.
+        raw_images: as decoded, which the loss compares (B, C, H, W).
+        images: after the clamp, in [0, 1], which the agent sees (B, C, H, W).
+        rewards: (B,), in the unit of the data.
+        terminal_logits: (B,), before the sigmoid.
+        hidden_states: states that leave the agent (B, D).
+        log_probs: the agent's, of its actions (B, A).
+        values: the agent's (B,).
+        own_actions: the agent's most likely action, one-hot (B, A).
+    """
+
+    actions: Tensor
+    env_h: Tensor
+    z: Tensor
+    prior_logits: Tensor
+    posterior_logits: Tensor | None
+    raw_images: Tensor
+    images: Tensor
+    rewards: Tensor
+    terminal_logits: Tensor
+    hidden_states: Tensor
+    log_probs: Tensor
+    values: Tensor
+    own_actions: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulation:
+    """All steps of a pass: the start, and the fields of ``Step`` with time first (T, B, …)."""
+
+    start: Start
+    actions: Tensor
+    env_h: Tensor
+    z: Tensor
+    prior_logits: Tensor
+    posterior_logits: Tensor | None
+    raw_images: Tensor
+    images: Tensor
+    rewards: Tensor
+    terminal_logits: Tensor
+    hidden_states: Tensor
+    log_probs: Tensor
+    values: Tensor
+    own_actions: Tensor
+
+    @property
+    def terminals(self) -> Tensor:
+        """Probability that the episode ends at each step (T, B)."""
+        return torch.sigmoid(self.terminal_logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class Imagination:
+    """A sequential pass.
+
+    Attributes:
+        start: where it began.
+        steps: T steps; take gradients with respect to their tensors.
+    """
+
+    start: Start
+    steps: tuple[Step, ...]
+
+    def stacked(self) -> Simulation:
+        """The same with time as a dimension. The copies are no part of the steps' own graph:
+        a scalar made from ``steps`` has no gradient with respect to them."""
+        fields = {}
+        for field in dataclasses.fields(Step):
+            values = [getattr(step, field.name) for step in self.steps]
+            fields[field.name] = None if values[0] is None else torch.stack(values)
+        return Simulation(self.start, **fields)
+
+
+class Simulator(nn.Module):
+    """The whole generative model.
+
+    Args:
+        config: sizes.
+        policy: a trained recurrent agent; it is frozen in place and never trained here.
+
+    Raises:
+        UserError: if the agent does not fit the sizes.
+    """
+
+    def __init__(self, config: SimulatorConfig, policy: Policy):
+        super().__init__()
+        self.config = config
+        vec = config.bottleneck_vec_size
+        self.encoder = BottleneckEncoder(config.image_channels,
+                                         config.initializer_rnn_hidden_size, vec)
+        self.env_converter = Converter(vec, config.deter_dim + config.env_h_stoch_size)
+        self.hidden_converter = Converter(vec, config.agent_hidden_size)
+        self.action_converter = Converter(vec, config.action_space_size)
+        self.frame_embedding = FrameEmbedding(config.image_channels)
+        self.cell = EnvironmentCell(config)
+        self.decoder = Decoder(config)
+        self.agent = AgentInside(policy, config.agent_hidden_size, config.action_space_size)
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """All but the agent's."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def encode(self, initial_images: Tensor) -> Tensor:
+        """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V)."""
+        return self.encoder(initial_images)
+
+    def random_vectors(self, num: int, generator: torch.Generator | None = None) -> Tensor:
+        """Bottleneck vectors (num, V) drawn evenly from the unit sphere.
+
+        Args:
+            generator: source of the random numbers, on the CPU so that a seed gives the same
+                vectors on every device; None for torch's own.
+        """
+        vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
+        return on_unit_sphere(vectors.to(self.decoder.image.linear.weight.device))
+
+    def start_from(self, bottleneck_vec: Tensor, draw: LatentDraw) -> Start:
+        """Convert bottleneck vectors (B, V) to the predicted start of a simulation.
+
+        The agent's state and the action are predicted from the detached vector, so that these
+        side tasks do not shape it.
+        """
+        env_h, z_logits = self.env_converter(bottleneck_vec).split(
+            [self.config.deter_dim, self.config.env_h_stoch_size], dim=-1)
+        z = draw(z_logits.unflatten(-1, self.cell.latent_shape))  # (B, S, K)
+        detached = bottleneck_vec.detach()
+        action_logits = self.action_converter(detached)  # (B, A)
+        return Start(bottleneck_vec, env_h, z, torch.tanh(self.hidden_converter(detached)),
+                     action_logits, most_likely_action(torch.log_softmax(action_logits, dim=-1)))
+
+    def forward(self, batch: AlignedBatch, draw: LatentDraw) -> Simulation:
+        """The training pass: z from the posterior, true actions, true first agent state."""
+        start = self.start_from(self.encode(batch.initial_images), draw)
+        actions = self.one_hot_actions(batch.actions)  # (T, B, A)
+        num_steps, num_windows = actions.shape[:2]
+
+        action_inputs = self.cell.action_input(actions)  # (T, B, M)
+        embeddings = self.frame_embedding(batch.images.flatten(0, 1))  # (T*B, E)
+        embedding_inputs = self.cell.embedding_input(embeddings).unflatten(
+            0, (num_steps, num_windows))  # (T, B, M)
+        h, z = start.env_h, start.z
+        all_h, all_z, all_posterior = [], [], []
+        for t in range(num_steps):
+            h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
+            posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
+            z = draw(posterior)
+            all_h.append(h)
+            all_z.append(z)
+            all_posterior.append(posterior)
+        env_h, latents = torch.stack(all_h), torch.stack(all_z)
+
+        shown = self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1))
+        raw_images = shown.images.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W)
+        images = clamp_image(raw_images)
+        agent = self.agent.sequence(images, batch.first_hidden)
+        return Simulation(
+            start=start, actions=actions, env_h=env_h, z=latents,
+            prior_logits=self.cell.prior_logits(env_h),
+            posterior_logits=torch.stack(all_posterior), raw_images=raw_images, images=images,
+            rewards=shown.rewards.unflatten(0, (num_steps, num_windows)),
+            terminal_logits=shown.terminal_logits.unflatten(0, (num_steps, num_windows)),
+            hidden_states=agent.hidden_states, log_probs=agent.log_probs, values=agent.values,
+            own_actions=most_likely_action(agent.log_probs))
+
+    def imagine(self, start: Start, draw: LatentDraw, num_steps: int | None = None, *,
+                true_actions: Tensor | None = None, true_images: Tensor | None = None,
+                without_env_grads: bool = False,
+                alter_hidden: HiddenChange | None = None) -> Imagination:
+        """Simulate step by step.
+
+        For example, from frames, with everything else the simulator's own::
+
+            start = simulator.start_from(simulator.encode(images), draw)
+            imagination = simulator.imagine(start, draw)
+            value = imagination.steps[4].values.mean()
+            gradients = torch.autograd.grad(value, [s.images for s in imagination.steps[:5]])
+
+        Args:
+            start: from ``start_from``; its ``action`` enters the first step.
+            num_steps: T; None for the configuration's number.
+            true_actions: actions that enter the steps, int64 (T, B), in place of the start's
+                and the agent's own.
+            true_images: (T, B, C, H, W) in [0, 1]; with them z comes from the posterior,
+                without from the prior.
+            without_env_grads: detach the action before it enters the environment.
+            alter_hidden: changes the state with which the agent leaves each step, before its
+                action and value are read off it.
+        """
+        num_steps = self.config.num_sim_steps if num_steps is None else num_steps
+        for name, given in (("true_actions", true_actions), ("true_images", true_images)):
+            if given is not None and len(given) < num_steps:
+                raise ValueError(f"{name} has {len(given)} steps, fewer than {num_steps}")
+        h, z, hidden, action = start.env_h, start.z, start.agent_hidden, start.action
+        steps = []
+        for t in range(num_steps):
+            if true_actions is not None:
+                action = self.one_hot_actions(true_actions[t])
+            entering = action.detach() if without_env_grads else action  # (B, A)
+            h = self.cell.advance(z, self.cell.action_input(entering), h)  # (B, H)
+            prior, posterior = self.cell.prior_logits(h), None  # (B, S, K)
+            if true_images is not None:
+                embedding = self.frame_embedding(true_images[t])
+                posterior = self.cell.posterior_logits(h, self.cell.embedding_input(embedding))
+            z = draw(prior if posterior is None else posterior)
+            shown = self.decoder(h, z)
+            image = clamp_image(shown.images)  # (B, C, H, W)
+            agent = self.agent.step(image, hidden, alter_hidden)
+            hidden, action = agent.hidden_states, most_likely_action(agent.log_probs)
+            steps.append(Step(
+                actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
+                raw_images=shown.images, images=image, rewards=shown.rewards,
+                terminal_logits=shown.terminal_logits, hidden_states=hidden,
+                log_probs=agent.log_probs, values=agent.values, own_actions=action))
+        return Imagination(start, tuple(steps))
+
+    def one_hot_actions(self, actions: Tensor) -> Tensor:
+        """int64 (…,) to float32 (…, A)."""
+        return functional.one_hot(actions, self.config.action_space_size).to(torch.float32)

@@ -1,0 +1,78 @@
+"""Choices that pass gradients: latent draws, actions, the clamp of an image.
+
+Letters in shape comments: S latent variables, K classes of each, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclasses.dataclass(frozen=True)
+class LatentDraw:
+    """How z is chosen, in the one place where it is.
+
+    Attributes:
+        how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
+            likely class.
+        generator: source of the random numbers, on the device of the logits; None for torch's
+            own.
+    """
+
+    how: Literal["sample", "mode"] = "sample"
+    generator: torch.Generator | None = None
+
+    def __post_init__(self):
+        if self.how not in ("sample", "mode"):
+            raise ValueError(f"how must be 'sample' or 'mode', not {self.how!r}")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Choose S one-hot variables.
+
+        The gradient is that of the probabilities (straight-through; Hafner et al. 2021,
+        "Mastering Atari with discrete world models", algorithm 1).
+
+        Args:
+            logits: (…, S, K), unnormalised.
+
+        Returns:
+            One-hot (…, S, K).
+        """
+        probs = torch.softmax(logits, dim=-1)  # (…, S, K)
+        if self.how == "mode":
+            classes = logits.argmax(dim=-1)  # (…, S)
+        else:
+            rows = probs.detach().reshape(-1, probs.shape[-1])
+            classes = torch.multinomial(rows, 1, generator=self.generator).reshape(probs.shape[:-1])
+        return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
+
+
+def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """``value`` in the forward pass, the gradient of ``gradient_of`` in the backward pass."""
+    return value + (gradient_of - gradient_of.detach())
+
+
+def most_likely_action(log_probs: Tensor) -> Tensor:
+    """The arg-max as a one-hot (…, A) whose gradient is that of the log-probabilities (…, A)."""
+    best = functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).to(log_probs)
+    return straight_through(best, log_probs)
+
+
+class _ClampWithGradientOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.clamp(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def clamp_image(image: Tensor) -> Tensor:
+    """Clamp to [0, 1] with gradient 1 everywhere."""
+    return _ClampWithGradientOne.apply(image)

@@ -1,0 +1,300 @@
+"""Recorded rollouts as windows: alignment, borders, what follows an episode's end, damage."""
+
+import dataclasses
+import os
+import re
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import GOLDEN
+
+from common.errors import UserError
+from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from generative.dataset import RolloutDataset
+
+DATA = GOLDEN / "dataset" / "data"
+FIRST_ROWS = [0, 12, 19, 39, 44, 47]  # of the six episodes; 77 rows in all
+STRADDLING = [row for end in FIRST_ROWS[1:] for row in range(end - 3, end)]
+FIELDS = {"actions": "action", "rewards": "reward", "values": "value", "terminals": "terminal",
+          "log_probs": "act_log_probs", "hidden_states": "hx"}
+
+
+@pytest.fixture(scope="module")
+def published_labels():
+    return RolloutDataset(DATA, 3, 6, terminal_absorbing=False)
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return RolloutDataset(DATA, 3, 6)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A copy of the data that a test may damage."""
+    return shutil.copytree(DATA, tmp_path / "data")
+
+
+def corner(window):
+    """A pixel that counts the frames."""
+    return window.frames[:, -1, -1, -1].tolist()
+
+
+@pytest.mark.parametrize("row", [row for row in range(69) if row not in STRADDLING])
+def test_windows_within_an_episode_are_the_golden_ones(published_labels, row):
+    golden = np.load(GOLDEN / "dataset" / "items.npz", allow_pickle=False)
+    window = published_labels[row]
+    for ours, theirs in FIELDS.items():
+        np.testing.assert_array_equal(getattr(window, ours).numpy(), golden[theirs][row],
+                                      err_msg=ours)
+    np.testing.assert_allclose(window.frames[:, 0, 0, 0], golden["ims_pixel_first"][row])
+    np.testing.assert_allclose(window.frames[:, -1, -1, -1], golden["ims_pixel_last"][row])
+
+
+def test_types_are_those_the_simulator_takes(dataset):
+    window = dataset[0]
+    assert window.frames.dtype == torch.uint8 and window.frames.shape == (8, 3, 64, 64)
+    assert window.actions.dtype == torch.int64
+    assert window.hidden_states.shape == (9, 64)
+    for name in ("rewards", "values", "terminals", "log_probs", "hidden_states"):
+        assert getattr(window, name).dtype == torch.float32, name
+
+
+@pytest.mark.parametrize("row", STRADDLING)
+def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(dataset, row):
+    number = sum(row >= first for first in FIRST_ROWS)  # the next episode
+    folder = RolloutFolder(DATA)
+    episode = folder.episode(number)
+    window, shown = dataset[row], min(len(episode.frames), 6)
+    gap = 6 - shown
+    np.testing.assert_array_equal(window.frames[2:2 + shown], episode.frames[:shown])
+    assert not window.frames[:2].any() and not window.frames[2 + shown:].any()
+    np.testing.assert_array_equal(window.actions, [0, 0, *episode.steps["action"][:shown],
+                                                   *[0] * gap])
+    np.testing.assert_allclose(window.rewards, [0, 0, *episode.steps["reward"][:shown],
+                                                *[0] * gap])
+    np.testing.assert_allclose(window.values, [0, 0, *episode.steps["value"][:shown],
+                                               *[0] * gap], rtol=1e-6)
+    np.testing.assert_array_equal(window.terminals, [0, 0, *episode.steps["done"][:shown],
+                                                     *[1] * gap])
+    np.testing.assert_array_equal(window.log_probs[2:2 + shown], episode.log_probs[:shown])
+    assert not window.log_probs[:2].any() and not window.log_probs[2 + shown:].any()
+    states = episode.hidden_states[:7]
+    np.testing.assert_array_equal(window.hidden_states[2:2 + len(states)], states)
+    assert not window.hidden_states[:2].any()
+    assert not window.hidden_states[2 + len(states):].any()
+
+
+def test_border_windows_hold_known_numbers(dataset):
+    # Frames of episode 1 count from 20, of episode 3 from 40, of 4 from 50; the last is black.
+    assert corner(dataset[9]) == corner(dataset[11]) == [0, 0, 20, 21, 22, 23, 24, 25]
+    assert corner(dataset[38]) == [0, 0, 40, 41, 42, 43, 0, 0]
+    assert dataset[38].terminals.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert corner(dataset[43]) == [0, 0, 50, 51, 0, 0, 0, 0]
+    assert dataset[43].terminals.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_the_last_episode_is_filled_like_the_others_and_has_no_border_windows(dataset):
+    assert len(dataset) == 74
+    assert corner(dataset[73]) == [86, 87, 88, 0, 0, 0, 0, 0]
+    assert dataset[73].terminals.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    with pytest.raises(IndexError):
+        dataset[74]
+
+
+def test_terminal_stays_after_the_end_unless_the_published_labels_are_asked_for(
+        dataset, published_labels):
+    assert dataset[6].terminals.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert published_labels[6].terminals.tolist() == [0, 0, 0, 0, 0, 1, 0, 0]
+    assert dataset[6].rewards.tolist() == [0, 0, 0, 0, 0, 10, 0, 0]
+
+
+def test_a_batch_is_its_windows_with_time_first(dataset):
+    numbers = [68, 3, 10, 43, 73, 3]
+    batch = dataset.batch(numbers)
+    for field in dataclasses.fields(batch):
+        expected = torch.stack([getattr(dataset[i], field.name) for i in numbers], dim=1)
+        torch.testing.assert_close(getattr(batch, field.name), expected, rtol=0, atol=0)
+
+
+def test_split_shares_no_frame_and_depends_on_the_seed_alone(dataset):
+    split, again = dataset.split(0.4, seed=1), RolloutDataset(DATA, 3, 6).split(0.4, seed=1)
+    np.testing.assert_array_equal(split.train, again.train)
+    np.testing.assert_array_equal(split.held_out, again.held_out)
+    assert sorted([*split.train, *split.held_out]) == list(range(74))
+
+    # The first pixel of a frame says which episode it is of, except in black frames.
+    def seen(numbers):
+        frames = dataset.batch(numbers).frames.flatten(0, 1)[:, 0, 0, 0]
+        return set(frames.tolist()) - {0}
+
+    assert len(seen(split.held_out)) == 2 and not seen(split.train) & seen(split.held_out)
+    assert any(not np.array_equal(split.held_out, dataset.split(0.4, seed).held_out)
+               for seed in range(2, 6))
+
+
+def test_split_needs_two_episodes_and_a_fraction(dataset, tmp_path):
+    with pytest.raises(UserError, match="between 0 and 1, not 1"):
+        dataset.split(1, seed=0)
+    assert len(dataset.split(0.01, seed=0).held_out) > 0
+    assert len(dataset.split(0.99, seed=0).train) > 0
+    write_recording(tmp_path / "data", lengths=[20])
+    with pytest.raises(UserError, match="one episode only"):
+        RolloutDataset(tmp_path / "data", 3, 6).split(0.5, seed=0)
+
+
+def write_recording(path, lengths):
+    """Our own writer's data; returns the episodes."""
+    rng = np.random.default_rng(0)
+    writer, episodes = RolloutWriter(path, {"kind": "test"}), []
+    for number, length in enumerate(lengths):
+        steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(length),
+                              "done": 0, "reward": 0.0, "value": rng.normal(size=length),
+                              "action": rng.integers(0, 15, length)})
+        steps.loc[length - 1, "done"] = 1
+        episodes.append(EpisodeArrays(
+            rng.integers(1, 256, (length, 3, 64, 64), dtype=np.uint8),
+            rng.normal(size=(length + 1, 64)).astype(np.float32),
+            rng.normal(size=(length, 15)).astype(np.float32), steps))
+        writer.add(number, episodes[-1])
+    return episodes
+
+
+def test_our_own_recordings_are_read_like_published_ones(tmp_path):
+    episodes = write_recording(tmp_path / "data", lengths=[10, 12])
+    assert RolloutFolder(tmp_path / "data").description() == {"kind": "test"}
+    window = RolloutDataset(tmp_path / "data", 2, 4)[11]  # row 1 of episode 1
+    np.testing.assert_array_equal(window.frames, episodes[1].frames[1:6])
+    np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
+    np.testing.assert_array_equal(window.log_probs, episodes[1].log_probs[1:6])
+    np.testing.assert_array_equal(window.actions, episodes[1].steps["action"][1:6])
+
+
+def test_an_open_data_set_holds_no_file_descriptors(tmp_path):
+    write_recording(tmp_path / "data", lengths=[8] * 20)
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = RolloutDataset(tmp_path / "data", 2, 4)
+    dataset.batch(range(len(dataset)))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_only_the_rows_of_the_window_are_read(copy, dataset):
+    """Damage elsewhere in a file does not matter, and shows that it is not read."""
+    states = np.load(copy / "episode_00005" / "hx.npy")
+    states[20:] = np.nan
+    np.save(copy / "episode_00005" / "hx.npy", states)
+    torch.testing.assert_close(RolloutDataset(copy, 3, 6)[50].hidden_states,
+                               dataset[50].hidden_states, rtol=0, atol=0)
+
+
+def edit_csv(path, change):
+    table = pd.read_csv(path)
+    change(table)
+    table.to_csv(path, index=False)
+
+
+def edit_array(path, change):
+    np.save(path, change(np.load(path)))
+
+
+def set_value(column, row, value):
+    def change(table):
+        if isinstance(value, str):
+            table[column] = table[column].astype(object)
+        table.loc[row, column] = value
+    return change
+
+
+CSV = "data_gen_model_00002.csv"
+DAMAGE = {
+    "no index": (lambda d: (d / "idx_to_episode.csv").unlink(), "no idx_to_episode.csv"),
+    "empty index": (lambda d: (d / "idx_to_episode.csv").write_text(""),
+                    "idx_to_episode.csv is damaged"),
+    "index without episode": (lambda d: (d / "idx_to_episode.csv").write_text("global_step\n0\n"),
+                              "idx_to_episode.csv is damaged"),
+    "index without rows": (lambda d: (d / "idx_to_episode.csv").write_text("global_step,episode\n"),
+                           "idx_to_episode.csv has 0 frames"),
+    "gap in the steps": (lambda d: edit_csv(d / "idx_to_episode.csv",
+                                            set_value("global_step", slice(30, None), 90)),
+                         r"idx_to_episode.csv has a gap: after global_step 29 comes 90"),
+    "gap in the episodes": (lambda d: edit_csv(d / "idx_to_episode.csv",
+                                               set_value("episode", slice(39, None), 7)),
+                            r"idx_to_episode.csv has a gap: after episode 2 comes 7"),
+    "missing csv": (lambda d: (d / CSV).unlink(), f"no file .*{CSV}"),
+    "cut csv": (lambda d: (d / CSV).write_bytes((d / CSV).read_bytes()[:700]), CSV),
+    "text in csv": (lambda d: edit_csv(d / CSV, set_value("reward", 3, "ten")),
+                    f"{CSV} is damaged: the column reward"),
+    "hole in csv": (lambda d: edit_csv(d / CSV, set_value("value", 3, np.nan)),
+                    f"{CSV} is damaged: the column value"),
+    "missing column": (lambda d: edit_csv(d / CSV, lambda t: t.pop("action")),
+                       f"{CSV} is damaged.*action"),
+    "missing row": (lambda d: edit_csv(d / CSV, lambda t: t.drop(index=5, inplace=True)),
+                    f"{CSV} does not fit"),
+    "done too early": (lambda d: edit_csv(d / CSV, set_value("done", 4, 1.0)), f"{CSV}: 'done'"),
+    "never done": (lambda d: edit_csv(d / CSV, set_value("done", 19, 0.0)), f"{CSV}: 'done'"),
+    "unknown action": (lambda d: edit_csv(d / CSV, set_value("action", 4, 15.0)),
+                       f"{CSV} has the action 15"),
+    "missing frames": (lambda d: (d / "episode_00002" / "ob.npy").unlink(),
+                       "no file .*episode_00002/ob.npy"),
+    "cut frames": (lambda d: os.truncate(d / "episode_00002" / "ob.npy", 5000),
+                   "episode_00002/ob.npy is damaged"),
+    "no array": (lambda d: (d / "episode_00002" / "hx.npy").write_text("x" * 200),
+                 "episode_00002/hx.npy is truncated or not an array"),
+    "float frames": (lambda d: edit_array(d / "episode_00002" / "ob.npy",
+                                          lambda a: a.astype(np.float32)),
+                     "episode_00002/ob.npy holds float32"),
+    "large frames": (lambda d: edit_array(d / "episode_00002" / "ob.npy",
+                                          lambda a: np.zeros((20, 3, 64, 65), np.uint8)),
+                     r"episode_00002/ob.npy has the shape \(20, 3, 64, 65\)"),
+    "short states": (lambda d: edit_array(d / "episode_00002" / "hx.npy", lambda a: a[:-1]),
+                     "episode_00002/hx.npy has 20 rows, not 21"),
+    "narrow states": (lambda d: edit_array(d / "episode_00002" / "hx.npy", lambda a: a[:, :32]),
+                      r"episode_00002/hx.npy has the shape \(21, 32\)"),
+    "another length": (lambda d: [edit_array(d / "episode_00002" / name, lambda a: a[:-1])
+                                  for name in ("ob.npy", "hx.npy", "lp.npy")],
+                       r"episode_00002/ob.npy has the shape \(19,"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_data_is_refused_when_it_is_opened_naming_the_file(copy, name):
+    damage, message = DAMAGE[name]
+    damage(copy)
+    with pytest.raises(UserError) as error:
+        RolloutDataset(copy, 3, 6)
+    assert re.search(message, str(error.value)), error.value
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("array", ["hx", "lp"])
+def test_nan_is_refused_when_it_is_read(copy, array):
+    def put_nan(values):
+        values[4, 3] = np.nan
+        return values
+
+    edit_array(copy / "episode_00002" / f"{array}.npy", put_nan)
+    dataset = RolloutDataset(copy, 3, 6)
+    dataset.batch([0, 12])
+    with pytest.raises(UserError, match=f"episode_00002/{array}.npy holds NaN"):
+        dataset.batch([0, 20, 12])
+
+
+def test_a_file_that_shrinks_in_use_is_refused(copy):
+    dataset = RolloutDataset(copy, 3, 6)
+    os.truncate(copy / "episode_00002" / "ob.npy", 5000)
+    with pytest.raises(UserError, match=r"episode_00002/ob\.npy has become shorter"):
+        dataset[25]
+
+
+def test_a_window_longer_than_the_data_is_refused(tmp_path):
+    with pytest.raises(UserError, match="77 frames, fewer than the 78 of a window"):
+        RolloutDataset(DATA, 3, 76)
+    assert len(RolloutDataset(DATA, 3, 75)) == 74
+    write_recording(tmp_path / "data", lengths=[3])
+    with pytest.raises(UserError, match="too short for 3 initial frames"):
+        RolloutDataset(tmp_path / "data", 3, 1)
+    with pytest.raises(UserError, match="num_sim_steps must be above 0"):
+        RolloutDataset(DATA, 3, 0)

@@ -1,0 +1,109 @@
+"""Directions of the hidden space: coordinates, gradients and swaps."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, golden_projector
+
+from analysis.projector import Projector, matrix_files
+from common.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return {name: torch.from_numpy(array)
+            for name, array in np.load(GOLDEN / "projector.npz", allow_pickle=False).items()}
+
+
+@pytest.fixture(scope="module")
+def projector():
+    return golden_projector()
+
+
+@pytest.mark.parametrize("kind", ["pca", "ica"])
+def test_coordinates_and_gradients_are_the_golden_ones(golden, projector, kind):
+    torch.testing.assert_close(projector.coordinates(golden["hx"], kind), golden[kind],
+                               atol=1e-4, rtol=0)
+    torch.testing.assert_close(projector.gradient(golden["hx"], kind), golden[f"grad_to_{kind}"],
+                               atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["pca", "ica"])
+def test_a_direction_moves_its_own_coordinate_alone(golden, projector, kind):
+    directions = projector.directions(kind)
+    moved = projector.coordinates(golden["hx"][0] + directions, kind)
+    change = moved - projector.coordinates(golden["hx"][0], kind)
+    torch.testing.assert_close(change, torch.eye(len(directions)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["pca", "ica"])
+def test_swapping_moves_the_amount_from_one_coordinate_to_the_other(golden, projector, kind):
+    delta = golden["hx"][1:] - golden["hx"][:-1]
+    before = projector.change(delta, kind)
+    after = projector.change(projector.swap(delta, [10, 5], [12, None], kind), kind)
+    expected = before.clone()
+    expected[:, 10] = expected[:, 5] = 0
+    expected[:, 12] += before[:, 10]
+    torch.testing.assert_close(after, expected, atol=1e-4, rtol=0)
+
+
+def test_two_directions_can_change_places(golden, projector):
+    delta = golden["hx"][:5]
+    before = projector.change(delta, "ica")
+    after = projector.change(projector.swap(delta, [2, 7], [7, 2], "ica"), "ica")
+    expected = before.clone()
+    expected[:, [2, 7]] = before[:, [7, 2]]
+    torch.testing.assert_close(after, expected, atol=1e-4, rtol=0)
+
+
+def test_swapping_a_direction_for_itself_changes_nothing(golden, projector):
+    delta = golden["hx"][:5]
+    torch.testing.assert_close(projector.swap(delta, [3], [3], "ica"), delta, atol=1e-5, rtol=0)
+
+
+def test_swap_does_what_hand_made_directions_say():
+    identity = torch.eye(2)
+    by_hand = Projector(torch.tensor([5.0, 5.0]), torch.tensor([2.0, 1.0]), identity,
+                        torch.tensor([4.0, 1.0]), identity, identity)
+    # One unit of coordinate 0 is std 2 of the loading times sigma 2 of the unit.
+    assert by_hand.directions("ica").tolist() == [[4.0, 0.0], [0.0, 1.0]]
+    assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [1], "ica").tolist() == [0.0, 5.0]
+    assert by_hand.swap(torch.tensor([8.0, 3.0]), [0], [None], "ica").tolist() == [0.0, 3.0]
+
+
+def test_matrices_are_read_by_their_published_names(golden, projector, tmp_path):
+    names = {"mean": "hx_mu", "std": "hx_std", "components": "pcomponents",
+             "variances": "pc_loading_variances", "unmixing": "ica_unmixing_matrix",
+             "mixing": "ica_mixing_matrix"}
+    files = matrix_files(tmp_path, 20)
+    assert {path.name for path in files.values()} == {
+        "hx_mu_20.npy", "hx_std_20.npy", "pcomponents_20.npy", "pc_loading_variances_20.npy",
+        "ica_unmixing_matrix_hx_20.npy", "ica_mixing_matrix_hx_20.npy"}
+    with pytest.raises(UserError, match=r"hx_mu_20.npy.*hidden_analysis_precompute"):
+        Projector.load(tmp_path, 20)
+    for name, path in files.items():
+        np.save(path, golden[names[name]].numpy())
+    loaded = Projector.load(tmp_path, 20)
+    assert torch.equal(loaded.coordinates(golden["hx"], "ica"),
+                       projector.coordinates(golden["hx"], "ica"))
+    files["std"].write_bytes(b"not an array")
+    with pytest.raises(UserError, match=r"hx_std_20.npy is damaged"):
+        Projector.load(tmp_path, 20)
+
+
+def test_unusable_matrices_and_directions_are_named(golden, projector):
+    parts = {name: getattr(projector, name) for name in (
+        "mean", "std", "components", "variances", "unmixing", "mixing")}
+    constant = parts["std"].clone()
+    constant[7] = 0
+    broken = parts["mixing"].clone()
+    broken[0, 0] = float("nan")
+    for change, words in (({"std": constant}, "std number 7 is not above 0"),
+                          ({"mixing": broken}, "mixing holds NaN"),
+                          ({"mean": parts["mean"][:60]}, "std has the shape")):
+        with pytest.raises(UserError, match=words):
+            Projector(**{**parts, **change})
+    for taken, put, words in (([16], [0], "no ica direction 16"), ([0], [-1], "no ica direction"),
+                              ([0, 1], [2], "2 directions to swap from, but 1")):
+        with pytest.raises(UserError, match=words):
+            projector.swap(golden["hx"], taken, put, "ica")

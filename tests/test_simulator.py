@@ -1,0 +1,525 @@
+"""The simulator against golden numbers, its two passes against each other, and its files."""
+
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import GOLDEN, golden_projector, golden_weight, tiny_policy
+
+from common.agent_file import load_agent
+from common.errors import UserError
+from generative.alignment import align
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset, Windows
+from generative.encoder import on_unit_sphere
+from generative.losses import simulator_losses, until_first_terminal, vector_crowding
+from generative.published import load_published, published_name, published_state, save_published
+from generative.simulator import Simulator
+from generative.straight_through import LatentDraw, clamp_image, most_likely_action
+
+MODE = LatentDraw("mode")
+LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())
+SMALL = SimulatorConfig(**json.loads((GOLDEN / "simulator_small_config.json").read_text()))
+SHOWN = {"images": "ims", "hidden_states": "hx", "log_probs": "act_log_prob", "values": "value",
+         "rewards": "reward", "terminals": "terminal", "env_h": "env_h"}
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return {name: torch.from_numpy(array) for name, array in
+            np.load(GOLDEN / "simulator_small.npz", allow_pickle=False).items()}
+
+
+@pytest.fixture(scope="module")
+def agent_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("agent") / "model_80412672.pth"
+    torch.save({"model_state_dict": {key: golden_weight(key, shape)
+                                     for key, shape in LAYOUT["agent"].items()},
+                "optimizer_state_dict": {}}, path)
+    return path
+
+
+def write_published(path, layout, **changes):
+    """A published file by the golden recipe; a change of None leaves a tensor out."""
+    state = {key: golden_weight(key, shape) for key, shape in LAYOUT[layout].items()}
+    for key, tensor in changes.items():
+        state[key] = tensor
+    torch.save({"gen_model_state_dict": {key: tensor for key, tensor in state.items()
+                                         if tensor is not None}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("small") / "model_epoch0_batch0.pt"
+    return write_published(path, "simulator_small")
+
+
+@pytest.fixture
+def simulator(small_file, agent_file):
+    return load_published(small_file, SMALL, load_agent(agent_file)).simulator
+
+
+@pytest.fixture(scope="module")
+def batch(golden):
+    actions = golden["data/action"]
+    return align(Windows(frames=golden["data/ims"], actions=actions,
+                         rewards=golden["data/reward"], values=torch.zeros(actions.shape),
+                         terminals=golden["data/terminal"],
+                         log_probs=torch.zeros(*actions.shape, 15),
+                         hidden_states=golden["data/hx"]), SMALL)
+
+
+def assert_state(found, expected, name):
+    torch.testing.assert_close(found.reshape(expected.shape), expected, atol=1e-4, rtol=0,
+                               msg=lambda text: f"{name}: {text}")
+
+
+def assert_loss(found, expected, name, rtol=1e-5):
+    """Tighter than the 1e-3 that is asked for: the clamp would be worth 6e-5 of the image loss."""
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=rtol,
+                               msg=lambda text: f"{name}: {text}")
+
+
+# Golden numbers
+
+@torch.no_grad()
+def test_training_pass_gives_the_golden_states(simulator, batch, golden):
+    simulation = simulator(batch, MODE)
+    assert_state(simulation.start.bottleneck_vec, golden["train/bottleneck_vec"], "vector")
+    for name in ("prior_logits", "posterior_logits"):
+        assert_state(getattr(simulation, name), golden[f"train/{name}"], name)
+    for ours, theirs in SHOWN.items():
+        assert_state(getattr(simulation, ours), golden[f"train/pred_{theirs}"], ours)
+
+
+@torch.no_grad()
+def test_losses_are_the_golden_ones(simulator, batch, golden):
+    losses = simulator_losses(simulator(batch, MODE), batch, SMALL)
+    found = {"loss_total": losses.total, "loss_model": losses.per_step,
+             "loss_bottleneck": losses.bottleneck,
+             "loss_agent_aux_init": losses.first_hidden + losses.first_action,
+             "loss_reconstruction": (losses.image + losses.reward + losses.terminal
+                                     + losses.agent_state),
+             "loss_kl_rssm": losses.kl, "loss_env_update": losses.update,
+             "loss_reconstr_ims": losses.image + losses.reward + losses.terminal,
+             "loss_reconstr_agent_hs": losses.agent_state}
+    assert {f"train/{name}" for name in found} == {name for name in golden if "/loss" in name}
+    for name, loss in found.items():
+        assert_loss(loss, golden[f"train/{name}"], name)
+
+
+def test_gradient_norms_are_the_golden_ones(simulator, batch):
+    simulator_losses(simulator(batch, MODE), batch, SMALL).total.backward()
+    expected = json.loads((GOLDEN / "simulator_small_grad_norms.json").read_text())
+    found = {published_name(name): float(parameter.grad.norm())
+             for name, parameter in simulator.named_parameters() if parameter.requires_grad}
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@torch.no_grad()
+def test_imagination_from_frames_gives_the_golden_numbers(simulator, batch, golden):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    simulation = simulator.imagine(start, MODE).stacked()
+    assert_state(start.bottleneck_vec, golden["informed/bottleneck_vec"], "vector")
+    assert_state(simulation.own_actions, golden["informed/action"], "actions")
+    for ours, theirs in SHOWN.items():
+        assert_state(getattr(simulation, ours), golden[f"informed/{theirs}"], ours)
+
+
+@torch.no_grad()
+def test_imagination_with_recorded_actions_gives_the_golden_numbers(simulator, batch, golden):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    simulation = simulator.imagine(start, MODE, true_actions=batch.actions).stacked()
+    assert torch.equal(simulation.actions.argmax(dim=-1), batch.actions)
+    for ours, theirs in SHOWN.items():
+        assert_state(getattr(simulation, ours), golden[f"forced/{theirs}"], ours)
+
+
+@torch.no_grad()
+def test_imagination_from_given_vectors_gives_the_golden_numbers(simulator, golden):
+    start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
+    simulation = simulator.imagine(start, MODE).stacked()
+    assert_state(simulation.own_actions, golden["decode/action"], "actions")
+    for ours, theirs in SHOWN.items():
+        assert_state(getattr(simulation, ours), golden[f"decode/{theirs}"], ours)
+
+
+SCALARS = {
+    "value": lambda steps: steps[4].values.mean(),
+    "value_delta": lambda steps: torch.stack(
+        [after.values - before.values for before, after in itertools.pairwise(steps)]).mean(),
+    "action": lambda steps: steps[4].log_probs.max(dim=-1).values.mean(),
+    "leftwards": lambda steps: steps[4].log_probs[:, :3].mean(),
+    "jumping_up": lambda steps: steps[4].log_probs[:, 5].mean(),
+    "jumping_right": lambda steps: steps[4].log_probs[:, 8].mean(),
+    "hx_direction_3_ica": lambda steps: golden_projector().coordinates(
+        steps[4].hidden_states, "ica")[:, 3].mean(),
+}
+
+
+@pytest.mark.parametrize("name", [*SCALARS, "value_without_env_grads", "action_without_env_grads"])
+def test_gradients_with_respect_to_steps_are_the_golden_ones(simulator, golden, name):
+    plain = name.removesuffix("_without_env_grads")
+    start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
+    steps = simulator.imagine(start, MODE, without_env_grads=name != plain).steps
+    scalar = SCALARS[plain](steps)
+    for ours, theirs in (("images", "ims"), ("hidden_states", "hx"), ("env_h", "env_h")):
+        gradients = torch.autograd.grad(scalar, [getattr(step, ours) for step in steps],
+                                        retain_graph=True, materialize_grads=True)
+        expected = golden[f"saliency/{name}/grad_{theirs}"]
+        difference = torch.stack(gradients).mean(dim=1) - expected
+        assert difference.norm() < 1e-5 * expected.norm(), ours
+
+
+# The two passes
+
+@pytest.mark.parametrize("how", ["mode", "sample"])
+def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, how):
+    def seeded():
+        return LatentDraw(how, torch.Generator().manual_seed(7))
+
+    def sequential():
+        draw = seeded()
+        start = simulator.start_from(simulator.encode(batch.initial_images), draw)
+        start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
+        simulation = simulator.imagine(start, draw, true_actions=batch.actions,
+                                       true_images=batch.images).stacked()
+        # The auxiliary loss is about the predicted state, not the true one put in its place.
+        predicted = torch.tanh(simulator.hidden_converter(start.bottleneck_vec.detach()))
+        return dataclasses.replace(
+            simulation, start=dataclasses.replace(start, agent_hidden=predicted))
+
+    gradients, simulations = [], []
+    for simulation in (simulator(batch, seeded()), sequential()):
+        simulator.zero_grad()
+        simulator_losses(simulation, batch, SMALL).total.backward()
+        simulations.append(simulation)
+        gradients.append({name: parameter.grad.clone() for name, parameter
+                          in simulator.named_parameters() if parameter.requires_grad})
+    for field in dataclasses.fields(simulations[0]):
+        if field.name != "start":
+            assert_state(getattr(simulations[0], field.name),
+                         getattr(simulations[1], field.name), field.name)
+    for name, gradient in gradients[0].items():
+        difference = (gradient - gradients[1][name]).norm()
+        assert difference < 1e-4 * gradient.norm(), name
+
+
+@torch.no_grad()
+def test_posterior_needs_frames_and_prior_does_not(simulator, batch):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    imagined = simulator.imagine(start, MODE, num_steps=2).stacked()
+    assert imagined.posterior_logits is None and imagined.images.shape[0] == 2
+    with pytest.raises(ValueError, match="true images"):
+        simulator_losses(imagined, batch, SMALL)
+    with pytest.raises(ValueError, match="true_actions has 6 steps, fewer than 7"):
+        simulator.imagine(start, MODE, num_steps=7, true_actions=batch.actions)
+
+
+@torch.no_grad()
+def test_own_actions_enter_the_next_step(simulator, golden):
+    start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
+    simulation = simulator.imagine(start, MODE).stacked()
+    assert torch.equal(simulation.actions[0], start.action)
+    assert torch.equal(simulation.actions[1:], simulation.own_actions[:-1])
+    assert not torch.equal(start.action, simulation.own_actions[0])
+
+
+@torch.no_grad()
+def test_hidden_change_can_be_altered_before_the_agent_acts(simulator, golden):
+    start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
+    plain = simulator.imagine(start, MODE)
+    seen = []
+
+    def keep_half(before, after):
+        seen.append((before, after))
+        return (before + after) / 2
+
+    altered = simulator.imagine(start, MODE, alter_hidden=keep_half)
+    assert torch.equal(seen[0][0], start.agent_hidden)
+    assert torch.equal(seen[0][1], plain.steps[0].hidden_states)
+    policy = simulator.agent.policy
+    for step, (before, after) in zip(altered.steps, seen):
+        assert torch.equal(step.hidden_states, (before + after) / 2)
+        assert_state(step.values, policy.fc_value(step.hidden_states).squeeze(-1), "value")
+    assert torch.equal(seen[1][0], altered.steps[0].hidden_states)
+    assert not torch.allclose(altered.steps[0].log_probs, plain.steps[0].log_probs)
+
+
+@torch.no_grad()
+def test_random_start_is_on_the_sphere_and_follows_its_seed(simulator):
+    vectors = simulator.random_vectors(500, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(500))
+    assert vectors.mean(dim=0).abs().max() < 0.05  # 0.25 / sqrt(500) is 0.011
+    assert torch.equal(vectors, simulator.random_vectors(500, torch.Generator().manual_seed(0)))
+    draws = [LatentDraw("sample", torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    images = [simulator.imagine(simulator.start_from(vectors[:2], draw), draw,
+                                num_steps=2).steps[1].images for draw in draws]
+    assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])
+
+
+def test_a_vector_without_length_stays_finite():
+    assert torch.equal(on_unit_sphere(torch.zeros(1, 4)), torch.zeros(1, 4))
+
+
+# Gradients of choices
+
+def finite_difference(function, x, step=1e-6):
+    gradient = torch.zeros_like(x)
+    for i in range(x.numel()):
+        offset = torch.zeros(x.numel(), dtype=x.dtype)
+        offset[i] = step
+        offset = offset.reshape(x.shape)
+        gradient.view(-1)[i] = (function(x + offset) - function(x - offset)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("how", ["mode", "sample"])
+def test_latent_gradient_is_that_of_the_probabilities(how):
+    torch.manual_seed(0)
+    logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, 3, 4, dtype=torch.float64)
+    z = LatentDraw(how, torch.Generator().manual_seed(3))(logits)
+    (z * weights).sum().backward()
+    expected = finite_difference(lambda x: (torch.softmax(x, dim=-1) * weights).sum(),
+                                 logits.detach())
+    torch.testing.assert_close(logits.grad, expected, atol=1e-8, rtol=1e-6)
+    assert set(z.detach().round(decimals=12).flatten().tolist()) == {0, 1}
+    assert torch.equal(z.detach().round().sum(dim=-1), torch.ones(2, 3, dtype=torch.float64))
+
+
+def test_mode_takes_the_most_likely_class_and_sample_follows_the_probabilities():
+    probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
+    assert LatentDraw("mode")(probs.log()).argmax(dim=-1).tolist() == [0, 2]
+    draw = LatentDraw("sample", torch.Generator().manual_seed(0))
+    frequency = draw(probs.log().expand(20_000, 2, 3)).mean(dim=0)
+    torch.testing.assert_close(frequency, probs, atol=0.02, rtol=0)
+    with pytest.raises(ValueError, match="'modal'"):
+        LatentDraw("modal")
+
+
+def test_action_gradient_is_that_of_the_log_probabilities():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(2, 5, dtype=torch.float64)
+    action = most_likely_action(torch.log_softmax(logits, dim=-1))
+    (action * weights).sum().backward()
+    expected = finite_difference(lambda x: (torch.log_softmax(x, dim=-1) * weights).sum(),
+                                 logits.detach())
+    torch.testing.assert_close(logits.grad, expected, atol=1e-8, rtol=1e-6)
+    assert torch.equal(action.argmax(dim=-1), logits.argmax(dim=-1))
+    assert torch.equal(action.detach().sort(dim=-1).values[:, -2:],
+                       torch.tensor([[0, 1], [0, 1]], dtype=torch.float64))
+
+
+def test_clamp_has_gradient_one_everywhere():
+    x = torch.tensor([-2.0, -0.1, 0.0, 0.3, 1.0, 1.7], dtype=torch.float64, requires_grad=True)
+    weights = torch.arange(1.0, 7.0, dtype=torch.float64)
+    clamped = clamp_image(x)
+    (clamped * weights).sum().backward()
+    torch.testing.assert_close(x.grad, finite_difference(lambda y: (y * weights).sum(),
+                                                         x.detach()))
+    assert clamped.tolist() == [0, 0, 0, 0.3, 1, 1]
+
+
+# Losses
+
+def test_nothing_counts_after_the_first_terminal_step_even_if_it_is_step_zero():
+    terminals = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 1], [1, 1, 0, 1]])
+    expected = torch.tensor([[1.0, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 1, 0]])
+    assert torch.equal(until_first_terminal(terminals), expected)
+
+
+def test_agent_state_loss_is_masked_and_the_rest_is_not(simulator, batch):
+    terminals = torch.zeros_like(batch.terminals)
+    terminals[0, 0] = 1
+    losses = simulator_losses(simulator(batch, MODE),
+                              dataclasses.replace(batch, terminals=terminals), SMALL)
+    assert losses.agent_state[0].gt(0).all() and not losses.agent_state[1:, 0].any()
+    assert losses.agent_state[:, 1:].gt(0).all()
+    assert losses.image.gt(0).all() and losses.kl.gt(0).all()
+
+
+def test_kl_trains_prior_and_posterior_by_their_shares(simulator, batch):
+    def gradients(balance):
+        simulation = simulator(batch, MODE)
+        config = dataclasses.replace(SMALL, kl_balance=balance)
+        return torch.autograd.grad(simulator_losses(simulation, batch, config).kl.sum(),
+                                   (simulation.posterior_logits, simulation.prior_logits))
+
+    full_posterior, full_prior = gradients(0.0)[0], gradients(1.0)[1]
+    posterior, prior = gradients(0.8)
+    torch.testing.assert_close(posterior, 0.2 * full_posterior, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(prior, 0.8 * full_prior, rtol=1e-4, atol=1e-6)
+
+
+def test_vectors_that_lie_together_cost_more():
+    apart = vector_crowding(torch.tensor([[1.0, 0], [-1, 0]]))
+    torch.testing.assert_close(apart, torch.log(torch.tensor(2 * np.e + 2 * np.exp(-4.0)).float()))
+    assert vector_crowding(torch.tensor([[1.0, 0], [1, 0.1]])) > apart
+
+
+def test_labels_are_aligned_with_steps():
+    windows = RolloutDataset(GOLDEN / "dataset" / "data", 3, 6).batch([20, 4])
+    aligned = align(windows, SMALL)
+    assert aligned.images.shape[0] == aligned.actions.shape[0] == 6
+    torch.testing.assert_close(aligned.initial_images[-1], aligned.images[0])
+    torch.testing.assert_close(aligned.images, windows.frames[2:].float() / 255)
+    assert torch.equal(aligned.actions, windows.actions[1:7])
+    assert torch.equal(aligned.rewards, windows.rewards[2:])
+    assert torch.equal(aligned.terminals, windows.terminals[2:])
+    assert torch.equal(aligned.first_hidden, windows.hidden_states[2])
+    assert torch.equal(aligned.hidden_states, windows.hidden_states[3:])
+    with pytest.raises(UserError, match="8 frames, but num_init_steps 3 and num_sim_steps 7 make"):
+        align(windows, dataclasses.replace(SMALL, num_sim_steps=7))
+
+
+# The agent inside
+
+def test_training_leaves_the_agent_as_it_was(simulator, batch):
+    before = {name: tensor.clone() for name, tensor in simulator.state_dict().items()}
+    simulator.train()
+    agent = simulator.agent
+    assert not agent.training and not agent.policy.training and simulator.cell.training
+    optimizer = torch.optim.Adam(simulator.parameters(), lr=0.01)
+    simulator_losses(simulator(batch, MODE), batch, SMALL).total.backward()
+    optimizer.step()
+    assert all(p.grad is None and not p.requires_grad for p in agent.parameters())
+    assert len(list(agent.parameters())) > 30
+    for name, tensor in simulator.state_dict().items():
+        assert torch.equal(tensor, before[name]) == name.startswith("agent."), name
+
+
+def test_the_agents_state_teaches_the_decoder_through_the_frozen_agent(simulator, batch):
+    simulation = simulator(batch, MODE)
+    loss = simulator_losses(simulation, batch, SMALL).agent_state.sum()
+    gradient, = torch.autograd.grad(loss, simulation.raw_images)
+    assert gradient.flatten(2).norm(dim=-1)[0].gt(0).all()
+    outside = simulation.raw_images < 0
+    assert outside.any() and gradient[outside].abs().sum() > 0
+
+
+def test_start_predictions_do_not_shape_the_vector(simulator, batch):
+    losses = simulator_losses(simulator(batch, MODE), batch, SMALL)
+    (losses.first_hidden + losses.first_action).sum().backward()
+    assert all(p.grad is None for p in simulator.encoder.parameters())
+    for converter in (simulator.hidden_converter, simulator.action_converter):
+        assert all(p.grad.norm() > 0 for p in converter.parameters())
+
+
+def test_agents_that_do_not_fit_are_refused():
+    with pytest.raises(UserError, match="no GRU"):
+        Simulator(SMALL, tiny_policy(recurrent=False))
+    with pytest.raises(UserError, match="64 hidden units and 15 actions, but agent_hidden_size "
+                                        "is 32"):
+        Simulator(dataclasses.replace(SMALL, agent_hidden_size=32), tiny_policy())
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"num_init_steps": 1}, "num_init_steps must be at least 2"),
+    ({"hidden_dim": 0}, "hidden_dim must be above 0"),
+    ({"kl_balance": 1.5}, "kl_balance must lie between 0 and 1"),
+    ({"kl_weight": -1.0}, "kl_weight must not be negative"),
+    ({"stoch_dim": 9}, "env_h_stoch_size must be stoch_dim . stoch_discrete = 72, not 64"),
+])
+def test_impossible_sizes_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(SMALL, **change)
+
+
+def test_layer_norm_can_be_left_out(batch):
+    config = dataclasses.replace(SMALL, layer_norm=False)
+    simulator = Simulator(config, tiny_policy())
+    names = set(dict(simulator.named_parameters()))
+    assert not any(name.startswith(("cell.in_norm", "decoder.reward.1.")) for name in names)
+    assert "cell.gru.reset_norm.weight" in names
+    assert torch.isfinite(simulator_losses(simulator(batch, MODE), batch, config).total)
+
+
+# Published files
+
+def test_published_file_at_default_sizes_loads_runs_and_is_written_back(
+        tmp_path, agent_file):
+    path = write_published(tmp_path / "model_epoch9_batch0.pt", "simulator_defaults")
+    config = SimulatorConfig(num_sim_steps=2)
+    read = load_published(path, config, load_agent(agent_file))
+    size = sum(parameter.numel() for parameter in read.simulator.trainable_parameters())
+    never_used = sum(tensor.numel() for key, tensor in read.unused.items()
+                     if key.startswith("agent_env_stepper.decoder.vecobs."))
+    assert size == 28_701_964
+    assert size + never_used == pytest.approx(29.8e6, abs=0.05e6)  # as the published model counts
+
+    small = RolloutDataset(GOLDEN / "dataset" / "data", 3, 2).batch([0])
+    aligned = align(small, config)
+    losses = simulator_losses(read.simulator(aligned, LatentDraw("sample")), aligned, config)
+    losses.total.backward()
+    assert torch.isfinite(losses.total)
+    assert all(torch.isfinite(p.grad).all() for p in read.simulator.trainable_parameters())
+
+    again = tmp_path / "again.pt"
+    save_published(again, read.simulator, read.unused, {"epoch": 9})
+    found = torch.load(again, weights_only=True)
+    expected = torch.load(path, weights_only=True)["gen_model_state_dict"]
+    assert found["epoch"] == 9
+    assert found["gen_model_state_dict"].keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(found["gen_model_state_dict"][key], tensor), key
+
+
+@pytest.mark.parametrize("layout", ["simulator_small", "simulator_defaults"])
+def test_a_new_simulator_is_written_in_the_published_layout(layout):
+    config = SMALL if layout == "simulator_small" else SimulatorConfig()
+    simulator = Simulator(config, tiny_policy())
+    state = published_state(simulator)
+    assert {key: list(tensor.shape) for key, tensor in state.items()} == LAYOUT[layout]
+    assert not state["conv_out.image.model.0.weight"].any()
+    assert not state["agent_env_stepper.decoder.vecobs.model.model.0.weight"].any()
+    own = {published_name(name) for name, _ in simulator.named_parameters()
+           if not name.startswith("agent.")}
+    assert all("vecobs" in key or key.startswith("conv_out.") for key in state.keys() - own)
+
+
+KEY = "agent_env_stepper.post_mlp_e.weight"
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({KEY: None}, f"has no tensor '{KEY}'"),
+    ({KEY: torch.zeros(96, 9)}, rf"tensor '{KEY}' has the shape \(96, 9\), not \(96, 1024\)"),
+    ({"encoder.extra": torch.zeros(1)}, "a tensor 'encoder.extra' that belongs to no"),
+    ({"conv_out.image.model.0.bias": torch.zeros(3)},
+     r"'conv_out.image.model.0.bias' has the shape \(3,\), not \(256,\)"),
+])
+def test_files_of_other_simulators_are_refused_naming_the_tensor(
+        tmp_path, agent_file, changes, message):
+    path = write_published(tmp_path / "model.pt", "simulator_small", **changes)
+    with pytest.raises(UserError, match=message) as error:
+        load_published(path, SMALL, load_agent(agent_file))
+    assert str(path) in str(error.value)
+
+
+def test_files_without_the_unused_weights_are_read(tmp_path, agent_file):
+    unused = {key: None for key in LAYOUT["simulator_small"]
+              if key.startswith("conv_out.") or "vecobs" in key}
+    path = write_published(tmp_path / "model.pt", "simulator_small", **unused)
+    read = load_published(path, SMALL, load_agent(agent_file))
+    assert read.unused == {}
+    key = "bottleneck_vec_converter_env.nets.4.weight"
+    assert torch.equal(published_state(read.simulator)[key],
+                       golden_weight(key, LAYOUT["simulator_small"][key]))
+
+
+def test_files_that_are_no_simulator_are_refused(tmp_path, agent_file, small_file):
+    policy = load_agent(agent_file)
+    with pytest.raises(UserError, match="there is no simulator file"):
+        load_published(tmp_path / "none.pt", SMALL, policy)
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(small_file.read_bytes()[:2000])
+    with pytest.raises(UserError, match=r"simulator file .*cut.pt is truncated"):
+        load_published(cut, SMALL, policy)
+    with pytest.raises(UserError, match="has no 'gen_model_state_dict'"):
+        load_published(agent_file, SMALL, policy)
