@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -46,9 +45,8 @@ def parser() -> Parser:
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
-    flags.add_argument("--action_noise", action=argparse.BooleanOptionalAction,
-                       default=load_action_noise().enabled,
-                       help="flatten the policy as hyperparams/action_noise.yml says")
+    flags.add_argument("--no_action_noise", action="store_true",
+                       help="do not flatten the policy as hyperparams/action_noise.yml says")
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
@@ -83,7 +81,9 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args)
     num_slots = load_agent_config(args.param_name).n_envs
     policy = load_agent(args.model_file, compute.device)
-    noise = load_action_noise() if args.action_noise else None
+    noise = load_action_noise()
+    if args.no_action_noise or not noise.enabled:
+        noise = None
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),

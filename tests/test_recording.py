@@ -141,7 +141,7 @@ def test_noise_flattens_the_policy_as_specified():
 
 
 def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
-    argv = record_arguments(agent_path, tmp_path, 2, "--no-action_noise", "--no_videos")
+    argv = record_arguments(agent_path, tmp_path, 2, "--no_action_noise", "--no_videos")
     assert record.main(argv) == 0
     folder = RolloutFolder(tmp_path / "data")
     assert folder.description()["log_probs_of"] == "the policy"
