@@ -24,7 +24,7 @@ demo: .venv/installed
 	$(BIN)/python render.py --model_file $(AGENT) --num_eps 3 --vid_dir $(DEMO)/videos
 	$(BIN)/python record.py --model_file $(AGENT) --num_episodes 20 --logdir $(DEMO)/rollouts
 	@echo "Everything above is in $(DEMO)/:"
-	@cd $(DEMO) && find . -maxdepth 5 \( -name '*.png' -o -name '*.pth' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data \) | sort
+	@cd $(DEMO) && find . -maxdepth 7 \( -name '*.png' -o -name 'model_*.pth' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data \) | sort
 
 test: .venv/installed
 	$(BIN)/python -m pytest tests
