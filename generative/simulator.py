@@ -86,23 +86,10 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
-class Simulation:
-    """All steps of a pass: the start, and the fields of ``Step`` with time first (T, B, …)."""
+class Simulation(Step):
+    """All steps of a pass: the fields of ``Step`` with time first (T, B, …), and the start."""
 
     start: Start
-    actions: Tensor
-    env_h: Tensor
-    z: Tensor
-    prior_logits: Tensor
-    posterior_logits: Tensor | None
-    raw_images: Tensor
-    images: Tensor
-    rewards: Tensor
-    terminal_logits: Tensor
-    hidden_states: Tensor
-    log_probs: Tensor
-    values: Tensor
-    own_actions: Tensor
 
     @property
     def terminals(self) -> Tensor:
@@ -129,7 +116,7 @@ class Imagination:
         for field in dataclasses.fields(Step):
             values = [getattr(step, field.name) for step in self.steps]
             fields[field.name] = None if values[0] is None else torch.stack(values)
-        return Simulation(self.start, **fields)
+        return Simulation(start=self.start, **fields)
 
 
 class Simulator(nn.Module):
