@@ -7,12 +7,13 @@ import datetime
 import random
 from pathlib import Path
 
-from agents.training import RESUME_NAME, TrainingRun, TrainSettings, load_settings
+from agents.training import RESUME_NAME, TrainingRun, TrainSettings
 from common.agent_file import agent_files
 from common.cli import Parser, add_compute_flags, add_env_flags, env_config, seed, set_up_logging
 from common.config import load_agent_config
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
+from common.settings import load_settings
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.
 RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
@@ -80,7 +81,7 @@ def resumed_settings(args, explicit: set[str]) -> TrainSettings:
         raise UserError(f"{args.resume} holds no run to resume: there is no {RESUME_NAME}")
     for name in sorted(explicit - RESUMABLE):
         raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
-    settings = load_settings(args.resume)
+    settings = load_settings(args.resume, TrainSettings)
     changes = {name: getattr(args, name) for name in explicit
                if name in {field.name for field in dataclasses.fields(settings)}}
     if changes.get("precision") == "auto":

@@ -7,21 +7,14 @@ the same weights and the same log as leaving it alone.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import random
-import signal
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
-from tqdm import tqdm
 
 from agents.acting import draw_actions, reset_hidden, run_policy
 from agents.ppo import Rollout, UpdateSummary, update
@@ -32,22 +25,20 @@ from common.agent_file import (
     load_weights,
     save_agent,
 )
-from common.config import AgentConfig, read_yaml, typed
+from common.config import AgentConfig
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
-from common.errors import UserError
-from common.files import atomic_path, save_tensors, versions
+from common.errors import NonFiniteLoss, UserError
+from common.files import save_tensors
+from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
-from common.training_log import LogRow, TrainingLog, episode_figures
+from common.progress import Progress
+from common.settings import save_settings
+from common.signals import deferred_signals
+from common.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 
-SETTINGS_NAME = "hyperparameters.yml"
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600
-SECONDS_BETWEEN_MESSAGES = 30
-# Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,29 +73,6 @@ class TrainSettings:
         for name in ("num_timesteps", "num_checkpoints", "val_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
-
-
-def save_settings(folder: Path, settings: TrainSettings) -> None:
-    """Write the resolved settings and the versions used as YAML."""
-    content = {**dataclasses.asdict(settings), "versions": versions()}
-    with atomic_path(folder / SETTINGS_NAME) as temporary:
-        temporary.write_text(yaml.safe_dump(content, sort_keys=False))
-
-
-def load_settings(folder: Path) -> TrainSettings:
-    """Read back what :func:`save_settings` wrote."""
-    path = folder / SETTINGS_NAME
-    content = read_yaml(path)
-    content.pop("versions", None)
-    for key, cls in (("env", EnvConfig), ("agent", AgentConfig)):
-        if not isinstance(content.get(key), dict):
-            raise UserError(f"{path}: the key '{key}' is missing")
-        content[key] = typed(cls, content[key], f"{path}, '{key}'")
-    return typed(TrainSettings, content, str(path))
-
-
-class NonFiniteLoss(UserError):
-    """The loss or a gradient became infinite or NaN."""
 
 
 class Worker:
@@ -218,7 +186,8 @@ class TrainingRun:
         if state is not None:
             self._load_state_dict(state)
         save_settings(folder, settings)
-        self.log = TrainingLog(folder, None if state is None else self.timesteps)
+        self.log = MetricsLog(folder / LOG_NAME, COLUMNS,
+                              None if state is None else self.timesteps)
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
 
@@ -256,7 +225,7 @@ class TrainingRun:
         return taken / max(time.monotonic() - self._session_start, 1e-9)
 
     def train(self) -> int:
-        """Train until the end or until one of STOP_SIGNALS asks to stop.
+        """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
 
         Returns:
             0 when the run is finished, 128 + the signal's number when it was stopped. Either
@@ -266,12 +235,15 @@ class TrainingRun:
             NonFiniteLoss: the last good checkpoint stays as it was.
         """
         try:
-            with _deferred_signals() as received, self._progress() as progress:
+            with (deferred_signals("update") as received,
+                  Progress(self.settings.num_timesteps, "step", self.timesteps,
+                           first_message=True) as progress):
                 while not self.finished and not received:
                     before = self.timesteps
                     row = self._one_update()
-                    self.log.append(row)
-                    progress(row)
+                    self.log.append(dataclasses.asdict(row))
+                    progress.update(row.timesteps, f"return {row.mean_episode_rewards:.2f}, on "
+                                    f"unseen levels {row.val_mean_episode_rewards:.2f}")
                     if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
                         self.save()
                     elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
@@ -320,28 +292,6 @@ class TrainingRun:
             **episode_figures(self.train_worker.statistics),
             **episode_figures(self.val_worker.statistics, "val_"))
 
-    @contextmanager
-    def _progress(self) -> Iterator:
-        """Yield a function of a log row: a bar on a terminal, a line now and then elsewhere."""
-        bar = tqdm(total=self.settings.num_timesteps, initial=self.timesteps, unit="step",
-                   unit_scale=True, disable=not sys.stderr.isatty())
-        last_message = [-math.inf]
-
-        def show(row: LogRow) -> None:
-            bar.set_postfix_str(f"return {row.mean_episode_rewards:.2f}, unseen levels "
-                                f"{row.val_mean_episode_rewards:.2f}", refresh=False)
-            bar.update(row.timesteps - bar.n)
-            if bar.disable and time.monotonic() - last_message[0] > SECONDS_BETWEEN_MESSAGES:
-                last_message[0] = time.monotonic()
-                rate = self.steps_per_second
-                left = max(0, self.settings.num_timesteps - row.timesteps) / rate
-                logger.info("%d steps, %.0f steps/s, return %.2f, on unseen levels %.2f, "
-                            "%.0f min left", row.timesteps, rate, row.mean_episode_rewards,
-                            row.val_mean_episode_rewards, left / 60)
-
-        with bar:
-            yield show
-
 
 def _seed_everything(seed: int) -> None:
     random.seed(seed)
@@ -354,24 +304,3 @@ def _check_finite(summary: UpdateSummary, timesteps: int, folder: Path) -> None:
         if not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} became {value} after {timesteps} time steps; training "
                                 f"stopped, and what was saved before in {folder} was kept")
-
-
-@contextmanager
-def _deferred_signals() -> Iterator[list[int]]:
-    """Collect the signals that ask to stop in a list; a second one acts at once."""
-    received: list[int] = []
-    previous = {}
-
-    def note(number, _frame):
-        received.append(number)
-        logger.warning("stopping after this update (signal %d)", number)
-        for each in previous:
-            signal.signal(each, previous[each])
-
-    for number in STOP_SIGNALS:
-        previous[number] = signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

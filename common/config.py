@@ -74,13 +74,27 @@ def typed(cls: type, values: dict, source: str):
     for key, kind in hints.items():
         if key not in values:
             raise UserError(f"{source}: the key '{key}' is missing")
-        value = values[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if type(value) is not kind:
-            raise UserError(f"{source}: '{key}' must be a {kind.__name__}, not {value!r}")
-        checked[key] = value
+        checked[key] = _of_type(values[key], kind, f"{source}: '{key}'")
     return cls(**checked)
+
+
+def _of_type(value, kind, what: str):
+    """``value`` if it is of the type ``kind``: a plain one, a dataclass, a union, or a tuple."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return value if isinstance(value, kind) else typed(kind, value, what)
+    if type(None) in parts:  # X | None
+        (kind,) = (part for part in parts if part is not type(None))
+        return None if value is None else _of_type(value, kind, what)
+    if origin is tuple:  # tuple[X, ...], a list in YAML
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{what} must be a list, not {value!r}")
+        return tuple(_of_type(item, parts[0], what) for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise UserError(f"{what} must be a {kind.__name__}, not {value!r}")
+    return value
 
 
 def read_yaml(path: Path) -> dict:

@@ -13,6 +13,10 @@ class UserError(Exception):
     """Something the user can put right. The message is one sentence that says how."""
 
 
+class NonFiniteLoss(UserError):
+    """A loss or a gradient became infinite or NaN; training cannot go on."""
+
+
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return a hint such as ``" (did you mean 'coinrun'?)"``, or the list of choices."""
     choices = sorted(choices)

@@ -1,18 +1,15 @@
-"""``log.csv`` of a training run, and its TensorBoard twin."""
+"""``log.csv`` of a training run."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from pathlib import Path
 
 import pandas as pd
-from torch.utils.tensorboard import SummaryWriter
 
 from common.env import EpisodeStatistics
 from common.errors import UserError
-from common.files import atomic_path
 
 LOG_NAME = "log.csv"
 
@@ -58,50 +55,6 @@ def episode_figures(statistics: EpisodeStatistics, prefix: str = "") -> dict[str
             figures[f"{prefix}{kind}_{name}"] = (float(function(values)) if len(values)
                                                  else math.nan)
     return figures
-
-
-class TrainingLog:
-    """Appends rows to ``log.csv`` and TensorBoard events in a run's folder.
-
-    Args:
-        folder: the run's folder.
-        resume_at: keep the rows up to this many time steps and drop later ones (they belong to
-            work that a killed run did not save); None starts a new log.
-    """
-
-    def __init__(self, folder: Path, resume_at: int | None = None):
-        path = folder / LOG_NAME
-        rows = []
-        if resume_at is not None:
-            rows = [row for row in _read_rows(path) if int(row["timesteps"]) <= resume_at]
-        with atomic_path(path) as temporary, open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
-        self._file = open(path, "a", newline="")
-        self._csv = csv.DictWriter(self._file, COLUMNS)
-        purge_step = None if resume_at is None else resume_at + 1
-        self._events = SummaryWriter(str(folder), purge_step=purge_step)
-
-    def append(self, row: LogRow) -> None:
-        """Add a row; it is on disk when this returns."""
-        values = dataclasses.asdict(row)
-        self._csv.writerow({name: "" if value != value else value
-                            for name, value in values.items()})
-        self._file.flush()
-        for name, value in values.items():
-            if name != "timesteps" and value == value:
-                self._events.add_scalar(name, value, row.timesteps)
-
-    def close(self) -> None:
-        self._file.close()
-        self._events.close()
-
-
-def _read_rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [row for row in rows if None not in row.values()]  # a row cut short by a kill
 
 
 def read_log(folder: Path) -> pd.DataFrame:

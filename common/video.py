@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import av
@@ -15,6 +15,7 @@ from common.env import ACTION_DIRECTIONS
 from common.files import atomic_path
 
 FRAMES_PER_SECOND = 15
+TITLE_HEIGHT = 16
 
 
 def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
@@ -73,6 +74,29 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
                 stream.height, stream.width = frame.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.ndarray]:
+    """Frames that show several films beside each other, each below its title.
+
+    Args:
+        columns: films by title, uint8 (T, rows, H, W, C); a column's films stand below each
+            other.
+        factor: by which they are enlarged.
+
+    Returns:
+        uint8 frames (H', W', C), H' and W' even.
+    """
+    header = None
+    for rows in zip(*columns.values()):
+        body = np.hstack([enlarge(np.concatenate(column), factor) for column in rows])
+        if header is None:
+            width = body.shape[1] // len(columns)
+            image = Image.new("RGB", (body.shape[1], TITLE_HEIGHT), (255, 255, 255))
+            for number, title in enumerate(columns):
+                ImageDraw.Draw(image).text((number * width + 4, 2), title, fill=(0, 0, 0))
+            header = np.asarray(image)
+        yield np.concatenate([header, body])
 
 
 def write_strip(path: Path, frames: list[np.ndarray], size: int) -> None:

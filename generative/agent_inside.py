@@ -96,9 +96,12 @@ class AgentInside(nn.Module):
         return self._act(after)
 
     def _remember(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        states, _ = self.policy.gru.gru(embeddings, hidden.unsqueeze(0).contiguous())
+        with torch.autocast(hidden.device.type, enabled=False):  # as where the agent was trained
+            states, _ = self.policy.gru.gru(embeddings, hidden.unsqueeze(0).contiguous())
         return states  # (T, B, D)
 
     def _act(self, states: Tensor) -> AgentOutput:
-        log_probs = torch.log_softmax(self.policy.fc_policy(states), dim=-1)
-        return AgentOutput(states, log_probs, self.policy.fc_value(states).squeeze(-1))
+        with torch.autocast(states.device.type, enabled=False):
+            log_probs = torch.log_softmax(self.policy.fc_policy(states), dim=-1)
+            values = self.policy.fc_value(states).squeeze(-1)
+        return AgentOutput(states, log_probs, values)

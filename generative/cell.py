@@ -1,7 +1,8 @@
 """The environment's recurrent cell: a recurrent state-space model with discrete latents.
 
 After Hafner et al. (2021), "Mastering Atari with discrete world models", section 2, with a
-layer-norm GRU.
+layer-norm GRU. Under autocast the matrix products run in its precision; what they give is float32
+again before it is normalised, added up over time or drawn from.
 
 Letters in shape comments: B batch (or any leading dimensions), S latent variables, K classes of
 each, H deterministic state, M hidden layer, A actions, E frame embedding.
@@ -37,8 +38,8 @@ class LayerNormGRUCell(nn.Module):
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
         """Input (B, M) and state (B, H) to the next state (B, H)."""
-        reset_x, update_x, new_x = self.from_input(x).chunk(3, dim=-1)
-        reset_h, update_h, new_h = self.from_hidden(h).chunk(3, dim=-1)
+        reset_x, update_x, new_x = self.from_input(x).float().chunk(3, dim=-1)
+        reset_h, update_h, new_h = self.from_hidden(h).float().chunk(3, dim=-1)
         reset = torch.sigmoid(self.reset_norm(reset_x + reset_h))
         update = torch.sigmoid(self.update_norm(update_x + update_h))
         new = torch.tanh(self.new_norm(new_x + reset * new_h))
@@ -71,23 +72,24 @@ class EnvironmentCell(nn.Module):
 
     def action_input(self, action: Tensor) -> Tensor:
         """One-hot actions (B, A) to their share (B, M) of the GRU's input."""
-        return self.action_in(action)
+        return self.action_in(action).float()
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
         """Frame embeddings (B, E) to their share (B, M) of the posterior's hidden layer."""
-        return self.posterior_embedding(embedding)
+        return self.posterior_embedding(embedding).float()
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """One-hot z (B, S, K), ``action_input`` (B, M) and h (B, H) to the next h (B, H)."""
-        x = functional.elu(self.in_norm(self.z_in(z.flatten(-2)) + action_input))  # (B, M)
+        x = functional.elu(self.in_norm(self.z_in(z.flatten(-2)).float() + action_input))  # (B, M)
         return self.gru(x, h)
 
     def prior_logits(self, h: Tensor) -> Tensor:
         """h (B, H) to the logits (B, S, K) of z without having seen the frame."""
-        hidden = functional.elu(self.prior_norm(self.prior_hidden(h)))
-        return self.prior_out(hidden).unflatten(-1, self.latent_shape)
+        hidden = functional.elu(self.prior_norm(self.prior_hidden(h).float()))
+        return self.prior_out(hidden).float().unflatten(-1, self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
         """h (B, H) and ``embedding_input`` (B, M) to the logits (B, S, K) given the frame."""
-        hidden = functional.elu(self.posterior_norm(self.posterior_hidden(h) + embedding_input))
-        return self.posterior_out(hidden).unflatten(-1, self.latent_shape)
+        hidden = self.posterior_hidden(h).float() + embedding_input
+        hidden = functional.elu(self.posterior_norm(hidden))
+        return self.posterior_out(hidden).float().unflatten(-1, self.latent_shape)

@@ -1,10 +1,20 @@
-"""Structural parameters of the simulator."""
+"""Parameters of the simulator and of what is done with it.
+
+The one reader of ``hyperparams/interpreting_configs.yml``; the meaning and unit of each value is
+in the YAML beside it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
-from common.errors import UserError
+from common.config import read_yaml, typed
+from common.errors import UserError, nearest
+
+INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
+                            / "interpreting_configs.yml")
+BASE_SET = "defaults"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +86,179 @@ class SimulatorConfig:
     def window_length(self) -> int:
         """Frames of a window of data."""
         return self.num_init_steps + self.num_sim_steps - 1
+
+
+def positive(config, *names: str) -> None:
+    """Check that these fields are above 0.
+
+    Raises:
+        UserError: naming the field.
+    """
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """How a simulator is trained."""
+
+    log_interval: int
+    save_interval: int
+    keep_newest: int
+    keep_hours: float
+    lr: float
+    batch_size: int
+    epochs: int
+    held_out_fraction: float
+    terminal_absorbing: bool
+
+    def __post_init__(self):
+        positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
+                 "batch_size", "epochs", "held_out_fraction")
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapConfig:
+    """Directions of the hidden space to take out, and where to put the same amount back."""
+
+    swap_directions_from: tuple[int, ...] | None
+    swap_directions_to: tuple[int | None, ...] | None
+
+    def __post_init__(self):
+        taken, put = self.swap_directions_from or (), self.swap_directions_to or ()
+        if len(taken) != len(put):
+            raise UserError(f"swap_directions_from has {len(taken)} directions, but "
+                            f"swap_directions_to has {len(put)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordConfig:
+    """Which samples are simulated."""
+
+    rand_init: bool
+    max_samples: int
+
+    def __post_init__(self):
+        positive(self, "max_samples")
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentHiddenConfig:
+    """Analysis of the agent's hidden states."""
+
+    num_episodes: int
+
+    def __post_init__(self):
+        positive(self, "num_episodes")
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOverTimeConfig:
+    """Loss against simulated step."""
+
+    num_batches: int
+
+    def __post_init__(self):
+        positive(self, "num_batches")
+
+
+@dataclasses.dataclass(frozen=True)
+class SaliencyConfig:
+    """Samples that are recorded for saliency, and the directions they can be swapped along."""
+
+    num_sim_steps: int
+    num_sim_steps_manual_actions: int
+    direction_type: str
+
+    def __post_init__(self):
+        positive(self, "num_sim_steps", "num_sim_steps_manual_actions")
+        if self.direction_type not in ("ica", "pca"):
+            raise UserError(f"unknown direction_type '{self.direction_type}'"
+                            f"{nearest(self.direction_type, ('ica', 'pca'))}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AnalysisConfig:
+    """What is done with a trained simulator, by method."""
+
+    agent_h: AgentHiddenConfig
+    loss_over_time: LossOverTimeConfig
+    saliency: SaliencyConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class InterpretingConfig:
+    """One parameter set.
+
+    Attributes:
+        simulator, training, swap: together the section ``gen_model``.
+    """
+
+    device: str
+    gpu_device: int
+    data_dir: str
+    log_dir_base: str
+    generated_data_dir: str
+    simulator: SimulatorConfig
+    training: TrainingConfig
+    swap: SwapConfig
+    record: RecordConfig
+    analysis: AnalysisConfig
+
+    def __post_init__(self):
+        if self.device not in ("auto", "gpu", "cpu"):
+            raise UserError(f"unknown device '{self.device}'"
+                            f"{nearest(self.device, ('auto', 'gpu', 'cpu'))}")
+
+
+_GEN_MODEL = {"simulator": SimulatorConfig, "training": TrainingConfig, "swap": SwapConfig}
+
+
+def load_interpreting_config(name: str, overrides: dict | None = None,
+                             path: Path = INTERPRETING_CONFIG_FILE) -> InterpretingConfig:
+    """Return the parameter set ``name``.
+
+    Args:
+        overrides: values that win over the set's, nested as in the YAML.
+
+    Raises:
+        UserError: if there is no such set (naming the nearest), or a key is unknown or missing,
+            or a value is of the wrong type or out of range.
+    """
+    sets = read_yaml(path)
+    for needed in (BASE_SET, name):
+        if needed not in sets:
+            raise UserError(f"there is no parameter set '{needed}' in {path.name}"
+                            f"{nearest(needed, sets)}")
+    source = f"{path.name}, '{name}'"
+    values = sets[BASE_SET]
+    for changes in (sets[name], overrides or {}):
+        values = _merged(values, changes, source)
+    gen_model = values.pop("gen_model", None)
+    if not isinstance(gen_model, dict):
+        raise UserError(f"{source}: the key 'gen_model' is missing")
+    section = f"{source}, 'gen_model'"
+    for part, cls in _GEN_MODEL.items():
+        names = [field.name for field in dataclasses.fields(cls)]
+        found = {key: gen_model.pop(key) for key in names if key in gen_model}
+        values[part] = typed(cls, found, section)
+    if gen_model:
+        known = [field.name for cls in _GEN_MODEL.values() for field in dataclasses.fields(cls)]
+        key = str(next(iter(gen_model)))
+        raise UserError(f"{section}: unknown key '{key}'{nearest(key, known)}")
+    return typed(InterpretingConfig, values, source)
+
+
+def _merged(values: dict, changes: dict, source: str) -> dict:
+    """``values`` with ``changes``, section by section; ``changes`` may only name what is there."""
+    if not isinstance(changes, dict):
+        raise UserError(f"{source} must hold a mapping of names to values")
+    merged = dict(values)
+    for key, value in changes.items():
+        if key not in values:
+            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), values)}")
+        if isinstance(values[key], dict):
+            value = _merged(values[key], value, f"{source}, '{key}'")
+        merged[key] = value
+    return merged

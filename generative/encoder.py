@@ -60,9 +60,9 @@ class BottleneckEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V) of length 1."""
-        features = self.blocks(images.flatten(0, 1)).flatten(1)  # (I*B, 2048)
+        features = self.blocks(images.flatten(0, 1)).float().flatten(1)  # (I*B, 2048)
         outputs, _ = self.gru(features.unflatten(0, images.shape[:2]))  # (I, B, hidden)
-        return on_unit_sphere(self.to_vec(self.mlp(outputs[-1])))
+        return on_unit_sphere(self.to_vec(self.mlp(outputs[-1])).float())
 
 
 def on_unit_sphere(vectors: Tensor) -> Tensor:
@@ -77,6 +77,10 @@ class Converter(nn.Sequential):
         hidden = (in_size + out_size) // 2
         super().__init__(nn.Linear(in_size, hidden), nn.ELU(), nn.Linear(hidden, hidden), nn.ELU(),
                          nn.Linear(hidden, out_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_size) to (B, out_size), float32 under autocast too."""
+        return super().forward(x).float()
 
 
 class FrameEmbedding(nn.Module):

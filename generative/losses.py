@@ -6,14 +6,36 @@ Letters in shape comments: T simulated steps, B batch, S latent variables, K cla
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from common.errors import UserError
 from generative.alignment import AlignedBatch
 from generative.config import SimulatorConfig
 from generative.simulator import Simulation, Start
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScales:
+    """Factors of the like-named losses, by the names of the published flags."""
+
+    obs: float = 1.0
+    hx: float = 1.0
+    reward: float = 1.0
+    done: float = 1.0
+    kl: float = 1.0
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            if not 0 <= getattr(self, field.name) < math.inf:
+                raise UserError(f"loss_scale_{field.name} must be a number from 0 up, not "
+                                f"{getattr(self, field.name)}")
+
+
+UNSCALED = LossScales()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +70,14 @@ class SimulatorLosses:
         return (self.image + self.reward + self.terminal + self.agent_state + self.kl
                 + self.update)
 
+    def means(self) -> dict[str, Tensor]:
+        """Each term as it enters the total (): summed over time, averaged over the batch."""
+        terms = {}
+        for field in dataclasses.fields(self):
+            term = getattr(self, field.name)
+            terms[field.name] = (term.sum(dim=0) if term.ndim == 2 else term).mean()
+        return terms
+
     @property
     def total(self) -> Tensor:
         """What is minimised (): summed over time, averaged over the batch."""
@@ -55,8 +85,8 @@ class SimulatorLosses:
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
 
-def simulator_losses(simulation: Simulation, batch: AlignedBatch,
-                     config: SimulatorConfig) -> SimulatorLosses:
+def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
+                     scales: LossScales = UNSCALED) -> SimulatorLosses:
     """Hold a pass with posterior against its labels.
 
     Raises:
@@ -68,13 +98,14 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch,
     squared_states = (simulation.hidden_states - batch.hidden_states).square()
     start = simulation.start
     return SimulatorLosses(
-        image=0.5 * squared_images.flatten(2).sum(dim=-1),
-        reward=0.5 * (simulation.rewards - batch.rewards).square(),
-        terminal=functional.binary_cross_entropy_with_logits(
+        image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
+        reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),
+        terminal=scales.done * functional.binary_cross_entropy_with_logits(
             simulation.terminal_logits, batch.terminals, reduction="none"),
-        agent_state=0.5 * squared_states.sum(dim=-1) * until_first_terminal(batch.terminals),
-        kl=config.kl_weight * balanced_kl(simulation.posterior_logits, simulation.prior_logits,
-                                          config.kl_balance),
+        agent_state=(scales.hx * 0.5 * squared_states.sum(dim=-1)
+                     * until_first_terminal(batch.terminals)),
+        kl=scales.kl * config.kl_weight * balanced_kl(
+            simulation.posterior_logits, simulation.prior_logits, config.kl_balance),
         update=config.env_update_penalty_weight * _update_norms(start, simulation.env_h),
         bottleneck=config.bottleneck_loss_weight * vector_crowding(start.bottleneck_vec),
         first_hidden=(start.agent_hidden - batch.first_hidden).square().sum(dim=-1),

@@ -26,9 +26,10 @@ import plot_training_csv
 import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
-from agents.training import NonFiniteLoss, TrainingRun, TrainSettings
+from agents.training import TrainingRun, TrainSettings
 from common.agent_file import agent_files, load_agent
 from common.env import EnvConfig
+from common.errors import NonFiniteLoss
 
 STEPS_AN_UPDATE = 8 * 64
 

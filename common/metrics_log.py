@@ -1,0 +1,53 @@
+"""A table of figures that grows by a row at a time: a CSV file and its TensorBoard twin."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from common.files import atomic_path
+
+
+class MetricsLog:
+    """Appends rows to a CSV file and TensorBoard events to its folder.
+
+    Args:
+        path: the CSV file.
+        columns: names; the first one counts the steps of the run.
+        resume_at: keep the rows up to this step and drop later ones (they belong to work that a
+            killed run did not save); None starts a new log.
+    """
+
+    def __init__(self, path: Path, columns: tuple[str, ...], resume_at: int | None = None):
+        self._step = columns[0]
+        rows = []
+        if resume_at is not None:
+            rows = [row for row in _read_rows(path) if int(row[self._step]) <= resume_at]
+        with atomic_path(path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        self._file = open(path, "a", newline="")
+        self._csv = csv.DictWriter(self._file, columns)
+        purge_step = None if resume_at is None else resume_at + 1
+        self._events = SummaryWriter(str(path.parent), purge_step=purge_step)
+
+    def append(self, row: dict[str, float]) -> None:
+        """Add a row; it is on disk when this returns. NaN leaves a cell empty."""
+        self._csv.writerow({name: "" if value != value else value for name, value in row.items()})
+        self._file.flush()
+        for name, value in row.items():
+            if name != self._step and value == value:
+                self._events.add_scalar(name, value, row[self._step])
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if None not in row.values()]  # a row cut short by a kill

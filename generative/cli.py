@@ -1,0 +1,78 @@
+"""Command-line flags of the scripts that work with a simulator, in both published generations."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from common.cli import Parser, add_compute_flags, add_published_flags, count, seed
+from generative.config import InterpretingConfig, load_interpreting_config
+
+# Where the YAML has the value of a flag.
+_OVERRIDES = {
+    "device": ("device",), "gpu_device": ("gpu_device",), "data_dir": ("data_dir",),
+    "log_interval": ("gen_model", "log_interval"), "save_interval": ("gen_model", "save_interval"),
+    "epochs": ("gen_model", "epochs"), "batch_size": ("gen_model", "batch_size"),
+    "lr": ("gen_model", "lr"), "num_sim_steps": ("gen_model", "num_sim_steps"),
+    "num_initializing_steps": ("gen_model", "num_init_steps"),
+}
+# Names of terms of an older model.
+_LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
+
+logger = logging.getLogger(__name__)
+
+
+def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool) -> None:
+    """The flags of train_gen_model.py, which every later script takes, too."""
+    yaml = "; the parameter set's if not given"
+    parser.add_argument("--agent_file", type=Path, required=True, help="the agent inside")
+    parser.add_argument("--model_file", type=Path, required=model_file_required,
+                        help=model_file_help)
+    parser.add_argument("--interpreting_params_name", default="defaults",
+                        help="parameter set in hyperparams/interpreting_configs.yml")
+    parser.add_argument("--gen_mod_exp_name", "--tgm_exp_name", default="dev",
+                        help="name of the experiment's folder")
+    parser.add_argument("--data_dir", help="recorded rollouts, <logdir>/data of record.py" + yaml)
+    parser.add_argument("--batch_size", type=count, help="windows or samples at a time" + yaml)
+    parser.add_argument("--num_sim_steps", type=count, help="simulated steps" + yaml)
+    parser.add_argument("--num_initializing_steps", type=count,
+                        help="frames from which a simulation starts" + yaml)
+    parser.add_argument("--epochs", type=count, help="passes through the windows" + yaml)
+    parser.add_argument("--lr", type=float, help="learning rate" + yaml)
+    parser.add_argument("--log_interval", type=count, help="batches a row of the log" + yaml)
+    parser.add_argument("--save_interval", type=count, help="batches between checkpoints" + yaml)
+    parser.add_argument("--seed", type=seed, default=0, help="of every random choice")
+    for name, term in (("obs", "the image"), ("hx", "the agent's state"), ("reward", "the reward"),
+                       ("done", "the terminal"), ("kl", "the KL")):
+        parser.add_argument(f"--loss_scale_{name}", type=float, default=1.0,
+                            help=f"factor of the loss of {term}")
+    for name in _LOSSES_WITHOUT_EFFECT:
+        parser.add_argument(f"--loss_scale_{name}", type=float, default=0.0,
+                            help="of an older model; no effect here")
+    add_compute_flags(parser)
+    add_published_flags(parser, ("exp_name", "env_name", "start_level", "num_levels",
+                                 "distribution_mode", "agent_param_name", "param_name",
+                                 "num_threads"))
+
+
+def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> InterpretingConfig:
+    """The parameter set that was asked for, with the flags that stand on the command line.
+
+    Args:
+        explicit: their names, from ``Parser.explicit``.
+
+    Raises:
+        UserError: see ``load_interpreting_config``.
+    """
+    overrides: dict = {}
+    for flag, (*sections, key) in _OVERRIDES.items():
+        if flag in explicit:
+            place = overrides
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = getattr(args, flag)
+    for name in _LOSSES_WITHOUT_EFFECT:
+        if getattr(args, f"loss_scale_{name}"):
+            logger.warning("--loss_scale_%s has no effect: this model has no such loss", name)
+    return load_interpreting_config(args.interpreting_params_name, overrides)

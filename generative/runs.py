@@ -1,0 +1,112 @@
+"""Folders of trained simulators: what lies in them, and how they are opened.
+
+A run's folder ``<log_dir_base>/results/<gen_mod_exp_name>/<YYYYmmdd_HHMMSS>/`` holds::
+
+    model_epoch<e>_batch<b>.pt    checkpoints: the simulator, and all that is needed to go on
+    progress.csv                  losses and other figures, with TensorBoard events beside it
+    hyperparameters.yml           the resolved settings
+    recons_v_preds/*.mp4          truth, reconstruction and imagination side by side
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from pathlib import Path
+
+import torch
+
+from common.agent_file import load_agent
+from common.devices import Compute
+from common.settings import SETTINGS_NAME, load_settings
+from generative.config import InterpretingConfig, SimulatorConfig, TrainingConfig
+from generative.losses import LossScales
+from generative.published import load_published
+from generative.simulator import Simulator
+
+PROGRESS_NAME = "progress.csv"
+SECONDS_AN_HOUR = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatorRunSettings:
+    """Everything that decides a run's numbers.
+
+    Attributes:
+        agent_file: the agent inside.
+        agent_sha256: its checksum.
+        model_file: simulator file whose weights the run starts from, or "".
+        data_dir: recorded rollouts.
+        precision: float32 or bfloat16.
+        max_batches: where the run ends if its epochs are not over before; 0: at their end.
+    """
+
+    exp_name: str
+    agent_file: str
+    agent_sha256: str
+    model_file: str
+    data_dir: str
+    seed: int
+    precision: str
+    max_batches: int
+    simulator: SimulatorConfig
+    training: TrainingConfig
+    loss_scales: LossScales
+
+
+def results_folder(config: InterpretingConfig, exp_name: str) -> Path:
+    """The folder of an experiment's runs."""
+    return Path(config.log_dir_base) / "results" / exp_name
+
+
+def checkpoint_name(epoch: int, batch: int) -> str:
+    return f"model_epoch{epoch}_batch{batch}.pt"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a run's folder, oldest first."""
+    found = {(int(match[1]), int(match[2])): path for path in folder.glob("model_*.pt")
+             if (match := re.fullmatch(r"model_epoch(\d+)_batch(\d+)\.pt", path.name))}
+    return [found[number] for number in sorted(found)]
+
+
+def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
+    """Delete all checkpoints but the newest ones and the first of every ``keep_hours``."""
+    kept_slots = set()
+    for path in checkpoints(folder)[:-keep_newest]:
+        slot = int(path.stat().st_mtime / (keep_hours * SECONDS_AN_HOUR))
+        if slot in kept_slots:
+            path.unlink()
+        kept_slots.add(slot)
+
+
+def new_run_folder(config: InterpretingConfig, exp_name: str) -> Path:
+    """A name for a run that starts now; no folder is made."""
+    return results_folder(config, exp_name) / time.strftime("%Y%m%d_%H%M%S")
+
+
+def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,
+                   compute: Compute) -> Simulator:
+    """Read a simulator for use, with its agent inside.
+
+    Args:
+        otherwise: the sizes of a file that has no ``hyperparameters.yml`` beside it, as
+            published ones have not.
+
+    Raises:
+        UserError: if a file is missing or damaged, or the two do not fit.
+    """
+    sizes = otherwise
+    if (model_file.parent / SETTINGS_NAME).is_file():
+        sizes = load_settings(model_file.parent, SimulatorRunSettings).simulator
+    policy = load_agent(agent_file)
+    simulator = load_published(model_file, sizes, policy).simulator
+    return prepared(simulator, compute).requires_grad_(False)
+
+
+def prepared(simulator: Simulator, compute: Compute) -> Simulator:
+    """The simulator where and how ``compute`` says."""
+    if compute.channels_last:
+        simulator = simulator.to(memory_format=torch.channels_last)
+    return simulator.to(compute.device)

@@ -1,0 +1,282 @@
+"""Training a simulator: batches, figures, checkpoints, videos, stopping and resuming.
+
+A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
+the same weights and the same figures as leaving it alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.agent_file import load_agent, load_tensors
+from common.devices import Compute
+from common.errors import NonFiniteLoss
+from common.metrics_log import MetricsLog
+from common.progress import Progress
+from common.settings import save_settings
+from common.signals import deferred_signals
+from common.video import side_by_side, write_video
+from generative.alignment import AlignedBatch, align
+from generative.batches import BatchOrder, BatchReader
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.losses import SimulatorLosses, simulator_losses
+from generative.published import load_published, save_published
+from generative.runs import (
+    PROGRESS_NAME,
+    SimulatorRunSettings,
+    checkpoint_name,
+    checkpoints,
+    prepared,
+    prune_checkpoints,
+)
+from generative.simulator import Simulation, Simulator
+from generative.straight_through import LatentDraw
+
+GRADIENT_NORM_LIMIT = 100.0
+SECONDS_BETWEEN_SAVES = 600
+VIDEO_WINDOWS = 4
+VIDEO_SCALE = 2
+VIDEO_FRAMES_PER_SECOND = 5
+
+TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses))
+MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
+            "prior_entropy", "vector_distance")
+COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
+           "gradient_norm", *MEASURES, *(f"held_out_{name}" for name in MEASURES))
+
+
+def measure(simulation: Simulation, losses: SimulatorLosses,
+            config: SimulatorConfig) -> dict[str, Tensor]:
+    """What is logged of a batch, by the names of MEASURES, each ().
+
+    Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
+    latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
+    the batch: 0 if all are the same, about 1.41 if they are spread over the sphere.
+    """
+    measures = {"loss": losses.total,
+                **{f"loss_{name}": term for name, term in losses.means().items()},
+                "kl_nats": (losses.kl.mean() / config.kl_weight if config.kl_weight
+                            else losses.kl.mean()),
+                "posterior_entropy": _entropy(simulation.posterior_logits),
+                "prior_entropy": _entropy(simulation.prior_logits),
+                "vector_distance": torch.pdist(simulation.start.bottleneck_vec).mean()}
+    return {name: measure.detach() for name, measure in measures.items()}
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    return torch.distributions.Categorical(logits=logits.detach()).entropy().sum(dim=-1).mean()
+
+
+class SimulatorTraining:
+    """A run in its folder.
+
+    Args:
+        folder: the run's folder. It is created, or, if it holds checkpoints, the run goes on
+            from the newest one.
+        settings: what to train.
+        compute: where to compute.
+
+    Raises:
+        UserError: if the data, the agent or a file to start from cannot be used.
+    """
+
+    def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute):
+        self.folder, self.settings, self.compute = folder, settings, compute
+        config, training = settings.simulator, settings.training
+        self.dataset = RolloutDataset(Path(settings.data_dir), config.num_init_steps,
+                                      config.num_sim_steps, training.terminal_absorbing)
+        split = self.dataset.split(training.held_out_fraction, settings.seed)
+        self._order = BatchOrder(split.train, training.batch_size, settings.seed)
+        self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
+                                    settings.seed)
+        self.num_batches = training.epochs * self._order.batches_per_epoch
+        if settings.max_batches:
+            self.num_batches = min(self.num_batches, settings.max_batches)
+
+        torch.manual_seed(settings.seed)
+        policy = load_agent(Path(settings.agent_file))
+        saved = checkpoints(folder)
+        start_file = saved[-1] if saved else Path(settings.model_file)
+        if saved or settings.model_file:
+            simulator = load_published(start_file, config, policy).simulator
+        else:
+            simulator = Simulator(config, policy)
+        self.simulator = prepared(simulator, compute)
+        self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=training.lr,
+                                          fused=True)
+        self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
+        self.batches, self._elapsed = 0, 0.0
+        self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
+        if saved:
+            self._load_state(load_tensors(start_file, "simulator file"))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_settings(folder, settings)
+        self.log = MetricsLog(folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
+        self._session_start = self._saved_at = time.monotonic()
+
+    def _load_state(self, state: dict) -> None:
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.training.lr
+        self._generator.set_state(state["generator"])
+        self._unlogged = state["unlogged"]
+        self.batches, self._elapsed = state["batches"], state["wall_time"]
+
+    @property
+    def epoch(self) -> int:
+        return self.batches // self._order.batches_per_epoch
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of work in all sittings."""
+        return self._elapsed + time.monotonic() - self._session_start
+
+    @property
+    def finished(self) -> bool:
+        return self.batches >= self.num_batches
+
+    @property
+    def newest_checkpoint(self) -> Path:
+        return checkpoints(self.folder)[-1]
+
+    def train(self) -> int:
+        """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
+
+        Returns:
+            0 when the run is finished, 128 + the signal's number when it was stopped. Either
+            way its state is saved.
+
+        Raises:
+            NonFiniteLoss: the last good checkpoint stays as it was.
+        """
+        training = self.settings.training
+        reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device)
+        speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
+        saved_at_batch = -1
+        try:
+            with (deferred_signals("batch") as received,
+                  Progress(self.num_batches, "batch", self.batches) as progress):
+                for windows in reader:
+                    if self.finished or received:
+                        break
+                    batch = align(windows, self.settings.simulator)
+                    self._unlogged.append(self._one_batch(batch))
+                    self.batches += 1
+                    speed.batches += 1
+                    if self.batches % training.log_interval == 0:
+                        row = {**self._row(), **speed.since_last_time()}
+                        self.log.append(row)
+                        progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
+                                        f"{row['held_out_loss']:.4g}")
+                    due = (self.batches % training.save_interval == 0
+                           or time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES)
+                    if due:
+                        self._save()
+                        saved_at_batch = self.batches
+                if saved_at_batch != self.batches:
+                    self._save()
+        finally:
+            reader.close()
+            self.log.close()
+        return 0 if self.finished else 128 + received[0]
+
+    def _pass(self, batch: AlignedBatch,
+              generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
+        with self.compute.autocast():
+            simulation = self.simulator(batch, LatentDraw("sample", generator))
+        return simulation, simulator_losses(simulation, batch, self.settings.simulator,
+                                            self.settings.loss_scales)
+
+    def _one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
+        simulation, losses = self._pass(batch, self._generator)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.simulator.trainable_parameters(),
+                                              GRADIENT_NORM_LIMIT)
+        self.optimizer.step()
+        return {"gradient_norm": norm, **measure(simulation, losses, self.settings.simulator)}
+
+    @torch.no_grad()
+    def _row(self) -> dict[str, float]:
+        number = self.batches // self.settings.training.log_interval
+        windows = self.dataset.batch(self._held_out[number]).to(self.compute.device)
+        generator = torch.Generator(self.compute.device).manual_seed(number)
+        simulation, losses = self._pass(align(windows, self.settings.simulator), generator)
+        held_out = measure(simulation, losses, self.settings.simulator)
+        means = self._checked_means()
+        self._unlogged = []
+        return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
+                **means, **{f"held_out_{name}": float(held_out[name]) for name in MEASURES}}
+
+    def _save(self) -> None:
+        """Write a checkpoint and a video, and delete checkpoints that are not to be kept."""
+        self._checked_means()
+        training = self.settings.training
+        batch = self.batches % self._order.batches_per_epoch
+        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator, more={
+            "optimizer_state_dict": self.optimizer.state_dict(), "batches": self.batches,
+            "wall_time": self.wall_time, "generator": self._generator.get_state(),
+            "unlogged": self._unlogged})
+        prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
+        self._write_video(self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4")
+        self._saved_at = time.monotonic()
+
+    def _checked_means(self) -> dict[str, float]:
+        """Means over the batches since the last row; here a GPU is waited for."""
+        means = {}
+        for name in self._unlogged[0] if self._unlogged else ():
+            means[name] = float(torch.stack([figures[name] for figures in self._unlogged]).mean())
+            if not math.isfinite(means[name]) and name != "vector_distance":  # NaN for one window
+                raise NonFiniteLoss(f"the {name} became {means[name]} before batch {self.batches}; "
+                                    f"training stopped, and what was saved before in "
+                                    f"{self.folder} was kept")
+        return means
+
+    @torch.no_grad()
+    def _write_video(self, path: Path) -> None:
+        """Held-out windows: the truth, its reconstruction, and imagination from true actions."""
+        config = self.settings.simulator
+        windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
+        batch = align(windows, config)
+        draw = LatentDraw("mode")
+        with self.compute.autocast():
+            reconstruction = self.simulator(batch, draw).images
+            start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)
+            imagination = self.simulator.imagine(start, draw, true_actions=batch.actions).stacked()
+        columns = {"truth": batch.images, "reconstruction": reconstruction,
+                   "imagination": imagination.images}
+        films = {title: as_frames(images) for title, images in columns.items()}
+        write_video(path, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
+
+
+class _Speed:
+    """Frames a second, and the share of the time that was spent waiting for data."""
+
+    def __init__(self, reader: BatchReader, frames_a_batch: int):
+        self._reader, self._frames_a_batch = reader, frames_a_batch
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self.batches = 0
+        self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
+
+    def since_last_time(self) -> dict[str, float]:
+        """By column name."""
+        seconds = time.perf_counter() - self._start
+        speed = {"frames_per_second": self.batches * self._frames_a_batch / seconds,
+                 "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
+        self._start_anew()
+        return speed
+
+
+def as_frames(images: Tensor) -> np.ndarray:
+    """Images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
+    return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

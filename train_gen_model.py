@@ -1,0 +1,96 @@
+"""Train a simulator of the environment, with the frozen agent inside, on recorded rollouts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from common.cli import Parser, set_up_logging
+from common.devices import keep_freed_memory, resolve_compute
+from common.errors import UserError, script_main
+from common.files import sha256
+from common.settings import load_settings
+from generative.cli import add_simulator_flags, interpreting_config
+from generative.losses import LossScales
+from generative.runs import SimulatorRunSettings, checkpoints, new_run_folder
+from generative.training import SimulatorTraining
+
+# Flags that may differ when a run is resumed; the others are fixed by the run.
+RESUMABLE = {"resume", "agent_file", "data_dir", "max_batches", "epochs", "lr", "log_interval",
+             "save_interval", "device", "gpu_device", "precision", "log_level"}
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file to start from", model_file_required=False)
+    flags.add_argument("--max_batches", type=int, default=0,
+                       help="end after so many batches; 0: when the epochs are over")
+    flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
+                       help="continue this run exactly where it was saved")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    flags = parser()
+    args = flags.parse_args(argv)
+    explicit = flags.explicit(argv)
+    set_up_logging(args.log_level)
+    if args.max_batches < 0:
+        raise UserError(f"--max_batches must not be negative, but is {args.max_batches}")
+    config = interpreting_config(args, explicit)
+    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    if args.resume:
+        folder = args.resume
+        settings = resumed_settings(args, explicit)
+        compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
+    else:
+        folder = new_run_folder(config, args.gen_mod_exp_name)
+        settings = SimulatorRunSettings(
+            args.gen_mod_exp_name, str(args.agent_file), checksum(args.agent_file),
+            str(args.model_file or ""), config.data_dir, args.seed, compute.precision,
+            args.max_batches, config.simulator, config.training,
+            LossScales(*(getattr(args, f"loss_scale_{field.name}")
+                         for field in dataclasses.fields(LossScales))))
+
+    keep_freed_memory()
+    run = SimulatorTraining(folder, settings, compute)
+    print(f"training on {compute.device} in {compute.precision}, {run.num_batches} batches; "
+          f"writing to {folder}", flush=True)
+    status = run.train()
+    done = ("finished" if run.finished else
+            f"stopped; continue with: train_gen_model.py --agent_file {settings.agent_file} "
+            f"--resume {folder}")
+    print(f"{done} after {run.batches} batches; simulator: {run.newest_checkpoint}")
+    return status
+
+
+def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorRunSettings:
+    """The settings of the run to resume, with those flags that may change."""
+    if not checkpoints(args.resume):
+        raise UserError(f"{args.resume} holds no run to resume: there is no checkpoint in it")
+    for name in sorted(explicit - RESUMABLE):
+        raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
+    settings = load_settings(args.resume, SimulatorRunSettings)
+    if checksum(args.agent_file) != settings.agent_sha256:
+        raise UserError(f"{args.agent_file} is not the agent of this run, which was "
+                        f"{settings.agent_file}")
+    changes = {name: getattr(args, name) for name in ("data_dir", "max_batches", "precision")
+               if name in explicit}
+    if changes.get("precision") == "auto":
+        del changes["precision"]
+    training = {name: getattr(args, name) for name in ("epochs", "lr", "log_interval",
+                                                       "save_interval") if name in explicit}
+    return dataclasses.replace(settings, agent_file=str(args.agent_file), **changes,
+                               training=dataclasses.replace(settings.training, **training))
+
+
+def checksum(agent_file: Path) -> str:
+    if not agent_file.is_file():
+        raise UserError(f"there is no agent file {agent_file}")
+    return sha256(agent_file)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
