@@ -152,6 +152,22 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
     save_tensors(path, {**(more or {}), _KEY: published_state(simulator, unused)})
 
 
+def save_compact(path: Path, source: Path) -> None:
+    """Copy a simulator file, keeping only the weights that are used, in half precision.
+
+    ``load_published`` reads it; the published code does not.
+
+    Raises:
+        UserError: if ``source`` is missing, truncated, or no simulator.
+    """
+    found = load_tensors(source, "simulator file").get(_KEY)
+    if not isinstance(found, dict):
+        raise UserError(f"{source} is not a simulator file: it has no '{_KEY}'")
+    unused = (_SECOND_DECODER, f"{_DECODER}vecobs.")
+    save_tensors(path, {_KEY: {key: tensor.to(torch.float16) for key, tensor in found.items()
+                               if not key.startswith(unused)}})
+
+
 def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in simulator.state_dict().items()
             if not name.startswith("agent.")}

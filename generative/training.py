@@ -201,6 +201,11 @@ class SimulatorTraining:
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.simulator.trainable_parameters(),
                                               GRADIENT_NORM_LIMIT)
+        if not math.isfinite(float(norm)):
+            loss = float(losses.total.detach())
+            raise NonFiniteLoss(f"the gradient became {float(norm)}, the loss {loss}, after "
+                                f"{self.batches} batches; training stopped, and what was saved "
+                                f"before in {self.folder} was kept")
         self.optimizer.step()
         return {"gradient_norm": norm, **measure(simulation, losses, self.settings.simulator)}
 
@@ -211,14 +216,14 @@ class SimulatorTraining:
         generator = torch.Generator(self.compute.device).manual_seed(number)
         simulation, losses = self._pass(align(windows, self.settings.simulator), generator)
         held_out = measure(simulation, losses, self.settings.simulator)
-        means = self._checked_means()
+        means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
+                 for name in self._unlogged[0]}
         self._unlogged = []
         return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
                 **means, **{f"held_out_{name}": float(held_out[name]) for name in MEASURES}}
 
     def _save(self) -> None:
         """Write a checkpoint and a video, and delete checkpoints that are not to be kept."""
-        self._checked_means()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
         save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator, more={
@@ -228,17 +233,6 @@ class SimulatorTraining:
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_video(self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4")
         self._saved_at = time.monotonic()
-
-    def _checked_means(self) -> dict[str, float]:
-        """Means over the batches since the last row; here a GPU is waited for."""
-        means = {}
-        for name in self._unlogged[0] if self._unlogged else ():
-            means[name] = float(torch.stack([figures[name] for figures in self._unlogged]).mean())
-            if not math.isfinite(means[name]) and name != "vector_distance":  # NaN for one window
-                raise NonFiniteLoss(f"the {name} became {means[name]} before batch {self.batches}; "
-                                    f"training stopped, and what was saved before in "
-                                    f"{self.folder} was kept")
-        return means
 
     @torch.no_grad()
     def _write_video(self, path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -76,3 +79,35 @@ def recording(agent_path, tmp_path_factory) -> Path:
     logdir = tmp_path_factory.mktemp("recording")
     assert record.main(record_arguments(agent_path, logdir, 12)) == 0
     return logdir
+
+
+def assert_same(a, b):
+    """Equal structures of equal tensors."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+def wait_for(condition, process, seconds=120):
+    """Wait until a condition holds while a process runs."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def start(script: str, *argv: str, cwd: Path = ROOT) -> subprocess.Popen:
+    """Run a script of the root in a process of its own."""
+    return subprocess.Popen([sys.executable, script, *argv], cwd=cwd, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)

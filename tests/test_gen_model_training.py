@@ -1,0 +1,367 @@
+"""Whole runs of train_gen_model.py: what they write, what they leave alone, and resuming."""
+
+import dataclasses
+import math
+import os
+import re
+import shutil
+import signal
+
+import av
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from conftest import FLOAT32, assert_same, start, wait_for
+
+import train_gen_model
+from common.agent_file import load_agent
+from common.config import typed
+from common.devices import Compute
+from common.errors import NonFiniteLoss, UserError
+from common.files import sha256
+from generative import export
+from generative.alignment import align
+from generative.batches import BatchOrder, BatchReader
+from generative.config import TrainingConfig, load_interpreting_config
+from generative.dataset import RolloutDataset
+from generative.losses import LossScales
+from generative.runs import SimulatorRunSettings, checkpoints, open_simulator, prune_checkpoints
+from generative.straight_through import LatentDraw
+from generative.training import COLUMNS, SimulatorTraining
+
+TINY = load_interpreting_config("tiny")
+
+
+def arguments(agent_path, recording, *more):
+    return ["--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
+            "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed", "4",
+            "--log_interval", "4", "--save_interval", "10", "--max_batches", "32",
+            "--precision", "float32", "--device", "cpu", *more]
+
+
+def settings_for(agent_path, recording, training=None, simulator=None, **changes):
+    settings = SimulatorRunSettings(
+        "t", str(agent_path), sha256(agent_path), "", str(recording / "data"), 4, "float32", 6,
+        dataclasses.replace(TINY.simulator, **(simulator or {})),
+        dataclasses.replace(TINY.training, **{"log_interval": 2, **(training or {})}), LossScales())
+    return dataclasses.replace(settings, **changes)
+
+
+def run_folder(root):
+    (folder,) = (root / "generative" / "results" / "t").iterdir()
+    return folder
+
+
+def progress_of(folder):
+    return pd.read_csv(folder / "progress.csv").drop(
+        columns=["wall_time", "frames_per_second", "waiting_for_data"])
+
+
+def newest(folder):
+    content = torch.load(checkpoints(folder)[-1], weights_only=True)
+    del content["wall_time"]
+    return content
+
+
+@pytest.fixture(scope="module")
+def undisturbed(agent_path, recording, tmp_path_factory):
+    """A finished run of 32 batches."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    before = os.getcwd()
+    os.chdir(root)  # log_dir_base is a relative path
+    try:
+        assert train_gen_model.main(arguments(agent_path, recording)) == 0
+    finally:
+        os.chdir(before)
+    return run_folder(root)
+
+
+def test_run_writes_what_the_format_says(undisturbed, agent_path):
+    log = pd.read_csv(undisturbed / "progress.csv")
+    assert tuple(log.columns) == COLUMNS
+    assert log["batches"].tolist() == list(range(4, 33, 4))
+    assert np.isfinite(log.to_numpy()).all()
+    terms = [name for name in log if name.startswith("loss_")]
+    assert len(terms) == 9
+    np.testing.assert_allclose(log[terms].sum(axis=1), log["loss"], rtol=1e-4)
+    assert (log["posterior_entropy"] <= 8 * math.log(8) + 1e-3).all()
+    assert log["vector_distance"].between(0.01, 2).all()
+    settings = yaml.safe_load((undisturbed / "hyperparameters.yml").read_text())
+    assert settings["agent_sha256"] == sha256(agent_path)
+    assert settings["simulator"]["cnn_depth"] == 4
+    assert list(undisturbed.glob("events.out.tfevents.*"))
+    # Saved at batches 10, 20, 30 and at the end; the three newest are kept, and the oldest as the
+    # first of its six hours.
+    assert [path.name for path in checkpoints(undisturbed)] == [
+        f"model_epoch{epoch}_batch{batch}.pt" for epoch, batch in expected_numbers(undisturbed)]
+    for path in checkpoints(undisturbed):
+        assert {"gen_model_state_dict", "optimizer_state_dict"} <= torch.load(
+            path, weights_only=True).keys()
+
+
+def expected_numbers(folder):
+    log = pd.read_csv(folder / "progress.csv").set_index("batches")
+    per_epoch = next(n for n in range(1, 10**4)
+                     if all(b // n == e for b, e in log["epoch"].items()))
+    return [divmod(batch, per_epoch) for batch in (10, 20, 30, 32)]
+
+
+def test_videos_show_truth_reconstruction_and_imagination(undisturbed):
+    videos = sorted((undisturbed / "recons_v_preds").glob("*.mp4"))
+    assert [path.name for path in videos] == [f"batch_{n:07d}.mp4" for n in (10, 20, 30, 32)]
+    with av.open(str(videos[-1])) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == 5
+    assert frames[0].shape == (4 * 128 + 16, 3 * 128, 3)
+    truth, reconstruction, imagination = np.split(frames[2][16:].astype(float), 3, axis=1)
+    # The posterior has seen the frame, the prior has not: they cannot be the same picture.
+    assert np.abs(reconstruction - imagination).max() > 1
+    assert np.abs(truth - reconstruction).mean() > 1
+
+
+def test_losses_fall(undisturbed):
+    log = progress_of(undisturbed)
+    for name in ("loss_image", "held_out_loss_image"):
+        assert log[name].iloc[-2:].mean() < 0.8 * log[name].iloc[0]
+
+
+def test_killed_run_resumes_to_the_same_figures_and_weights(undisturbed, agent_path, recording,
+                                                            tmp_path, monkeypatch):
+    process = start(str(train_gen_model.__file__), *arguments(agent_path, recording),
+                    cwd=tmp_path)
+    results = tmp_path / "generative" / "results" / "t"
+    wait_for(lambda: any(results.glob("*/recons_v_preds/batch_0000010.mp4")), process)
+    process.kill()
+    process.wait()
+    folder = run_folder(tmp_path)
+    with open(folder / "progress.csv", "a") as file:
+        file.write("9999,1,2,3\n51")  # a row that was not saved, and one cut short
+    monkeypatch.chdir(tmp_path)
+    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
+                                 "--device", "cpu"]) == 0
+    pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
+    assert_same(newest(folder), newest(undisturbed))
+
+
+def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch):
+    """Stopped between two rows: the row that follows is still the mean of all its batches."""
+    process = start(str(train_gen_model.__file__), *arguments(agent_path, recording),
+                    cwd=tmp_path)
+    results = tmp_path / "generative" / "results" / "t"
+    wait_for(lambda: any(len(path.read_text().splitlines()) > 1
+                         for path in results.glob("*/progress.csv")), process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "--resume" in output and "Traceback" not in errors
+    folder = run_folder(tmp_path)
+    assert len(checkpoints(folder)) >= 1
+    monkeypatch.chdir(tmp_path)
+    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
+                                 "--device", "cpu"]) == 0
+    pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
+    assert_same(newest(folder), newest(undisturbed))
+
+
+def test_agent_stays_as_it_was(agent_path, recording, tmp_path):
+    run = SimulatorTraining(tmp_path, settings_for(agent_path, recording), FLOAT32)
+    before = {name: tensor.clone() for name, tensor in run.simulator.state_dict().items()}
+    assert run.train() == 0
+    expected = load_agent(agent_path).state_dict()
+    for name, tensor in run.simulator.agent.policy.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    changed = {name for name, tensor in run.simulator.state_dict().items()
+               if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if not name.startswith("agent.")}
+
+
+def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
+    losses = []
+    for bfloat16 in (False, True):
+        folder = tmp_path / str(bfloat16)
+        compute = Compute(torch.device("cpu"), bfloat16)
+        assert SimulatorTraining(folder, settings_for(agent_path, recording), compute).train() == 0
+        losses.append(progress_of(folder)[["loss", "held_out_loss"]].to_numpy())
+    assert not np.array_equal(*losses)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
+
+
+def test_loss_scales_act(agent_path, recording, tmp_path):
+    rows = []
+    for name, scales in (("plain", LossScales()),
+                         ("scaled", LossScales(obs=2, hx=3, reward=5, done=7, kl=11))):
+        settings = settings_for(agent_path, recording, max_batches=1, loss_scales=scales,
+                                training={"log_interval": 1})
+        SimulatorTraining(tmp_path / name, settings, FLOAT32).train()
+        rows.append(progress_of(tmp_path / name).iloc[0])
+    for term, factor in (("image", 2), ("agent_state", 3), ("reward", 5), ("terminal", 7),
+                         ("kl", 11), ("update", 1)):
+        assert rows[1][f"loss_{term}"] == pytest.approx(factor * rows[0][f"loss_{term}"], rel=1e-4)
+
+
+def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recording, tmp_path):
+    settings = settings_for(agent_path, recording)
+    assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
+    saved = {path: path.read_bytes() for path in checkpoints(tmp_path)}
+    rows = (tmp_path / "progress.csv").read_text()
+    run = SimulatorTraining(tmp_path, dataclasses.replace(settings, max_batches=12), FLOAT32)
+    with torch.no_grad():
+        run.simulator.cell.prior_out.bias.fill_(float("nan"))
+    with pytest.raises(NonFiniteLoss, match="became nan, the loss nan, after 6 batches"):
+        run.train()
+    assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == saved
+    assert (tmp_path / "progress.csv").read_text() == rows
+
+
+def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recording, tmp_path):
+    source = shutil.copy(checkpoints(undisturbed)[-1], tmp_path / "published.pt")
+    settings = settings_for(agent_path, recording, model_file=str(source))
+    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
+    opened = open_simulator(source, agent_path, TINY.simulator, FLOAT32)
+    assert_same(dict(run.simulator.state_dict()), dict(opened.state_dict()))
+    assert run.batches == 0
+
+
+def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path):
+    """Without them the parameter set's count, which do not fit here."""
+    other = load_interpreting_config("demo").simulator
+    file = checkpoints(undisturbed)[-1]
+    assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
+    with pytest.raises(UserError, match="has the shape"):
+        open_simulator(shutil.copy(file, file.parent.parent / "alone.pt"), agent_path, other,
+                       FLOAT32)
+
+
+def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path, tmp_path):
+    source, small = checkpoints(undisturbed)[-1], tmp_path / "shipped" / "model.pt"
+    assert export.main(["--model_file", str(source), "--output", str(small)]) == 0
+    assert small.stat().st_size < 0.2 * source.stat().st_size
+    opened = [open_simulator(path, agent_path, TINY.simulator, FLOAT32)
+              for path in (source, small)]
+    states = [simulator.state_dict() for simulator in opened]
+    for (name, exact), half in zip(states[0].items(), states[1].values()):
+        torch.testing.assert_close(half, exact, rtol=1e-3, atol=1e-6, msg=name)
+    assert export.main(["--model_file", str(source), "--output",
+                        str(source.parent / "model.pt")]) == 2
+
+
+@pytest.mark.parametrize("ages", [[9, 8, 7, 5, 4, 3, 2, 1, 0]])
+def test_checkpoints_are_kept_by_number_and_by_age(tmp_path, ages):
+    """The two newest, and the first in each block of three hours."""
+    for number, age in enumerate(ages):
+        path = tmp_path / f"model_epoch0_batch{number}.pt"
+        path.touch()
+        time = 9 * 3600 * 100 - age * 3600 + 1800  # the newest lies in the block's first hour
+        os.utime(path, (time, time))
+    prune_checkpoints(tmp_path, keep_newest=2, keep_hours=3)
+    kept = [ages[int(path.stem.removeprefix("model_epoch0_batch"))]
+            for path in checkpoints(tmp_path)]
+    assert kept == [9, 5, 3, 1, 0]
+
+
+def test_epochs_shuffle_every_window_once():
+    order = BatchOrder(np.arange(100, 123), 5, seed=3)
+    assert order.batches_per_epoch == 4
+    epochs = [np.concatenate([order[4 * epoch + i] for i in range(4)]) for epoch in range(2)]
+    for epoch in epochs:
+        assert len(set(epoch)) == 20 and set(epoch) <= set(range(100, 123))
+    assert not np.array_equal(*epochs)
+    assert np.array_equal(BatchOrder(np.arange(100, 123), 5, seed=3)[6], order[6])
+    assert not np.array_equal(BatchOrder(np.arange(100, 123), 5, seed=4)[6], order[6])
+
+
+def test_reader_gives_the_batches_in_order(recording):
+    dataset = RolloutDataset(recording / "data", 3, 5)
+    order = BatchOrder(np.arange(20), 4, seed=0)
+    reader = BatchReader(dataset, order, 3, torch.device("cpu"))
+    try:
+        for number, windows in zip(range(3, 9), reader):
+            assert_same(vars(windows), vars(dataset.batch(order[number])))
+    finally:
+        reader.close()
+
+
+def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tmp_path):
+    """Trained on few windows, it imagines them from their first frames and actions."""
+    settings = settings_for(
+        agent_path, recording, max_batches=150, training={"log_interval": 50, "lr": 2e-3},
+        simulator={"cnn_depth": 8, "hidden_dim": 128, "deter_dim": 96})
+    run = SimulatorTraining(tmp_path, settings, FLOAT32)
+    few = np.arange(4)  # consecutive windows of one episode
+    run._order = BatchOrder(few, 4, 0)
+    run.train()
+    batch = align(run.dataset.batch(few), settings.simulator)
+    draw = LatentDraw("mode")
+    with torch.no_grad():
+        start_state = run.simulator.start_from(run.simulator.encode(batch.initial_images), draw)
+        imagined = run.simulator.imagine(start_state, draw,
+                                         true_actions=batch.actions).stacked().images
+
+    def error(images):
+        return float((images - batch.images)[1:].square().mean())
+
+    repeated = error(batch.initial_images[-1].expand_as(batch.images))
+    mean = error(batch.images.mean(dim=(0, 1)).expand_as(batch.images))
+    assert error(imagined) < 0.5 * min(repeated, mean)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gen_model": {"learning_rate": 1.0}}, "unknown key 'learning_rate'"),
+    ({"gen_model": {"lr": "fast"}}, "'lr' must be a float, not 'fast'"),
+    ({"gen_model": {"batch_size": 0}}, "batch_size must be above 0"),
+    ({"device": "gup"}, "unknown device 'gup'.*'gpu'"),
+    ({"record": 7}, "'record' must hold a mapping"),
+    ({"analysis": {"saliency": {"direction_type": "nmf"}}}, "unknown direction_type 'nmf'"),
+    ({"gen_model": {"swap_directions_from": [1]}}, "swap_directions_from has 1"),
+    ({"gen_model": {"swap_directions_from": [1.5], "swap_directions_to": [2]}},
+     "'swap_directions_from' must be a int, not 1.5")])
+def test_wrong_parameters_are_named(change, message):
+    with pytest.raises(UserError, match=message):
+        load_interpreting_config("tiny", change)
+
+
+def test_missing_parameters_and_sets_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"no parameter set 'dmo'.*did you mean 'demo'"):
+        load_interpreting_config("dmo")
+    path = tmp_path / "c.yml"
+    path.write_text(yaml.safe_dump({"defaults": {"gen_model": {"lr": 1.0}}}))
+    with pytest.raises(UserError, match=r"the key '.*' is missing"):
+        load_interpreting_config("defaults", path=path)
+    with pytest.raises(UserError, match="the key 'log_interval' is missing"):
+        typed(TrainingConfig, {}, "x")
+
+
+def test_published_values_are_the_defaults():
+    config = load_interpreting_config("defaults")
+    assert dataclasses.asdict(config.simulator) == dataclasses.asdict(type(config.simulator)())
+    training = config.training
+    assert (training.log_interval, training.save_interval, training.lr, training.batch_size,
+            training.epochs) == (10, 10000, 0.0005, 2, 1000)
+    assert (config.data_dir, config.log_dir_base, config.generated_data_dir) == (
+        "data/", "generative/", "generative/rec_gen_mod_data/")
+    assert (config.record.rand_init, config.record.max_samples) == (False, 6000)
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--agent_file", "nowhere.pth"], "no agent file nowhere.pth"),
+    (["--data_dir", "nowhere"], "nowhere holds no recorded rollouts"),
+    (["--model_file", "nowhere.pt"], "no simulator file nowhere.pt"),
+    (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
+    (["--batch_size", "100000"], "only .* windows to train on"),
+    (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
+    (["--max_batches", "-1"], "--max_batches must not be negative"),
+    (["--lr", "nan"], "lr must be above 0"),
+    (["--resume", "nowhere"], "nowhere holds no run to resume"),
+    (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
+    (["--device", "gpu"], "finds no CUDA GPU")])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is no mistake here")
+def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, monkeypatch, capsys, more,
+                                   message):
+    monkeypatch.chdir(tmp_path)
+    assert train_gen_model.main([*arguments(agent_path, recording), *more]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error)
+    assert not (tmp_path / "generative").exists()
