@@ -1,4 +1,4 @@
-"""Plot the training curve of a run."""
+"""Plot the training curve of a run, of an agent or of a simulator."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from common.cli import Parser
 from common.errors import script_main
 from common.files import atomic_path
 from common.training_log import newest_run, read_log
+from generative.runs import newest_simulator_run, read_progress
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 TRAINING, VALIDATION, OTHER = "#0072B2", "#D55E00", "#555555"
@@ -33,11 +34,30 @@ TITLES = {
     "wall_time": "wall time (minutes)",
 }
 
+SIMULATOR_TITLES = {
+    "loss": "total loss",
+    "loss_image": "image loss of a window",
+    "loss_reward": "reward loss of a window",
+    "loss_terminal": "terminal loss of a window",
+    "loss_agent_state": "loss of the agent's state, of a window",
+    "kl_nats": "KL of posterior and prior (nats a step)",
+    "posterior_entropy": "entropy of the posterior (nats a step)",
+    "prior_entropy": "entropy of the prior (nats a step)",
+    "vector_distance": "mean distance of two bottleneck vectors",
+    "loss_first_action": "loss of the first action (nats)",
+    "gradient_norm": "gradient norm before it is clipped",
+    "frames_per_second": "frames a second",
+}
+LOGARITHMIC = {"loss", "loss_image", "loss_reward", "loss_terminal", "loss_agent_state",
+               "gradient_norm"}
+SMOOTHED_ROWS = 20
+
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--datapath", type=Path, required=True,
-                       help="a run's folder, or its experiment's folder for the newest run")
+                       help="a run's folder, or its experiment's folder for the newest run; of "
+                            "an agent (train.py) or of a simulator (train_gen_model.py)")
     return flags
 
 
@@ -85,6 +105,27 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
     save(figure, path, title)
 
 
+def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
+    figure, grid = plt.subplots(3, 4, figsize=(18, 12), layout="constrained")
+    for axes, (name, heading) in zip(grid.flat, SIMULATOR_TITLES.items()):
+        held_out = f"held_out_{name}"
+        for column, colour, label in ((name, TRAINING, "training episodes"),
+                                      (held_out, VALIDATION, "held-out episodes")):
+            if column in log:
+                axes.plot(log["batches"], log[column], color=colour, alpha=0.25, linewidth=0.7)
+                smooth = log[column].rolling(SMOOTHED_ROWS, min_periods=1).mean()
+                axes.plot(log["batches"], smooth, color=colour, label=label)
+        if held_out in log:
+            axes.legend()
+        if name in LOGARITHMIC:
+            axes.set_yscale("log")
+        axes.set_title(heading, fontsize=10)
+        axes.set_xlabel("batches")
+        axes.xaxis.set_major_formatter(STEPS)
+        axes.grid(alpha=0.3)
+    save(figure, path, title)
+
+
 def save(figure: plt.Figure, path: Path, title: str) -> None:
     figure.suptitle(title)
     with atomic_path(path) as temporary:
@@ -96,6 +137,12 @@ def save(figure: plt.Figure, path: Path, title: str) -> None:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    simulator_folder = newest_simulator_run(args.datapath)
+    if simulator_folder is not None:
+        log = read_progress(simulator_folder)
+        title = f"{simulator_folder.parent.name}, {log['batches'].iloc[-1]:,} batches"
+        plot_simulator(log, simulator_folder / "plot.png", title)
+        return
     folder = newest_run(args.datapath)
     log = read_log(folder)
     experiment = re.sub(r"_\d\d-\d\d-\d{4}.*", "", folder.name).replace("_", " ")

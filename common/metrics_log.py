@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
+from common.errors import UserError
 from common.files import atomic_path
 
 
@@ -51,3 +53,23 @@ def _read_rows(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     return [row for row in rows if None not in row.values()]  # a row cut short by a kill
+
+
+def read_metrics(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    """Read what a :class:`MetricsLog` wrote.
+
+    Raises:
+        UserError: if there is no such file, or it lacks rows or any of the columns.
+    """
+    if not path.is_file():
+        raise UserError(f"there is no {path.name} in {path.parent}")
+    try:
+        log = pd.read_csv(path)
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
+        raise UserError(f"{path} is empty or damaged") from None
+    for column in columns:
+        if column not in log:
+            raise UserError(f"{path} is no training log: it has no column '{column}'")
+    if log.empty:
+        raise UserError(f"{path} has no rows yet: the run has only begun")
+    return log

@@ -10,6 +10,7 @@ import pandas as pd
 
 from common.env import EpisodeStatistics
 from common.errors import UserError
+from common.metrics_log import read_metrics
 
 LOG_NAME = "log.csv"
 
@@ -63,19 +64,7 @@ def read_log(folder: Path) -> pd.DataFrame:
     Raises:
         UserError: if there is none, or it lacks the columns of a training log.
     """
-    path = folder / LOG_NAME
-    if not path.is_file():
-        raise UserError(f"there is no {LOG_NAME} in {folder}")
-    try:
-        log = pd.read_csv(path)
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError):
-        raise UserError(f"{path} is empty or damaged") from None
-    for column in COLUMNS:
-        if column not in log:
-            raise UserError(f"{path} is no training log: it has no column '{column}'")
-    if log.empty:
-        raise UserError(f"{path} has no rows yet: the run has not finished its first update")
-    return log
+    return read_metrics(folder / LOG_NAME, COLUMNS)
 
 
 def newest_run(folder: Path) -> Path:

@@ -15,17 +15,24 @@ import re
 import time
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from common.agent_file import load_agent
 from common.devices import Compute
+from common.metrics_log import read_metrics
 from common.settings import SETTINGS_NAME, load_settings
 from generative.config import InterpretingConfig, SimulatorConfig, TrainingConfig
-from generative.losses import LossScales
+from generative.losses import LossScales, SimulatorLosses
 from generative.published import load_published
 from generative.simulator import Simulator
 
 PROGRESS_NAME = "progress.csv"
+TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses))
+MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
+            "prior_entropy", "vector_distance")
+COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
+           "gradient_norm", *MEASURES, *(f"held_out_{name}" for name in MEASURES))
 SECONDS_AN_HOUR = 3600
 
 
@@ -79,6 +86,23 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
         if slot in kept_slots:
             path.unlink()
         kept_slots.add(slot)
+
+
+def newest_simulator_run(folder: Path) -> Path | None:
+    """``folder`` itself if it is a run's, else the newest run in this experiment's folder."""
+    if (folder / PROGRESS_NAME).is_file():
+        return folder
+    logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
+    return logs[-1].parent if logs else None
+
+
+def read_progress(folder: Path) -> pd.DataFrame:
+    """Read a run's ``progress.csv``.
+
+    Raises:
+        UserError: if there is none, or it is damaged or still empty.
+    """
+    return read_metrics(folder / PROGRESS_NAME, COLUMNS)
 
 
 def new_run_folder(config: InterpretingConfig, exp_name: str) -> Path:

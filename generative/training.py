@@ -6,7 +6,6 @@ the same weights and the same figures as leaving it alone.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from pathlib import Path
@@ -30,6 +29,8 @@ from generative.dataset import RolloutDataset
 from generative.losses import SimulatorLosses, simulator_losses
 from generative.published import load_published, save_published
 from generative.runs import (
+    COLUMNS,
+    MEASURES,
     PROGRESS_NAME,
     SimulatorRunSettings,
     checkpoint_name,
@@ -45,12 +46,6 @@ SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
 VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
-
-TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses))
-MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
-            "prior_entropy", "vector_distance")
-COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
-           "gradient_norm", *MEASURES, *(f"held_out_{name}" for name in MEASURES))
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses,

@@ -14,7 +14,9 @@ import pytest
 import torch
 import yaml
 from conftest import FLOAT32, assert_same, start, wait_for
+from PIL import Image
 
+import plot_training_csv
 import train_gen_model
 from common.agent_file import load_agent
 from common.config import typed
@@ -27,9 +29,15 @@ from generative.batches import BatchOrder, BatchReader
 from generative.config import TrainingConfig, load_interpreting_config
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales
-from generative.runs import SimulatorRunSettings, checkpoints, open_simulator, prune_checkpoints
+from generative.runs import (
+    COLUMNS,
+    SimulatorRunSettings,
+    checkpoints,
+    open_simulator,
+    prune_checkpoints,
+)
 from generative.straight_through import LatentDraw
-from generative.training import COLUMNS, SimulatorTraining
+from generative.training import SimulatorTraining
 
 TINY = load_interpreting_config("tiny")
 
@@ -119,6 +127,12 @@ def test_videos_show_truth_reconstruction_and_imagination(undisturbed):
     # The posterior has seen the frame, the prior has not: they cannot be the same picture.
     assert np.abs(reconstruction - imagination).max() > 1
     assert np.abs(truth - reconstruction).mean() > 1
+
+
+def test_plot_is_drawn_from_the_log(undisturbed, capsys):
+    assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
+    assert f"wrote {undisturbed / 'plot.png'}" in capsys.readouterr().out
+    assert np.asarray(Image.open(undisturbed / "plot.png")).std() > 10
 
 
 def test_losses_fall(undisturbed):
