@@ -12,6 +12,7 @@ from generative.config import InterpretingConfig, load_interpreting_config
 # Where the YAML has the value of a flag.
 _OVERRIDES = {
     "device": ("device",), "gpu_device": ("gpu_device",), "data_dir": ("data_dir",),
+    "log_dir_base": ("log_dir_base",),
     "log_interval": ("gen_model", "log_interval"), "save_interval": ("gen_model", "save_interval"),
     "epochs": ("gen_model", "epochs"), "batch_size": ("gen_model", "batch_size"),
     "lr": ("gen_model", "lr"), "num_sim_steps": ("gen_model", "num_sim_steps"),
@@ -34,6 +35,8 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     parser.add_argument("--gen_mod_exp_name", "--tgm_exp_name", default="dev",
                         help="name of the experiment's folder")
     parser.add_argument("--data_dir", help="recorded rollouts, <logdir>/data of record.py" + yaml)
+    parser.add_argument("--log_dir_base", help="simulators are written to <log_dir_base>/results/"
+                        + yaml)
     parser.add_argument("--batch_size", type=count, help="windows or samples at a time" + yaml)
     parser.add_argument("--num_sim_steps", type=count, help="simulated steps" + yaml)
     parser.add_argument("--num_initializing_steps", type=count,

@@ -107,7 +107,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.02)
 
 
-def start(script: str, *argv: str, cwd: Path = ROOT) -> subprocess.Popen:
+def start(script: str, *argv: str) -> subprocess.Popen:
     """Run a script of the root in a process of its own."""
-    return subprocess.Popen([sys.executable, script, *argv], cwd=cwd, text=True,
+    return subprocess.Popen([sys.executable, script, *argv], cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)

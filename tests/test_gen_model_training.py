@@ -42,8 +42,9 @@ from generative.training import SimulatorTraining
 TINY = load_interpreting_config("tiny")
 
 
-def arguments(agent_path, recording, *more):
+def arguments(agent_path, recording, root, *more):
     return ["--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
+            "--log_dir_base", str(root),
             "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed", "4",
             "--log_interval", "4", "--save_interval", "10", "--max_batches", "32",
             "--precision", "float32", "--device", "cpu", *more]
@@ -58,7 +59,7 @@ def settings_for(agent_path, recording, training=None, simulator=None, **changes
 
 
 def run_folder(root):
-    (folder,) = (root / "generative" / "results" / "t").iterdir()
+    (folder,) = (root / "results" / "t").iterdir()
     return folder
 
 
@@ -77,12 +78,7 @@ def newest(folder):
 def undisturbed(agent_path, recording, tmp_path_factory):
     """A finished run of 32 batches."""
     root = tmp_path_factory.mktemp("undisturbed")
-    before = os.getcwd()
-    os.chdir(root)  # log_dir_base is a relative path
-    try:
-        assert train_gen_model.main(arguments(agent_path, recording)) == 0
-    finally:
-        os.chdir(before)
+    assert train_gen_model.main(arguments(agent_path, recording, root)) == 0
     return run_folder(root)
 
 
@@ -142,28 +138,25 @@ def test_losses_fall(undisturbed):
 
 
 def test_killed_run_resumes_to_the_same_figures_and_weights(undisturbed, agent_path, recording,
-                                                            tmp_path, monkeypatch):
-    process = start(str(train_gen_model.__file__), *arguments(agent_path, recording),
-                    cwd=tmp_path)
-    results = tmp_path / "generative" / "results" / "t"
+                                                            tmp_path):
+    process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))
+    results = tmp_path / "results" / "t"
     wait_for(lambda: any(results.glob("*/recons_v_preds/batch_0000010.mp4")), process)
     process.kill()
     process.wait()
     folder = run_folder(tmp_path)
     with open(folder / "progress.csv", "a") as file:
         file.write("9999,1,2,3\n51")  # a row that was not saved, and one cut short
-    monkeypatch.chdir(tmp_path)
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
                                  "--device", "cpu"]) == 0
     pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
     assert_same(newest(folder), newest(undisturbed))
 
 
-def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, monkeypatch):
+def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path):
     """Stopped between two rows: the row that follows is still the mean of all its batches."""
-    process = start(str(train_gen_model.__file__), *arguments(agent_path, recording),
-                    cwd=tmp_path)
-    results = tmp_path / "generative" / "results" / "t"
+    process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))
+    results = tmp_path / "results" / "t"
     wait_for(lambda: any(len(path.read_text().splitlines()) > 1
                          for path in results.glob("*/progress.csv")), process)
     process.send_signal(signal.SIGTERM)
@@ -172,7 +165,6 @@ def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path, mo
     assert "--resume" in output and "Traceback" not in errors
     folder = run_folder(tmp_path)
     assert len(checkpoints(folder)) >= 1
-    monkeypatch.chdir(tmp_path)
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
                                  "--device", "cpu"]) == 0
     pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
@@ -371,11 +363,9 @@ def test_published_values_are_the_defaults():
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     (["--device", "gpu"], "finds no CUDA GPU")])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is no mistake here")
-def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, monkeypatch, capsys, more,
-                                   message):
-    monkeypatch.chdir(tmp_path)
-    assert train_gen_model.main([*arguments(agent_path, recording), *more]) == 2
+def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, capsys, more, message):
+    assert train_gen_model.main([*arguments(agent_path, recording, tmp_path), *more]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error)
-    assert not (tmp_path / "generative").exists()
+    assert not (tmp_path / "results").exists()
