@@ -6,6 +6,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo_output
 AGENT := pretrained/coinrun_easy/model.pth
+SIMULATOR := pretrained/coinrun_easy_simulator/model.pt
+# What the scripts that work with the simulator have in common.
+SIMULATED := --agent_file $(AGENT) --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data
 
 .PHONY: demo test lint benchmark clean
 
@@ -23,6 +26,12 @@ demo: .venv/installed
 	$(BIN)/python evaluate.py --model_file $(AGENT) --num_episodes 200 --output $(DEMO)/evaluation.json
 	$(BIN)/python render.py --model_file $(AGENT) --num_eps 3 --vid_dir $(DEMO)/videos
 	$(BIN)/python record.py --model_file $(AGENT) --num_episodes 20 --logdir $(DEMO)/rollouts
+	$(BIN)/python train_gen_model.py $(SIMULATED) --model_file $(SIMULATOR) --max_batches 40 --log_dir_base $(DEMO) --gen_mod_exp_name demo
+	$(BIN)/python plot_training_csv.py --datapath $(DEMO)/results/demo
+	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 8 --data_save_dir $(DEMO)/samples
+	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 8 --data_save_dir $(DEMO)/samples --recording_rand_init
+	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 2 --data_save_dir $(DEMO)/samples --manual_action pattern
+	$(BIN)/python loss_over_time_experiment.py $(SIMULATED) --model_file $(SIMULATOR) --output_dir $(DEMO)/loss_over_time
 	@echo "Everything above is in $(DEMO)/:"
 	@cd $(DEMO) && find . -maxdepth 7 \( -name '*.png' -o -name 'model_*.pth' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data \) | sort
 
