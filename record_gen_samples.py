@@ -1,4 +1,5 @@
-"""Record rollouts that a trained simulator imagines, with the agent inside."""
+"""Record rollouts that a trained simulator imagines, with the agent inside; 32 at a time unless
+--batch_size says otherwise."""
 
 from __future__ import annotations
 
@@ -111,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status
         print(f"{num_samples} samples of {plan.num_steps} steps are in {writer.folder.path}")
-    if len(writers) == 2:
+    if len(runs) == 2:
         print(f"the pair, from the same starts: {writers[1].folder.path} with the swap, "
               f"{writers[0].folder.path} without")
     return 0
