@@ -10,6 +10,7 @@ Letters in shape comments: D hidden units, P principal components, k independent
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -154,6 +155,30 @@ class Projector:
             if target is not None:
                 delta = delta + amount * directions[target]
         return delta
+
+    def swapped_step(self, taken: list[int], put: list[int | None], kind: DirectionType,
+                     device: torch.device | str) -> Callable[[Tensor, Tensor], Tensor]:
+        """A swap as the simulator applies it: to the change of the agent's state in a step.
+
+        Args:
+            taken, put, kind: see ``swap``.
+            device: where the states are.
+
+        Returns:
+            (state that enters a step, state that leaves it), each (B, D), to the state to leave
+            with: what entered and the swapped change.
+
+        Raises:
+            UserError: see ``swap``.
+        """
+        units = torch.eye(len(self.mean))
+        matrix = self.swap(units, taken, put, kind).to(device)  # (D, D); a swap is linear
+
+        def step(entering: Tensor, leaving: Tensor) -> Tensor:
+            with torch.autocast(entering.device.type, enabled=False):
+                return entering + (leaving - entering) @ matrix
+
+        return step
 
     def _pc_std(self) -> Tensor:
         return self.variances[:self.num_ics].sqrt()

@@ -26,6 +26,8 @@ MAX_LEVEL = 2**31 - 1
 # Direction of each action as (right, up); the last six actions are keys that most games ignore.
 ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
                      *((0, 0),) * 6)
+# Names of the others.
+ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),

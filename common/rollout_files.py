@@ -18,18 +18,17 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import math
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from common.description import open_described_folder, read_description
 from common.errors import UserError
-from common.files import append_or_nothing, atomic_folder, atomic_path, save_json
+from common.files import append_or_nothing, atomic_folder, atomic_path
 from common.video import write_video
 
 STEP_COLUMNS = ("level_seed", "episode", "global_step", "episode_step", "done", "reward", "value",
@@ -118,12 +117,7 @@ class RolloutFolder:
 
     def description(self) -> dict:
         """What made the data; empty for a published data set, which does not say."""
-        if not self.description_file.is_file():
-            return {}
-        try:
-            return json.loads(self.description_file.read_text())
-        except ValueError:
-            raise UserError(f"{self.description_file} is damaged: it is not JSON") from None
+        return read_description(self.description_file)
 
     def index(self) -> pd.DataFrame:
         """The columns global_step and episode of every frame, int64, in order.
@@ -257,21 +251,8 @@ class RolloutWriter:
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False):
         self.folder = RolloutFolder(path)
-        path = self.folder.path
-        if overwrite and path.exists():
-            shutil.rmtree(path)
-        if path.exists() and any(path.iterdir()):
-            found = self.folder.description()
-            if not found:
-                raise UserError(f"{path} holds other data; choose another --logdir, or give "
-                                "--overwrite to throw it away")
-            expected = json.loads(json.dumps(description))  # as it looks after a round trip
-            for key in sorted((expected.keys() | found.keys()) - {"versions"}):
-                if found.get(key) != expected.get(key):
-                    raise UserError(f"{path} holds a recording with another {key}; choose another "
-                                    "--logdir, or give --overwrite to throw it away")
-        path.mkdir(parents=True, exist_ok=True)
-        save_json(self.folder.description_file, description)
+        open_described_folder(self.folder.description_file, description, "a recording",
+                              "--logdir", overwrite)
         self._index_rows(first=True)
 
     def has(self, number: int) -> bool:

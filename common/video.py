@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import av
 import numpy as np
 from PIL import Image, ImageDraw
 
-from common.env import ACTION_DIRECTIONS
+from common.env import ACTION_DIRECTIONS, ACTION_NAMES
 from common.files import atomic_path
 
 FRAMES_PER_SECOND = 15
 TITLE_HEIGHT = 16
+FULL_REWARD = 10.0  # what CoinRun gives for its coin
 
 
 def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
@@ -60,6 +61,46 @@ def _stamp(action: int, size: int) -> np.ndarray:
                       point(-0.34, -0.08), point(0.02, -0.08), point(0.02, -0.24)],
                      fill=(200, 30, 30, 255))
     return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
+
+
+def mark_terminal(frame: np.ndarray, probability: float) -> np.ndarray:
+    """Return a copy of a uint8 frame (H, W, C) with a box in its upper left corner.
+
+    The box is filled from below with blue, as far as the probability that the episode ends.
+    """
+    return _mark_box(frame, probability, (60, 90, 230), on_the_right=False)
+
+
+def mark_reward(frame: np.ndarray, reward: float) -> np.ndarray:
+    """Return a copy of a uint8 frame (H, W, C) with a box in its upper right corner.
+
+    The box is filled from below, entirely at FULL_REWARD: green, or red for a negative reward.
+    """
+    colour = (40, 180, 60) if reward >= 0 else (200, 30, 30)
+    return _mark_box(frame, abs(reward) / FULL_REWARD, colour, on_the_right=True)
+
+
+def _mark_box(frame: np.ndarray, share: float, colour: tuple[int, int, int],
+              on_the_right: bool) -> np.ndarray:
+    size = frame.shape[0] // 6
+    border = max(size // 10, 1)
+    box = np.zeros((size, size, 3), np.uint8)
+    inside = box[border:-border, border:-border]
+    inside[:] = 255
+    height = round(len(inside) * min(max(share, 0.0), 1.0))
+    inside[len(inside) - height:] = colour
+    marked = frame.copy()
+    left = frame.shape[1] - size if on_the_right else 0
+    marked[:size, left:left + size] = box
+    return marked
+
+
+def by_direction(frames: Sequence[np.ndarray]) -> np.ndarray:
+    """Put the frames (H, W, C) of actions 0 to 8 where their arrows point: (3H, 3W, C)."""
+    rows = [[frames[0]] * 3 for _ in range(3)]
+    for (right, up), frame in zip(ACTION_DIRECTIONS[:len(ACTION_NAMES)], frames):
+        rows[1 - up][1 + right] = frame
+    return np.vstack([np.hstack(row) for row in rows])
 
 
 def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_SECOND) -> None:

@@ -17,6 +17,10 @@ _OVERRIDES = {
     "epochs": ("gen_model", "epochs"), "batch_size": ("gen_model", "batch_size"),
     "lr": ("gen_model", "lr"), "num_sim_steps": ("gen_model", "num_sim_steps"),
     "num_initializing_steps": ("gen_model", "num_init_steps"),
+    "generated_data_dir": ("generated_data_dir",), "rand_init": ("record", "rand_init"),
+    "num_samples": ("record", "max_samples"),
+    "swap_directions_from": ("gen_model", "swap_directions_from"),
+    "swap_directions_to": ("gen_model", "swap_directions_to"),
 }
 # Names of terms of an older model.
 _LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")

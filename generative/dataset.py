@@ -65,6 +65,19 @@ class Split:
     held_out: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class WindowPlace:
+    """What a window shows.
+
+    Attributes:
+        episode: its number on disk.
+        frame: of the episode, at the last initial frame.
+    """
+
+    episode: int
+    frame: int
+
+
 class RolloutDataset:
     """Windows of a ``data`` folder; number i starts at row i of ``idx_to_episode.csv``.
 
@@ -234,6 +247,11 @@ class RolloutDataset:
             values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
             terminals=torch.from_numpy(terminals.astype(np.float32)),
             log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
+
+    def place(self, number: int) -> WindowPlace:
+        """Where in the recorded data the first simulated step of a window lies."""
+        episode = self.episodes[self._window_episode[number]]
+        return WindowPlace(int(episode), int(self._offset[number]) + self.num_init_steps - 1)
 
     def split(self, held_out_fraction: float, seed: int) -> Split:
         """Divide the windows by the episode they show, the same way for the same seed.

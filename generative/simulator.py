@@ -25,7 +25,7 @@ from generative.cell import EnvironmentCell
 from generative.config import SimulatorConfig
 from generative.decoder import Decoder
 from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
-from generative.straight_through import LatentDraw, clamp_image, most_likely_action
+from generative.straight_through import Draw, clamp_image, most_likely_action
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Simulator(nn.Module):
         vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
         return on_unit_sphere(vectors.to(self.decoder.image.linear.weight.device))
 
-    def start_from(self, bottleneck_vec: Tensor, draw: LatentDraw) -> Start:
+    def start_from(self, bottleneck_vec: Tensor, draw: Draw) -> Start:
         """Convert bottleneck vectors (B, V) to the predicted start of a simulation.
 
         The agent's state and the action are predicted from the detached vector, so that these
@@ -176,7 +176,7 @@ class Simulator(nn.Module):
         return Start(bottleneck_vec, env_h, z, torch.tanh(self.hidden_converter(detached)),
                      action_logits, most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
-    def forward(self, batch: AlignedBatch, draw: LatentDraw) -> Simulation:
+    def forward(self, batch: AlignedBatch, draw: Draw) -> Simulation:
         """The training pass: z from the posterior, true actions, true first agent state."""
         start = self.start_from(self.encode(batch.initial_images), draw)
         actions = self.one_hot_actions(batch.actions)  # (T, B, A)
@@ -210,7 +210,7 @@ class Simulator(nn.Module):
             hidden_states=agent.hidden_states, log_probs=agent.log_probs, values=agent.values,
             own_actions=most_likely_action(agent.log_probs))
 
-    def imagine(self, start: Start, draw: LatentDraw, num_steps: int | None = None, *,
+    def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
                 without_env_grads: bool = False,
                 alter_hidden: HiddenChange | None = None) -> Imagination:

@@ -6,16 +6,20 @@ Letters in shape comments: S latent variables, K classes of each, A actions.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+Draw = Callable[[Tensor], Tensor]
+"""Logits (…, S, K) to a choice of S one-hot variables (…, S, K) with gradients."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LatentDraw:
-    """How z is chosen, in the one place where it is.
+    """How z is chosen.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
@@ -49,6 +53,27 @@ class LatentDraw:
         else:
             rows = probs.detach().reshape(-1, probs.shape[-1])
             classes = torch.multinomial(rows, 1, generator=self.generator).reshape(probs.shape[:-1])
+        return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
+
+
+class PresetDraw:
+    """Draws each variable from its distribution, with random numbers that are known in advance.
+
+    What a row of the batch gets therefore does not depend on the rows beside it, as it does with
+    a generator.
+
+    Args:
+        uniform: in [0, 1), one for each variable of each draw, in order: (draws, B, S).
+    """
+
+    def __init__(self, uniform: Tensor):
+        self._uniform = iter(uniform)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Choose S one-hot variables (B, S, K), as ``LatentDraw`` does."""
+        probs = torch.softmax(logits, dim=-1)  # (B, S, K)
+        passed = probs.cumsum(dim=-1) <= next(self._uniform).unsqueeze(-1)
+        classes = passed.sum(dim=-1).clamp(max=probs.shape[-1] - 1)  # (B, S)
         return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
 
 

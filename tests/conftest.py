@@ -15,10 +15,17 @@ import torch
 
 import record
 from analysis.projector import Projector
-from common.agent_file import save_agent
+from common.agent_file import load_agent, save_agent
 from common.config import load_agent_config
 from common.devices import Compute
+from common.files import sha256
 from common.networks import build_policy
+from common.settings import save_settings
+from generative.config import load_interpreting_config
+from generative.losses import LossScales
+from generative.published import save_published
+from generative.runs import SimulatorRunSettings, checkpoint_name
+from generative.simulator import Simulator
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -79,6 +86,27 @@ def recording(agent_path, tmp_path_factory) -> Path:
     logdir = tmp_path_factory.mktemp("recording")
     assert record.main(record_arguments(agent_path, logdir, 12)) == 0
     return logdir
+
+
+@pytest.fixture(scope="session")
+def simulator_file(agent_path, tmp_path_factory) -> Path:
+    """An untrained simulator of the set `tiny` around that agent, its hyperparameters beside it.
+
+    Its weights are large enough for different starts to look and end differently.
+    """
+    config = load_interpreting_config("tiny")
+    torch.manual_seed(1)
+    simulator = Simulator(config.simulator, load_agent(agent_path))
+    with torch.no_grad():
+        for name, weight in simulator.named_parameters():
+            if weight.ndim > 1 and not name.startswith("agent."):
+                weight *= 2
+    path = tmp_path_factory.mktemp("simulator") / checkpoint_name(0, 0)
+    save_published(path, simulator)
+    save_settings(path.parent, SimulatorRunSettings(
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config.simulator,
+        config.training, LossScales()))
+    return path
 
 
 def assert_same(a, b):

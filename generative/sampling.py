@@ -1,0 +1,281 @@
+"""Simulating rollouts: from where, with whose actions, and storing what comes out.
+
+Everything random belongs to a start and is decided by the seed and the start's number alone, so
+a sample does not depend on how many there are, nor on the batch it is simulated in, beyond the
+rounding that depends on the size of a batch.
+
+Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.devices import Compute
+from common.env import ACTION_NAMES
+from common.errors import UserError, nearest
+from common.progress import Progress
+from common.signals import deferred_signals
+from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
+from generative.agent_inside import HiddenChange
+from generative.alignment import AlignedBatch, align
+from generative.dataset import RolloutDataset
+from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
+from generative.simulator import Simulation, Simulator
+from generative.straight_through import Draw, LatentDraw, PresetDraw
+from generative.training import as_frames
+
+ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
+FRAMES_PER_SECOND = 5
+VIDEO_SCALE = 3
+# Streams of random numbers that a start draws from, beside its number and the seed.
+_VECTORS, _LATENTS = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingPlan:
+    """What is simulated.
+
+    Attributes:
+        random_start: start from random vectors instead of recorded frames.
+        recorded_actions: what was done after the recorded frames enters the steps. What
+            follows an episode's end has the action 0.
+        manual_actions: each of these in turn enters every step; none: the agent acts, and the
+            simulator says which action enters the first step.
+        num_steps: T.
+        num_init_steps: recorded frames a simulation starts from.
+        sample_latents: draw z instead of taking its most likely class.
+        seed: of every random choice.
+
+    Raises:
+        UserError: if these contradict each other.
+    """
+
+    random_start: bool
+    recorded_actions: bool
+    manual_actions: tuple[str, ...]
+    num_steps: int
+    num_init_steps: int
+    sample_latents: bool
+    seed: int
+
+    def __post_init__(self):
+        if self.recorded_actions and self.random_start:
+            raise UserError("a random start has no recorded actions; leave --use_recorded_actions "
+                            "or --recording_rand_init (record.rand_init) out")
+        if self.recorded_actions and self.manual_actions:
+            raise UserError("--use_recorded_actions and --manual_action exclude each other")
+
+    @property
+    def samples_per_start(self) -> int:
+        return max(len(self.manual_actions), 1)
+
+    @property
+    def folder_name(self) -> str:
+        """The folder of its samples."""
+        if self.recorded_actions:
+            return "recorded_actions"
+        start = "rand_init" if self.random_start else "informed_init"
+        if not self.manual_actions:
+            return start
+        return "manual_actions_rand_init" if self.random_start else "manual_actions"
+
+
+def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
+    """The actions that are meant by names on the command line.
+
+    Raises:
+        UserError: if there is no such action (naming the nearest), or one stands there twice.
+    """
+    for name in names:
+        if name not in (*ACTION_NAMES, ALL_ACTIONS):
+            raise UserError(f"unknown --manual_action '{name}'"
+                            f"{nearest(name, (*ACTION_NAMES, ALL_ACTIONS))}")
+        if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
+            raise UserError(f"--manual_action names '{name}' beside itself or others; once or "
+                            "alone is enough")
+    return ACTION_NAMES if list(names) == [ALL_ACTIONS] else tuple(names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A simulated rollout, before it is written."""
+
+    number: int
+    arrays: SampleArrays
+    origin: SampleOrigin
+
+
+class Sampler:
+    """Simulates the samples of a plan.
+
+    Start number i gives the samples from ``i * plan.samples_per_start`` on, one for each manual
+    action.
+
+    Args:
+        simulator: where ``compute`` says.
+        dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
+            starts.
+        alter_hidden: see ``Simulator.imagine``.
+    """
+
+    def __init__(self, simulator: Simulator, compute: Compute, plan: SamplingPlan,
+                 dataset: RolloutDataset | None, alter_hidden: HiddenChange | None = None):
+        self._simulator, self._compute, self.plan = simulator, compute, plan
+        self._alter_hidden = alter_hidden
+        self._dataset = None if plan.random_start else dataset
+        self._order = None
+        if self._dataset is not None:
+            self._order = np.random.default_rng(plan.seed).permutation(len(self._dataset))
+
+    def check(self, num_starts: int) -> None:
+        """Check that there are so many starts.
+
+        Raises:
+            UserError: if there are not.
+        """
+        if self._dataset is not None and num_starts > len(self._dataset):
+            raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
+                            f"start from, fewer than the {num_starts} of --num_samples")
+
+    @torch.no_grad()
+    def simulate(self, starts: Sequence[int]) -> list[Sample]:
+        """All samples of these starts, at once."""
+        plan, simulator = self.plan, self._simulator
+        batch = None if self._dataset is None else self._recorded(starts)
+        draw = self._draw(starts)
+        with self._compute.autocast():
+            vectors = (self._random_vectors(starts) if batch is None
+                       else simulator.encode(batch.initial_images))
+            vectors = vectors.repeat_interleave(plan.samples_per_start, dim=0)  # (B, V)
+            simulation = simulator.imagine(
+                simulator.start_from(vectors, draw), draw, plan.num_steps,
+                true_actions=self._given_actions(len(starts), batch),
+                alter_hidden=self._alter_hidden).stacked()
+        samples = []
+        for row, arrays in enumerate(_split(simulation)):
+            which, position = divmod(row, plan.samples_per_start)
+            start = starts[which]
+            samples.append(Sample(start * plan.samples_per_start + position, arrays,
+                                  self._origin(start, position)))
+        return samples
+
+    def _recorded(self, starts: Sequence[int]) -> AlignedBatch:
+        windows = self._dataset.batch(self._order[list(starts)]).to(self._compute.device)
+        return align(windows, dataclasses.replace(
+            self._simulator.config, num_init_steps=self.plan.num_init_steps,
+            num_sim_steps=self.plan.num_steps))
+
+    def _random_vectors(self, starts: Sequence[int]) -> Tensor:
+        vectors = []
+        for start in starts:
+            seed = np.random.SeedSequence([self.plan.seed, _VECTORS, start])
+            generator = torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0]))
+            vectors.append(self._simulator.random_vectors(1, generator))
+        return torch.cat(vectors)
+
+    def _draw(self, starts: Sequence[int]) -> Draw:
+        """Samples of one start draw the same numbers."""
+        plan = self.plan
+        if not plan.sample_latents:
+            return LatentDraw("mode")
+        shape = (plan.num_steps + 1, self._simulator.config.stoch_dim)
+        uniform = [np.random.default_rng([plan.seed, _LATENTS, start]).random(shape, np.float32)
+                   for start in starts]
+        uniform = np.stack(uniform, axis=1).repeat(plan.samples_per_start, axis=1)
+        return PresetDraw(torch.from_numpy(uniform).to(self._compute.device))
+
+    def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
+        """Actions that enter the steps (T, B), or None where the agent acts."""
+        if self.plan.recorded_actions:
+            return batch.actions
+        if not self.plan.manual_actions:
+            return None
+        actions = torch.tensor([ACTION_NAMES.index(name) for name in self.plan.manual_actions],
+                               device=self._compute.device)
+        return actions.repeat(self.plan.num_steps, num_starts)
+
+    def _origin(self, start: int, position: int) -> SampleOrigin:
+        action = self.plan.manual_actions[position] if self.plan.manual_actions else None
+        if self._dataset is None:
+            return SampleOrigin(start, None, None, None, action)
+        window = int(self._order[start])
+        place = self._dataset.place(window)
+        return SampleOrigin(start, window, place.episode, place.frame, action)
+
+
+def _split(simulation: Simulation) -> Iterator[SampleArrays]:
+    """The samples of a batch."""
+    def rows_first(tensor: Tensor) -> np.ndarray:  # (T, B, …) to (B, T, …)
+        return tensor.transpose(0, 1).float().cpu().numpy()
+
+    frames = as_frames(simulation.images.transpose(0, 1))  # (B, T, H, W, C)
+    actions = simulation.actions.argmax(dim=-1).T.cpu().numpy()
+    rewards, terminals, values, hidden_states, log_probs, env_h = map(rows_first, (
+        simulation.rewards, simulation.terminals, simulation.values, simulation.hidden_states,
+        simulation.log_probs, simulation.env_h))
+    vectors = simulation.start.bottleneck_vec.float().cpu().numpy()
+    for fields in zip(frames, rewards, terminals, values, hidden_states, log_probs, env_h,
+                      vectors, actions):
+        yield SampleArrays(*fields)
+
+
+def record_samples(sampler: Sampler, writer: SampleWriter, num_starts: int, batch_size: int,
+                   with_videos: bool) -> int:
+    """Simulate and write what is not on disk yet, until the end or a signal to stop.
+
+    Args:
+        batch_size: samples simulated at a time, as far as whole starts allow.
+        with_videos: write videos too, also of samples that are on disk without.
+
+    Returns:
+        0 when all is written, 128 + the signal's number when it was stopped.
+    """
+    per_start = sampler.plan.samples_per_start
+    missing = [start for start in range(num_starts)
+               if not all(writer.has(number) for number in _numbers(start, per_start))]
+    if with_videos:
+        for start in sorted(set(range(num_starts)) - set(missing)):
+            _write_videos(writer, start, sampler.plan)
+    starts_a_batch = max(batch_size // per_start, 1)
+    with (deferred_signals("batch") as received,
+          Progress(num_starts, "start", num_starts - len(missing)) as progress):
+        while missing and not received:
+            starts, missing = missing[:starts_a_batch], missing[starts_a_batch:]
+            for sample in sampler.simulate(starts):
+                if not writer.has(sample.number):
+                    writer.add(sample.number, sample.arrays, sample.origin)
+            if with_videos:
+                for start in starts:
+                    _write_videos(writer, start, sampler.plan)
+            progress.update(num_starts - len(missing))
+    return 128 + received[0] if missing else 0
+
+
+def _numbers(start: int, per_start: int) -> range:
+    """The samples of a start."""
+    return range(start * per_start, (start + 1) * per_start)
+
+
+def _write_videos(writer: SampleWriter, start: int, plan: SamplingPlan) -> None:
+    """Write the videos of a start's samples that are missing."""
+    folder, numbers = writer.folder, _numbers(start, plan.samples_per_start)
+    missing = [number for number in numbers if not folder.video_file(number).exists()]
+    for number in missing:
+        writer.add_video(number, film(folder.sample(number)), FRAMES_PER_SECOND)
+    if plan.manual_actions == ACTION_NAMES and not folder.directions_video_file(start).exists():
+        films = [film(folder.sample(number)) for number in numbers]
+        writer.add_directions_video(start, map(by_direction, zip(*films)), FRAMES_PER_SECOND)
+
+
+def film(sample: SampleArrays) -> Iterator[np.ndarray]:
+    """The frames of a sample, enlarged, with the action that entered each, terminal and reward."""
+    for frame, action, probability, reward in zip(sample.frames, sample.actions, sample.terminals,
+                                                  sample.rewards):
+        marked = mark_action(enlarge(frame, VIDEO_SCALE), action)
+        yield mark_reward(mark_terminal(marked, probability), reward)

@@ -1,0 +1,171 @@
+"""Record rollouts that a trained simulator imagines, with the agent inside; 32 at a time unless
+--batch_size says otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from analysis.projector import Projector, matrix_files
+from common.cli import Parser, count, set_up_logging
+from common.devices import resolve_compute
+from common.env import ACTION_NAMES
+from common.errors import UserError, script_main
+from common.files import sha256, versions
+from generative.agent_inside import HiddenChange
+from generative.cli import add_simulator_flags, interpreting_config
+from generative.config import InterpretingConfig
+from generative.dataset import RolloutDataset
+from generative.runs import open_simulator
+from generative.sample_files import SampleWriter
+from generative.sampling import (
+    ALL_ACTIONS,
+    Sampler,
+    SamplingPlan,
+    manual_actions,
+    record_samples,
+)
+from generative.simulator import Simulator
+
+SAMPLES_AT_A_TIME = 32
+
+
+def direction(text: str) -> int | None:
+    """The number of a direction, or None, as an argparse type."""
+    return None if text.lower() == "none" else int(text)
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file", model_file_required=True)
+    yaml = "; the parameter set's if not given"
+    flags.add_argument("--generated_data_dir", help="samples go to folders in here" + yaml)
+    flags.add_argument("--data_save_dir", type=Path, help="the same, and wins")
+    flags.add_argument("--num_samples", type=count,
+                       help="starts to simulate from; each gives one sample, or one for each of "
+                            "several manual actions" + yaml)
+    flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
+                       help="start from random vectors instead of recorded frames")
+    flags.add_argument("--use_recorded_actions", action="store_true",
+                       help="what was done after the recorded frames is done again, instead of "
+                            "what the agent would do now")
+    flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
+                       help="action that enters every step: one or several of "
+                            f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
+                            "a video in which each stands where it points")
+    flags.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
+                       help="directions of the hidden space to take out of every change of the "
+                            "agent's state" + yaml)
+    flags.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
+                       help="for each of them the direction that gets the same amount instead, "
+                            "or None" + yaml)
+    flags.add_argument("--precomputed_analysis_data_path", type=Path,
+                       default=Path("analysis/hx_analysis_precomp"),
+                       help="folder of the matrices that define the directions")
+    flags.add_argument("--sample_latents", action="store_true",
+                       help="draw the latent variables instead of taking the most likely ones")
+    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="throw away what the folders to write to hold")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    flags = parser()
+    args = flags.parse_args(argv)
+    explicit = flags.explicit(argv)
+    set_up_logging(args.log_level)
+    config = interpreting_config(args, explicit)
+    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
+    plan = make_plan(args, explicit, config, simulator)
+    dataset = None
+    if not plan.random_start:
+        dataset = RolloutDataset(Path(config.data_dir), plan.num_init_steps, plan.num_steps)
+    description = {
+        **dataclasses.asdict(plan),
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
+        "simulator": dataclasses.asdict(simulator.config),
+        "data_dir": config.data_dir if dataset else None,
+        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None,
+        "data_recording": dataset.folder.description() if dataset else None,
+        "precision": compute.precision, "swap": None, "versions": versions()}
+
+    save_dir = args.data_save_dir or Path(config.generated_data_dir)
+    runs = [SamplerRun(plan.folder_name, description, None)]
+    if config.swap.swap_directions_from:
+        runs.append(swapped_run(args, config, runs[0], simulator, compute.device))
+    samplers = [Sampler(simulator, compute, plan, dataset, run.alter_hidden) for run in runs]
+    samplers[0].check(config.record.max_samples)
+    writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
+               for run in runs]
+    num_samples = config.record.max_samples * plan.samples_per_start
+    for sampler, writer in zip(samplers, writers):
+        status = record_samples(sampler, writer, config.record.max_samples,
+                                args.batch_size or SAMPLES_AT_A_TIME, not args.no_videos)
+        if status:
+            print(f"stopped; the same command goes on with {writer.folder.path}")
+            return status
+        print(f"{num_samples} samples of {plan.num_steps} steps are in {writer.folder.path}")
+    if len(runs) == 2:
+        print(f"the pair, from the same starts: {writers[1].folder.path} with the swap, "
+              f"{writers[0].folder.path} without")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerRun:
+    """One folder of samples.
+
+    Attributes:
+        name: of the folder.
+        description: what makes it.
+        alter_hidden: see ``Simulator.imagine``.
+    """
+
+    name: str
+    description: dict
+    alter_hidden: HiddenChange | None
+
+
+def make_plan(args: argparse.Namespace, explicit: set[str], config: InterpretingConfig,
+              simulator: Simulator) -> SamplingPlan:
+    """What the flags ask for; a number of steps on the command line wins."""
+    actions = manual_actions(args.manual_action)
+    saliency = config.analysis.saliency
+    num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
+    if "num_sim_steps" in explicit:
+        num_steps = config.simulator.num_sim_steps
+    num_init_steps = simulator.config.num_init_steps
+    if "num_initializing_steps" in explicit:
+        num_init_steps = config.simulator.num_init_steps
+    return SamplingPlan(config.record.rand_init, args.use_recorded_actions, actions, num_steps,
+                        num_init_steps, args.sample_latents, args.seed)
+
+
+def swapped_run(args: argparse.Namespace, config: InterpretingConfig, unaltered: SamplerRun,
+                simulator: Simulator, device: torch.device) -> SamplerRun:
+    """The same run with some directions of the agent's state swapped."""
+    taken, put = list(config.swap.swap_directions_from), list(config.swap.swap_directions_to)
+    kind = config.analysis.saliency.direction_type
+    folder, num_episodes = (args.precomputed_analysis_data_path,
+                            config.analysis.agent_h.num_episodes)
+    projector = Projector.load(folder, num_episodes)
+    if len(projector.mean) != simulator.config.agent_hidden_size:
+        raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
+                        f"units, but the agent has {simulator.config.agent_hidden_size}")
+    name = "_".join([unaltered.name, "swapped", *map(str, taken), "to", *map(str, put)])
+    swap = {"from": taken, "to": put, "direction_type": kind, "unaltered": unaltered.name,
+            "matrices_sha256": {path.name: sha256(path)
+                                for path in matrix_files(folder, num_episodes).values()}}
+    return SamplerRun(name, {**unaltered.description, "swap": swap},
+                      projector.swapped_step(taken, put, kind, device))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

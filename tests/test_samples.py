@@ -1,0 +1,516 @@
+"""record_gen_samples.py: what it writes is what the simulator does, from the starts it names."""
+
+import dataclasses
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import av
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, golden_projector
+
+import record_gen_samples
+import record_informinit_gen_samples
+from analysis.projector import Projector, matrix_files
+from common.agent_file import load_agent
+from common.env import ACTION_NAMES
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
+from common.video import by_direction, mark_reward, mark_terminal
+from generative.config import load_interpreting_config
+from generative.dataset import RolloutDataset
+from generative.published import load_published
+from generative.sample_files import SampleArrays, SampleFolder
+from generative.straight_through import LatentDraw, PresetDraw
+
+MODE = LatentDraw("mode")
+NUM_SAMPLES = 7
+NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
+FIELDS = [field.name for field in dataclasses.fields(SampleArrays)]
+
+
+@pytest.fixture(scope="module")
+def run(simulator_file, agent_path, recording):
+    """Runs the script with flags, and gives the exit status."""
+    def run_script(save_dir, *more):
+        return record_gen_samples.main(arguments(simulator_file, agent_path, recording, save_dir,
+                                                 *more))
+    return run_script
+
+
+def arguments(simulator_file, agent_path, recording, save_dir, *more):
+    """A later flag wins over an earlier one."""
+    return [*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--data_dir", recording / "data", "--data_save_dir", save_dir, "--num_samples",
+        NUM_SAMPLES, "--seed", "5", "--precision", "float32", "--device", "cpu", "--no_videos",
+        *more))]
+
+
+@pytest.fixture(scope="module")
+def informed(run, tmp_path_factory):
+    save_dir = tmp_path_factory.mktemp("informed")
+    assert run(save_dir) == 0
+    return SampleFolder(save_dir / "informed_init")
+
+
+@pytest.fixture
+def simulator(simulator_file, agent_path):
+    config = load_interpreting_config("tiny").simulator
+    return load_published(simulator_file, config, load_agent(agent_path)).simulator
+
+
+def assert_same(found, expected, atol=1e-4):
+    """Equal but for rounding."""
+    for field in FIELDS:
+        a, b = (getattr(arrays, field).astype(np.float64) for arrays in (found, expected))
+        np.testing.assert_allclose(a, b, atol=1 if field == "frames" else atol, err_msg=field)
+
+
+def first(arrays, number):
+    return SampleArrays(*(getattr(arrays, field)[:number] for field in FIELDS))
+
+
+def assert_simulated(found, simulation):
+    """Samples are what a pass of the simulator, without gradients, gave (T, B, …)."""
+    images = simulation.images.permute(1, 0, 3, 4, 2).numpy()
+    np.testing.assert_allclose(found.frames, images * 255, atol=0.55)
+    for field in ("rewards", "terminals", "values", "hidden_states", "log_probs", "env_h"):
+        np.testing.assert_allclose(getattr(found, field),
+                                   getattr(simulation, field).transpose(0, 1), atol=1e-4)
+    np.testing.assert_allclose(found.bottleneck_vec, simulation.start.bottleneck_vec, atol=1e-4)
+    np.testing.assert_array_equal(found.actions, simulation.actions.argmax(dim=-1).T)
+
+
+# Starts
+
+def test_files_have_the_published_layout(informed):
+    sizes = {"ims": (4, 64, 64, 3), "rews": (4,), "dones": (4,), "agent_values": (4,),
+             "agent_hs": (4, 64), "agent_logprobs": (4, 15), "env_hs": (4, 48),
+             "bottleneck_vec": (16,), "actions": (4,)}
+    types = {"ims": np.uint8, "actions": np.int64}
+    assert {path.name for path in informed.path.iterdir()} == {
+        "recording.json", *(f"sample_{number:05d}" for number in range(NUM_SAMPLES))}
+    for number in range(NUM_SAMPLES):
+        folder = informed.sample_folder(number)
+        assert {path.name for path in folder.iterdir()} == {
+            "origin.json", *(f"{name}.npy" for name in sizes)}
+        for name, size in sizes.items():
+            array = np.load(folder / f"{name}.npy", allow_pickle=False)
+            assert array.shape == size and array.dtype == types.get(name, np.float32), name
+
+
+@torch.no_grad()
+def test_samples_are_what_the_simulator_does_from_their_windows(informed, simulator, recording):
+    dataset = RolloutDataset(recording / "data", 3, 4)
+    samples = informed.stacked()
+    origins = [informed.origin(number) for number in range(NUM_SAMPLES)]
+    assert len({origin.window for origin in origins}) == NUM_SAMPLES
+    frames = dataset.batch([origin.window for origin in origins]).frames[:3]
+    start = simulator.start_from(simulator.encode(frames.to(torch.float32) / 255), MODE)
+    assert_simulated(samples, simulator.imagine(start, MODE, 4).stacked())
+    assert len(np.unique(samples.actions)) > 2  # the agent acts, differently
+    assert samples.hidden_states.std(axis=0).mean() > 0.01  # and not from the same state
+    for origin, shown in zip(origins, frames[-1]):
+        episode = RolloutFolder(recording / "data").episode(origin.episode)
+        np.testing.assert_array_equal(episode.frames[origin.frame], shown)
+
+
+def test_a_sample_depends_on_seed_and_number_alone(informed, run, tmp_path):
+    assert run(tmp_path, "--num_samples", 3, "--batch_size", 1) == 0
+    folder = SampleFolder(tmp_path / "informed_init")
+    assert_same(folder.stacked(), first(informed.stacked(), 3))
+    assert run(tmp_path, "--batch_size", 2) == 0  # goes on
+    assert_same(folder.stacked(), informed.stacked())
+    assert [folder.origin(number) for number in range(NUM_SAMPLES)] == [
+        informed.origin(number) for number in range(NUM_SAMPLES)]
+    assert run(tmp_path / "other", "--seed", 6) == 0
+    other = SampleFolder(tmp_path / "other" / "informed_init")
+    assert {other.origin(number).window for number in range(NUM_SAMPLES)} != {
+        informed.origin(number).window for number in range(NUM_SAMPLES)}
+
+
+def test_drawn_latents_follow_the_seed_whatever_the_batch(informed, run, tmp_path):
+    runs = {}
+    for name, more in (("a", ["--batch_size", 3]), ("b", ["--batch_size", 1, "--num_samples", 4]),
+                       ("c", ["--seed", 6])):
+        assert run(tmp_path / name, "--recording_rand_init", "--sample_latents", *more) == 0
+        runs[name] = SampleFolder(tmp_path / name / "rand_init").stacked()
+    assert_same(first(runs["a"], 4), runs["b"])
+    assert np.abs(runs["a"].env_h - runs["c"].env_h).max() > 0.1
+    assert run(tmp_path / "modal", "--recording_rand_init") == 0
+    modal = SampleFolder(tmp_path / "modal" / "rand_init").stacked()
+    np.testing.assert_array_equal(modal.bottleneck_vec, runs["a"].bottleneck_vec)
+    assert np.abs(modal.env_h - runs["a"].env_h).max(axis=(1, 2)).min() > 0.01
+
+
+def test_preset_numbers_draw_each_class_as_often_as_is_probable():
+    probs = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
+    logits = probs.log().expand(1000, 2, 5)
+    uniform = torch.arange(1000).div(1000).unsqueeze(-1).expand(1000, 2)
+    draw = PresetDraw(torch.stack([uniform, uniform.flip(0)]))
+    drawn, again = draw(logits), draw(logits)
+    torch.testing.assert_close(drawn.mean(dim=(0, 1)), probs, atol=2e-3, rtol=0)
+    assert torch.equal(again, drawn.flip(0))
+    with pytest.raises(StopIteration):
+        draw(logits)
+
+
+def test_random_starts_lie_on_the_sphere_and_need_no_data(run, simulator, tmp_path):
+    assert run(tmp_path, "--recording_rand_init", "--data_dir", tmp_path / "missing") == 0
+    folder = SampleFolder(tmp_path / "rand_init")
+    vectors = folder.stacked_field("bottleneck_vec")
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert (vectors @ vectors.T)[~np.eye(NUM_SAMPLES, dtype=bool)].max() < 0.95
+    assert folder.origin(2) == dataclasses.replace(folder.origin(2), start=2, window=None,
+                                                   episode=None, frame=None, manual_action=None)
+    with torch.no_grad():
+        start = simulator.start_from(torch.from_numpy(vectors), MODE)
+        assert_simulated(folder.stacked(), simulator.imagine(start, MODE, 4).stacked())
+    assert run(tmp_path / "other", "--recording_rand_init", "--seed", 6) == 0
+    other = SampleFolder(tmp_path / "other" / "rand_init").stacked_field("bottleneck_vec")
+    assert np.abs(vectors - other).max(axis=1).min() > 0.05
+
+
+# Actions
+
+def test_recorded_actions_are_those_that_followed_the_start(informed, run, recording, tmp_path):
+    assert run(tmp_path, "--use_recorded_actions", "--num_sim_steps", 6) == 0
+    folder = SampleFolder(tmp_path / "recorded_actions")
+    samples = folder.stacked()
+    np.testing.assert_allclose(samples.bottleneck_vec, informed.stacked_field("bottleneck_vec"),
+                               atol=1e-6)
+    for number in range(NUM_SAMPLES):
+        origin = folder.origin(number)
+        assert origin == informed.origin(number)
+        taken = RolloutFolder(recording / "data").steps(origin.episode)["action"]
+        taken = dict(enumerate(taken))  # outside the episode: 0
+        assert samples.actions[number].tolist() == [
+            taken.get(frame, 0) for frame in range(origin.frame - 1, origin.frame + 5)]
+
+
+def test_each_of_the_nine_actions_is_forced_from_the_same_start(run, simulator, tmp_path):
+    assert run(tmp_path, "--manual_action", "pattern", "--num_samples", 2, "--batch_size", 4) == 0
+    folder = SampleFolder(tmp_path / "manual_actions")
+    samples = folder.stacked()
+    assert samples.actions.tolist() == [[action] * 5 for _ in range(2) for action in range(9)]
+    for number in range(18):
+        origin = folder.origin(number)
+        assert (origin.start, origin.manual_action) == (number // 9, ACTION_NAMES[number % 9])
+        assert origin.window == folder.origin(9 * origin.start).window
+    for start in range(2):
+        vectors = samples.bottleneck_vec[9 * start:9 * start + 9]
+        assert np.abs(vectors - vectors[0]).max() < 1e-6
+    with torch.no_grad():
+        start = simulator.start_from(torch.from_numpy(samples.bottleneck_vec), MODE)
+        forced = torch.arange(9).repeat(5, 2)
+        assert_simulated(samples, simulator.imagine(start, MODE, 5, true_actions=forced).stacked())
+    assert run(tmp_path / "two", "--manual_action", "upright", "left") == 0
+    two = SampleFolder(tmp_path / "two" / "manual_actions")
+    assert two.origin(3) == folder.origin(10) and two.origin(2) == folder.origin(17)
+    assert_same(two.stacked([2, 3]), folder.stacked([17, 10]))
+
+
+def test_directions_stand_where_they_point():
+    frames = [np.full((2, 2, 3), action, np.uint8) for action in range(9)]
+    assert by_direction(frames)[::2, ::2, 0].tolist() == [
+        [ACTION_NAMES.index(name) for name in row] for row in (
+            ("upleft", "up", "upright"), ("left", "null", "right"),
+            ("downleft", "down", "downright"))]
+
+
+# Videos
+
+def test_boxes_are_filled_as_far_as_the_prediction_goes():
+    frame = np.full((120, 120, 3), 77, np.uint8)
+    for mark, values, colour, corner in (
+            (mark_terminal, (0, 0.5, 1), 2, np.s_[:20, :20]),
+            (mark_reward, (0, 5, 10), 1, np.s_[:20, 100:]),
+            (mark_reward, (0, -5, -10), 0, np.s_[:20, 100:])):
+        shares = []
+        for value in values:
+            marked = mark(frame, value)
+            inside = marked[corner][2:-2, 2:-2]
+            filled = ~(inside == 255).all(axis=-1)
+            assert filled.all(axis=1).tolist() == sorted(filled.any(axis=1))  # from below
+            assert (inside[filled].argmax(axis=1) == colour).all()
+            shares.append(filled.mean())
+            marked[corner] = 77
+            assert (marked == 77).all()
+        assert shares == [0, 0.5, 1]
+    assert (mark_terminal(frame, 7) == mark_terminal(frame, 1)).all()
+
+
+def test_videos_are_written_later_too_and_show_the_sample(run, simulator_file, agent_path,
+                                                          recording, tmp_path):
+    more = ["--manual_action", "pattern", "--num_samples", 1]
+    assert run(tmp_path, *more) == 0
+    folder = SampleFolder(tmp_path / "manual_actions")
+    assert not folder.video_file(0).parent.exists()
+    argv = arguments(simulator_file, agent_path, recording, tmp_path, *more)
+    argv.remove("--no_videos")
+    assert record_gen_samples.main(argv) == 0
+    assert {path.name for path in folder.video_file(0).parent.iterdir()} == {
+        "start_00000.mp4", *(f"sample_{number:05d}.mp4" for number in range(9))}
+    grid, right = film(folder.directions_video_file(0)), film(folder.video_file(7))
+    assert grid.shape == (5, 576, 576, 3) and right.shape == (5, 192, 192, 3)
+    inner = np.s_[..., 40:140, 50:140, :]  # beside the marks
+    pictures = folder.stacked().frames.repeat(3, axis=2).repeat(3, axis=3)[inner]
+    for shown in (right, grid[:, 192:384, 384:]):
+        likeness = [np.corrcoef(shown[inner].ravel(), picture.ravel())[0, 1]
+                    for picture in pictures]
+        assert np.argmax(likeness) == 7 and max(likeness) > 0.7
+
+
+def film(path):
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+# Swaps
+
+def save_projector(folder, projector):
+    folder.mkdir()
+    for name, path in matrix_files(folder, NUM_EPISODES).items():
+        np.save(path, getattr(projector, name).numpy())
+    return folder
+
+
+@pytest.fixture
+def matrices(tmp_path):
+    return save_projector(tmp_path / "matrices", golden_projector())
+
+
+def swap_flags(matrices, taken, put):
+    return ["--precomputed_analysis_data_path", matrices, "--swap_directions_from", *taken,
+            "--swap_directions_to", *put]
+
+
+def test_swap_records_a_pair_from_the_same_starts(informed, run, simulator, matrices, tmp_path,
+                                                  capsys):
+    assert run(tmp_path, *swap_flags(matrices, [10, 5], [12, "None"])) == 0
+    name = "informed_init_swapped_10_5_to_12_None"
+    message = capsys.readouterr().out.splitlines()[-1]
+    assert f"{tmp_path / name} with the swap, {tmp_path / 'informed_init'} without" in message
+    plain, swapped = SampleFolder(tmp_path / "informed_init"), SampleFolder(tmp_path / name)
+    assert_same(plain.stacked(), informed.stacked(), atol=0)
+    assert plain.description()["swap"] is None
+    assert swapped.description()["swap"]["unaltered"] == "informed_init"
+    without, altered = plain.stacked(), swapped.stacked()
+    np.testing.assert_array_equal(without.bottleneck_vec, altered.bottleneck_vec)
+
+    projector = golden_projector()
+    with torch.no_grad():
+        start = simulator.start_from(torch.from_numpy(altered.bottleneck_vec), MODE)
+        expected = simulator.imagine(
+            start, MODE, 4, alter_hidden=lambda entering, leaving: entering + projector.swap(
+                leaving - entering, [10, 5], [12, None], "ica")).stacked()
+    assert_simulated(altered, expected)
+    # The first step shows the agent the same frame, so its change can be compared.
+    np.testing.assert_array_equal(without.frames[:, 0], altered.frames[:, 0])
+    before, after = (projector.change(torch.from_numpy(arrays.hidden_states[:, 0])
+                                      - start.agent_hidden, "ica") for arrays in (without, altered))
+    moved = before.clone()
+    moved[:, 12] += before[:, 10]
+    moved[:, [10, 5]] = 0
+    torch.testing.assert_close(after, moved, atol=1e-3, rtol=1e-3)
+    assert (before - moved).abs().max() > 0.1
+
+
+def test_swapping_a_direction_for_itself_changes_nothing(run, matrices, tmp_path):
+    assert run(tmp_path, *swap_flags(matrices, [3], [3])) == 0
+    assert_same(*(SampleFolder(tmp_path / name).stacked() for name in (
+        "informed_init_swapped_3_to_3", "informed_init")), atol=1e-5)
+
+
+def test_hand_made_directions_move_the_units_they_name(run, simulator, tmp_path):
+    identity, ones = torch.eye(64), torch.ones(64)
+    units = save_projector(tmp_path / "units", Projector(0 * ones, ones, identity, ones, identity,
+                                                         identity))
+    assert run(tmp_path, "--recording_rand_init",
+               *swap_flags(units, [0, 7], ["None", 9])) == 0
+    plain, altered = (SampleFolder(tmp_path / name).stacked() for name in (
+        "rand_init", "rand_init_swapped_0_7_to_None_9"))
+    with torch.no_grad():
+        entering = simulator.start_from(torch.from_numpy(plain.bottleneck_vec),
+                                        MODE).agent_hidden.numpy()
+    for unit in (0, 7):  # they never change
+        np.testing.assert_allclose(altered.hidden_states[..., unit],
+                                   entering[:, [unit]].repeat(4, axis=1), atol=1e-5)
+    change = plain.hidden_states[:, 0] - entering
+    np.testing.assert_allclose(altered.hidden_states[:, 0, 9] - entering[:, 9],
+                               change[:, 9] + change[:, 7], atol=1e-5)
+    others = [unit for unit in range(64) if unit not in (0, 7, 9)]
+    np.testing.assert_allclose(altered.hidden_states[:, 0, others],
+                               plain.hidden_states[:, 0, others], atol=1e-5)
+
+
+def test_swap_is_not_rounded_to_bfloat16():
+    step = golden_projector().swapped_step([10], [12], "ica", "cpu")
+    entering, leaving = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = step(entering, leaving)
+    assert torch.equal(rounded, step(entering, leaving))
+
+
+# Resuming
+
+def test_stopped_and_killed_recording_resumes_to_the_same_samples(
+        run, simulator_file, agent_path, recording, tmp_path):
+    many = ["--num_samples", 60, "--batch_size", 1, "--manual_action", "left", "--num_sim_steps",
+            12]
+    folder = SampleFolder(tmp_path / "a" / "manual_actions")
+    argv = arguments(simulator_file, agent_path, recording, tmp_path / "a", *many)
+    for number, at_least in ((signal.SIGTERM, 3), (signal.SIGKILL, 12)):
+        process = subprocess.Popen([sys.executable, "record_informinit_gen_samples.py", *argv],
+                                   cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        while len(list(folder.path.glob("sample_*"))) < at_least:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(number)
+        output = process.communicate()[0]
+        if number == signal.SIGTERM:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert "the same command goes on" in output
+            assert not list(folder.path.glob(".*"))
+        finished = folder.numbers()
+        assert finished == list(range(len(finished))) and len(finished) < 60
+        folder.stacked()  # what is there is whole
+    written = folder.sample_folder(0).stat().st_mtime_ns
+    (folder.path / ".sample_00030.partial").mkdir(exist_ok=True)  # as a kill can leave it
+    assert run(tmp_path / "a", *many) == 0
+    assert folder.sample_folder(0).stat().st_mtime_ns == written  # not done again
+    assert not list(folder.path.glob(".*"))
+    assert run(tmp_path / "b", *many, "--batch_size", 30) == 0
+    assert_same(folder.stacked(), SampleFolder(tmp_path / "b" / "manual_actions").stacked())
+
+
+def test_other_samples_are_not_touched_unless_told(informed, run, tmp_path, capsys):
+    shutil.copytree(informed.path, tmp_path / "informed_init")
+    folder = SampleFolder(tmp_path / "informed_init")
+    for more, words in ((["--seed", 6], "another seed"),
+                        (["--num_sim_steps", 3], "another num_steps"),
+                        (["--sample_latents"], "another sample_latents")):
+        assert run(tmp_path, *more) == 2
+        assert words in error(capsys)
+    assert_same(folder.stacked(), informed.stacked(), atol=0)
+    folder.description_file.unlink()
+    assert run(tmp_path) == 2
+    assert "holds other data" in error(capsys)
+    assert run(tmp_path, "--num_samples", 2, "--seed", 6, "--overwrite") == 0
+    assert folder.numbers() == [0, 1]
+
+
+def test_description_says_what_made_the_samples(informed, simulator_file, recording):
+    description = informed.description()
+    assert description["model_file"] == simulator_file.name
+    assert description["data_dir"] == str(recording / "data")
+    assert description["data_recording"]["env"]["env_name"] == "fruitbot"
+    assert description["simulator"]["deter_dim"] == 48
+    assert (description["seed"], description["num_steps"]) == (5, 4)
+    assert len(description["agent_sha256"]) == len(description["data_index_sha256"]) == 64
+    assert "torch" in description["versions"]
+
+
+# Flags and mistakes
+
+def test_older_script_and_published_flags():
+    assert record_informinit_gen_samples.main is record_gen_samples.main
+    args = record_gen_samples.parser().parse_args(shlex.split(
+        "--agent_file a.pth --model_file m.pt --recording_rand_init --generated_data_dir g "
+        "--data_save_dir s --swap_directions_from 10 5 --swap_directions_to 12 None "
+        "--manual_action left --tgm_exp_name t --param_name hard-rec"))
+    assert args.rand_init and args.swap_directions_from == [10, 5]
+    assert args.swap_directions_to == [12, None]
+
+
+def test_data_save_dir_wins(run, simulator_file, agent_path, recording, tmp_path):
+    more = ["--recording_rand_init", "--num_samples", 1, "--generated_data_dir", tmp_path / "g"]
+    assert run(tmp_path / "s", *more) == 0
+    assert (tmp_path / "s" / "rand_init").is_dir() and not (tmp_path / "g").exists()
+    argv = arguments(simulator_file, agent_path, recording, "unused", *more)
+    position = argv.index("--data_save_dir")
+    del argv[position:position + 2]
+    assert record_gen_samples.main(argv) == 0
+    assert (tmp_path / "g" / "rand_init").is_dir()
+
+
+def error(capsys):
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    return line
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    (["--manual_action", "lef"], "unknown --manual_action 'lef' (did you mean 'left'?)"),
+    (["--manual_action", "left", "left"], "--manual_action names 'left' beside"),
+    (["--manual_action", "pattern", "left"], "--manual_action names 'pattern' beside"),
+    (["--swap_directions_from", "1", "2", "--swap_directions_to", "3"],
+     "swap_directions_from has 2 directions, but swap_directions_to has 1"),
+    (["--swap_directions_from", "1"], "but swap_directions_to has 0"),
+    (["--swap_directions_from", "16", "--swap_directions_to", "3"], "no ica direction 16"),
+    (["--swap_directions_from", "1", "--swap_directions_to", "-3"], "no ica direction -3"),
+    (["--swap_directions_from", "1", "--swap_directions_to", "2",
+      "--precomputed_analysis_data_path", "nowhere"], "no file nowhere/hx_mu_12.npy"),
+    (["--data_dir", "nowhere"], "nowhere holds no recorded rollouts"),
+    (["--model_file", "nowhere.pt"], "no simulator file nowhere.pt"),
+    (["--agent_file", "nowhere.pth"], "no agent file nowhere.pth"),
+    (["--num_samples", "99999"], "windows to start from, fewer than the 99999"),
+    (["--use_recorded_actions", "--recording_rand_init"], "has no recorded actions"),
+    (["--use_recorded_actions", "--manual_action", "up"], "exclude each other"),
+    (["--interpreting_params_name", "tin"], "did you mean 'tiny'?"),
+])
+def test_mistakes_are_one_sentence_and_leave_nothing(run, matrices, tmp_path, capsys, more, words):
+    assert run(tmp_path / "s", "--precomputed_analysis_data_path", matrices, *more) == 2
+    assert words in error(capsys)
+    assert not (tmp_path / "s").exists()
+
+
+def test_directions_of_another_agent_are_refused(run, tmp_path, capsys):
+    identity, ones = torch.eye(10), torch.ones(10)
+    other = save_projector(tmp_path / "other", Projector(ones, ones, identity, ones, identity,
+                                                         identity))
+    assert run(tmp_path / "s", *swap_flags(other, [0], [1])) == 2
+    assert "those of 10 hidden units, but the agent has 64" in error(capsys)
+
+
+def test_damaged_samples_are_named(informed, tmp_path):
+    shutil.copytree(informed.path, tmp_path / "copy")
+    folder = SampleFolder(tmp_path / "copy")
+    sample = folder.sample_folder(4)
+
+    def refused(words, read=folder.stacked):
+        with pytest.raises(UserError, match=words):
+            read()
+
+    np.save(sample / "env_hs.npy", np.zeros((4, 40), np.float32))
+    refused(r"sample_00004/env_hs.npy has the shape \(4, 40\), not \(4, 48\)")
+    np.save(sample / "env_hs.npy", np.zeros((3, 48), np.float32))
+    refused("sample_00004/env_hs.npy has 3 steps, but ims.npy has 4")
+    np.save(sample / "env_hs.npy", np.zeros((4, 48)))
+    refused("sample_00004/env_hs.npy holds float64")
+    (sample / "env_hs.npy").write_bytes(b"")
+    refused("sample_00004/env_hs.npy is damaged", lambda: folder.stacked_field("env_h"))
+    (sample / "env_hs.npy").unlink()
+    refused("no file .*sample_00004/env_hs.npy")
+    (sample / "origin.json").write_text("{")
+    refused("origin.json is damaged", lambda: folder.origin(4))
+    (sample / "origin.json").write_text(json.dumps({"start": 4}))
+    refused("'window' is missing", lambda: folder.origin(4))
+    refused("holds no samples", SampleFolder(tmp_path).numbers)
+
+
+def test_published_samples_say_nothing_of_actions(informed, tmp_path):
+    shutil.copytree(informed.path, tmp_path / "copy")
+    folder = SampleFolder(tmp_path / "copy")
+    (folder.sample_folder(1) / "actions.npy").unlink()
+    (folder.sample_folder(1) / "origin.json").unlink()
+    assert folder.sample(1).actions.tolist() == [-1] * 4
+    assert folder.stacked_field("actions")[0].min() >= 0
+    with pytest.raises(UserError, match=r"no file .*origin\.json"):
+        folder.origin(1)
