@@ -31,6 +31,7 @@ from generative.straight_through import Draw, LatentDraw, PresetDraw
 from generative.training import as_frames
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
+OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
 # Streams of random numbers that a start draws from, beside its number and the seed.
@@ -92,6 +93,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UserError: if there is no such action (naming the nearest), or one stands there twice.
     """
+    names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
         if name not in (*ACTION_NAMES, ALL_ACTIONS):
             raise UserError(f"unknown --manual_action '{name}'"
@@ -99,7 +101,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
         if names.count(name) > 1 or (name == ALL_ACTIONS and len(names) > 1):
             raise UserError(f"--manual_action names '{name}' beside itself or others; once or "
                             "alone is enough")
-    return ACTION_NAMES if list(names) == [ALL_ACTIONS] else tuple(names)
+    return ACTION_NAMES if names == [ALL_ACTIONS] else tuple(names)
 
 
 @dataclasses.dataclass(frozen=True)
