@@ -235,6 +235,10 @@ class RolloutDataset:
             terminals=torch.from_numpy(terminals.astype(np.float32)),
             log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
 
+    def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Numbers on disk of the episodes that these windows show (B,)."""
+        return self.episodes[self._window_episode[numbers]]
+
     def split(self, held_out_fraction: float, seed: int) -> Split:
         """Divide the windows by the episode they show, the same way for the same seed.
 
