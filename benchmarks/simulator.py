@@ -158,6 +158,7 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
     with torch.no_grad(), run.compute.autocast():
         simulation = simulator(batch, draw)
     images = simulation.images.requires_grad_()
+    simulation.raw_images.requires_grad_()
 
     def cell() -> Tensor:
         h, z = simulation.start.env_h, simulation.start.z
@@ -179,12 +180,13 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         "cell": cell,
         "decoder": lambda: sum(output.sum() for output in vars(simulator.decoder(
             simulation.env_h.flatten(0, 1), simulation.z.flatten(0, 1))).values()),
-        "agent": lambda: run.simulator.agent.sequence(images,
-                                                      batch.first_hidden).hidden_states.sum()}
+        "agent": lambda: simulator.agent.sequence(images,
+                                                  batch.first_hidden).hidden_states.sum(),
+        "losses": lambda: simulator_losses(simulation, batch, simulator.config).total}
     shares = {name: _best(lambda part=part: _forward_and_backward(run, part))
               for name, part in parts.items()}
     shares["optimiser"] = _best(lambda: _optimise(run))
-    shares["losses and the rest"] = max(seconds - sum(shares.values()), 0)
+    shares["the rest"] = max(seconds - sum(shares.values()), 0)
     text = ", ".join(f"{name} {100 * part / seconds:.0f} %" for name, part in shares.items())
     print(f"  where the time goes: {text}", flush=True)
 
@@ -256,8 +258,7 @@ def measure_following(recording: Path) -> None:
         settings = settings_for("demo", recording, precision=compute.precision, max_batches=60)
         with tempfile.TemporaryDirectory() as folder:
             run = SimulatorTraining(Path(folder), settings, compute)
-            with contextlib.redirect_stderr(None):
-                run.train()
+            run.train()
             curves[compute.precision] = pd.read_csv(Path(folder) / PROGRESS_NAME)["loss"]
     for precision, losses in curves.items():
         print(f"following, {precision}: mean loss of ten batches each "

@@ -57,7 +57,11 @@ def model_file(agent_path, recording, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def simulator(model_file, agent_path):
-    return open_simulator(model_file, agent_path, run_of(model_file).simulator, FLOAT32)
+    """Its red and green lie outside of [0, 1] before the clamp."""
+    simulator = open_simulator(model_file, agent_path, run_of(model_file).simulator, FLOAT32)
+    with torch.no_grad():
+        simulator.decoder.image.layers[-1].bias += torch.tensor([0.7, -0.7, 0])
+    return simulator
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +259,7 @@ def run(*argv):
 
 
 def test_script_writes_losses_table_plot_and_settings(
-        agent_path, model_file, recording, dataset, split, tmp_path, monkeypatch, capsys):
+        agent_path, model_file, recording, dataset, split, mean, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(agent_path, model_file, recording, "--gen_mod_exp_name", "mine", "--num_batches",
                "3", "--num_sim_steps", "12") == 0
@@ -277,6 +281,9 @@ def test_script_writes_losses_table_plot_and_settings(
     np.testing.assert_allclose(rows["mean"], np.nanmean(losses[:len(rows)], axis=1), rtol=1e-4)
 
     settings = json.loads((folder / "settings.json").read_text())
+    errors = dataset.batch(settings["windows"]).frames[2] / 255 - mean  # step 0
+    np.testing.assert_allclose(np.load(folder / "loss_image_mean_frame.npy")[0],
+                               0.5 * errors.square().sum(dim=(1, 2, 3)), rtol=1e-4)
     assert settings["model_sha256"] == sha256(model_file)
     assert settings["agent_sha256"] == sha256(agent_path)
     assert settings["seed"] == 0 and settings["split_seed"] == SPLIT_SEED
