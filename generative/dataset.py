@@ -235,10 +235,6 @@ class RolloutDataset:
             terminals=torch.from_numpy(terminals.astype(np.float32)),
             log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
 
-    def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Numbers on disk of the episodes that these windows show (B,)."""
-        return self.episodes[self._window_episode[numbers]]
-
     def split(self, held_out_fraction: float, seed: int) -> Split:
         """Divide the windows by the episode they show, the same way for the same seed.
 
@@ -260,3 +256,7 @@ class RolloutDataset:
         chosen = np.random.default_rng(seed).permutation(shown)[:num_held_out]
         held_out = np.isin(self._window_episode, chosen)
         return Split(np.flatnonzero(~held_out), np.flatnonzero(held_out))
+
+    def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Numbers on disk of the episodes that these windows show (B,)."""
+        return self.episodes[self._window_episode[numbers]]
