@@ -60,8 +60,8 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file to measure", model_file_required=True)
     flags.add_argument("--num_batches", type=count,
                        help="batches of held-out windows; the parameter set's if not given")
-    flags.add_argument("--latents", default="mode", choices=("mode", "sample"),
-                       help="take the most likely class of each latent variable, or draw one")
+    flags.add_argument("--sample_latents", action="store_true",
+                       help="draw the latent variables instead of taking the most likely ones")
     flags.add_argument("--output_dir", type=Path,
                        help=f"new folder to write to; if not given, {RESULTS}/ and in it "
                             "--gen_mod_exp_name, or the time if that is not given either")
@@ -107,7 +107,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"these episodes may have been trained on: {doubt}", flush=True)
 
     mean = mean_frame(dataset, split.train, args.seed)
-    draw = LatentDraw(args.latents, torch.Generator(compute.device).manual_seed(args.seed))
+    draw = LatentDraw("sample" if args.sample_latents else "mode",
+                      torch.Generator(compute.device).manual_seed(args.seed))
     result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> None:
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "data_dir": config.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
-            "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": args.latents,
+            "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
             "num_sim_steps": config.simulator.num_sim_steps, "batch_size": batch_size,
             "num_batches": num_batches, "windows": result.windows.tolist(),

@@ -302,10 +302,10 @@ def test_script_writes_losses_table_plot_and_settings(
 
 def test_drawn_latents_follow_the_seed(agent_path, model_file, recording, tmp_path):
     losses = []
-    for number, more in enumerate((("sample", "--seed", 5), ("sample", "--seed", 5), ("mode",))):
+    for number, more in enumerate((["--sample_latents"], ["--sample_latents"], [])):
         folder = tmp_path / str(number)
-        seeded = ("--latents", *more, *(() if len(more) > 1 else ("--seed", 5)))
-        assert run(agent_path, model_file, recording, "--output_dir", folder, *seeded) == 0
+        assert run(agent_path, model_file, recording, "--output_dir", folder, "--seed", 5,
+                   *more) == 0
         losses.append(np.load(folder / "loss_image.npy"))
     np.testing.assert_array_equal(losses[0], losses[1])
     assert not np.array_equal(losses[0], losses[2], equal_nan=True)
