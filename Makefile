@@ -43,6 +43,7 @@ lint: .venv/installed
 
 benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.agent
+	$(BIN)/python -m benchmarks.simulator
 
 clean:
 	rm -rf .venv $(DEMO)

@@ -274,3 +274,7 @@ class RolloutDataset:
         chosen = np.random.default_rng(seed).permutation(shown)[:num_held_out]
         held_out = np.isin(self._window_episode, chosen)
         return Split(np.flatnonzero(~held_out), np.flatnonzero(held_out))
+
+    def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Numbers on disk of the episodes that these windows show (B,)."""
+        return self.episodes[self._window_episode[numbers]]

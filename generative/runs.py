@@ -110,6 +110,17 @@ def new_run_folder(config: InterpretingConfig, exp_name: str) -> Path:
     return results_folder(config, exp_name) / time.strftime("%Y%m%d_%H%M%S")
 
 
+def run_of(model_file: Path) -> SimulatorRunSettings | None:
+    """Settings of the run that a simulator file lies in; None for a file without them.
+
+    Raises:
+        UserError: if they are damaged.
+    """
+    if not (model_file.parent / SETTINGS_NAME).is_file():
+        return None
+    return load_settings(model_file.parent, SimulatorRunSettings)
+
+
 def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,
                    compute: Compute) -> Simulator:
     """Read a simulator for use, with its agent inside.
@@ -121,9 +132,8 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     Raises:
         UserError: if a file is missing or damaged, or the two do not fit.
     """
-    sizes = otherwise
-    if (model_file.parent / SETTINGS_NAME).is_file():
-        sizes = load_settings(model_file.parent, SimulatorRunSettings).simulator
+    run = run_of(model_file)
+    sizes = run.simulator if run else otherwise
     policy = load_agent(agent_file)
     simulator = load_published(model_file, sizes, policy).simulator
     return prepared(simulator, compute).requires_grad_(False)

@@ -163,7 +163,7 @@ class SimulatorTraining:
                     if self.finished or received:
                         break
                     batch = align(windows, self.settings.simulator)
-                    self._unlogged.append(self._one_batch(batch))
+                    self._unlogged.append(self.one_batch(batch))
                     self.batches += 1
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
@@ -190,7 +190,8 @@ class SimulatorTraining:
         return simulation, simulator_losses(simulation, batch, self.settings.simulator,
                                             self.settings.loss_scales)
 
-    def _one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
+    def one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
+        """Take one step of the optimiser; returns the batch's figures, each ()."""
         simulation, losses = self._pass(batch, self._generator)
         self.optimizer.zero_grad(set_to_none=True)
         losses.total.backward()

@@ -1,0 +1,298 @@
+"""How fast the simulator trains and its data is read, against a plain variant and the published.
+
+The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
+the other, as a direct transcription of the algorithm would compute it; that the two agree is
+checked first. Everything is measured in one process, in turns, because machines differ and drift.
+
+    python -m benchmarks.simulator           everything, about three minutes on two cores
+    python -m benchmarks.simulator reading   one part: training, reading, memory or following
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import generative.decoder
+import record
+from common.devices import Compute, keep_freed_memory, resolve_compute
+from common.files import sha256
+from generative.alignment import AlignedBatch, align
+from generative.config import load_interpreting_config
+from generative.dataset import RolloutDataset
+from generative.losses import LossScales, SimulatorLosses, simulator_losses
+from generative.runs import PROGRESS_NAME, SimulatorRunSettings
+from generative.simulator import Simulation, Simulator
+from generative.straight_through import LatentDraw
+from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining
+
+ROOT = Path(__file__).parent.parent
+AGENT = ROOT / "pretrained" / "coinrun_easy" / "model.pth"
+NUM_EPISODES = 60
+NUM_STEPS = 32
+PUBLISHED_FRAMES_A_SECOND = {16: 79, 2: 25}  # by batch size
+PUBLISHED_WINDOWS_A_SECOND = 140
+MEMORY_LIMIT = 12  # GB, with which a batch of 28 x 28 has to do
+REPEATS = 3
+PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
+
+
+def settings_for(parameter_set: str, recording: Path, batch_size: int | None = None,
+                 num_steps: int | None = None, **changes) -> SimulatorRunSettings:
+    """Settings of a run on the recording, in which nothing is saved before the end."""
+    overrides = {"batch_size": batch_size, "num_sim_steps": num_steps}
+    config = load_interpreting_config(parameter_set, {"gen_model": {
+        "save_interval": 10**9, **{key: value for key, value in overrides.items() if value}}})
+    settings = SimulatorRunSettings("benchmark", str(AGENT), sha256(AGENT), "",
+                                    str(recording / "data"), 0, "", 0, config.simulator,
+                                    config.training, LossScales())
+    return dataclasses.replace(settings, **changes)
+
+
+def plain_transposed_conv(layer: torch.nn.ConvTranspose2d, x: Tensor) -> Tensor:
+    return layer(x[:, :, None, None])
+
+
+def as_plain():
+    """While it is open, the decoder's first layer is computed as what it is."""
+    return mock.patch.object(generative.decoder, "_transposed_conv_of_one_pixel",
+                             plain_transposed_conv)
+
+
+def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentDraw) -> Simulation:
+    """The plain training pass."""
+    predicted = simulator.start_from(simulator.encode(batch.initial_images), draw)
+    start = dataclasses.replace(predicted, agent_hidden=batch.first_hidden)
+    with as_plain():
+        imagination = simulator.imagine(start, draw, len(batch.actions),
+                                        true_actions=batch.actions, true_images=batch.images)
+    return dataclasses.replace(imagination.stacked(), start=predicted)
+
+
+class PlainTraining(SimulatorTraining):
+    """A run with the plain training pass and an optimiser that is not fused."""
+
+    def __init__(self, folder: Path, settings: SimulatorRunSettings):
+        super().__init__(folder, settings, PLAIN)
+        self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(),
+                                          lr=settings.training.lr, foreach=False)
+
+    def _pass(self, batch: AlignedBatch,
+              generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
+        simulation = step_by_step(self.simulator, batch, LatentDraw("sample", generator))
+        return simulation, simulator_losses(simulation, batch, self.settings.simulator,
+                                            self.settings.loss_scales)
+
+
+def some_batch(dataset: RolloutDataset, settings: SimulatorRunSettings,
+               batch_size: int) -> AlignedBatch:
+    numbers = np.random.default_rng(0).permutation(len(dataset))[:batch_size]
+    return align(dataset.batch(numbers), settings.simulator)
+
+
+def measure_training(recording: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        settings = settings_for("defaults", recording, 16, NUM_STEPS)
+        ours = SimulatorTraining(Path(folder) / "ours", settings, resolve_compute("cpu"))
+        plain = PlainTraining(Path(folder) / "plain", settings)
+        batches = {size: some_batch(ours.dataset, settings, size)
+                   for size in PUBLISHED_FRAMES_A_SECOND}
+        check_same_mathematics(plain.simulator, batches[2])
+        for size, batch in batches.items():
+            seconds: dict[SimulatorTraining, list[float]] = {ours: [], plain: []}
+            for repeat in range(REPEATS + 1):
+                for run, times in seconds.items():
+                    start = time.perf_counter()
+                    run.one_batch(batch)
+                    if repeat:  # the first time, memory is taken and kernels are prepared
+                        times.append(time.perf_counter() - start)
+            report_training(size, median(seconds[ours]), median(seconds[plain]), ours.compute)
+            if size == 16:
+                report_shares(ours, batch, median(seconds[ours]))
+        for run in (ours, plain):
+            run.log.close()
+
+
+def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
+    """Both passes give the same losses, in float32 and without chance."""
+    draw = LatentDraw("mode")
+    with torch.no_grad():
+        ours, plain = (simulator_losses(simulation, batch, simulator.config).means()
+                       for simulation in (simulator(batch, draw),
+                                          step_by_step(simulator, batch, draw)))
+    for name, loss in ours.items():
+        torch.testing.assert_close(loss, plain[name], rtol=1e-4, atol=1e-5,
+                                   msg=lambda text, name=name: f"loss of {name}: {text}")
+    largest = max(float((loss - plain[name]).abs() / plain[name].abs().clamp(min=1e-6))
+                  for name, loss in ours.items())
+    print(f"training: losses of both variants agree to {largest:.1e} in float32")
+
+
+def report_training(batch_size: int, ours: float, plain: float, compute: Compute) -> None:
+    frames, published = batch_size * NUM_STEPS, PUBLISHED_FRAMES_A_SECOND[batch_size]
+    print(f"training, batch {batch_size} x {NUM_STEPS}: ours ({compute.precision}) "
+          f"{frames / ours:.0f} frames/s ({ours:.2f} s a step), plain {frames / plain:.0f} "
+          f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}; published {published} frames/s, "
+          f"ours {frames / ours / published:.1f} times", flush=True)
+
+
+def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
+    """Print which part of a step takes how much of it, forward and backward together."""
+    simulator, draw = run.simulator, LatentDraw("sample")
+    frames = batch.images.flatten(0, 1)  # (T*B, C, H, W)
+    with torch.no_grad(), run.compute.autocast():
+        simulation = simulator(batch, draw)
+    images = simulation.images.requires_grad_()
+    simulation.raw_images.requires_grad_()
+
+    def cell() -> Tensor:
+        h, z = simulation.start.env_h, simulation.start.z
+        embedding_inputs = simulator.cell.embedding_input(embeddings).unflatten(
+            0, batch.actions.shape)
+        total = torch.zeros(())
+        for action_input, embedding_input in zip(
+                simulator.cell.action_input(simulation.actions), embedding_inputs):
+            h = simulator.cell.advance(z, action_input, h)
+            z = draw(simulator.cell.posterior_logits(h, embedding_input))
+            total = total + simulator.cell.prior_logits(h).sum() + z.sum()
+        return total
+
+    with torch.no_grad(), run.compute.autocast():
+        embeddings = simulator.frame_embedding(frames)
+    parts: dict[str, Callable[[], Tensor]] = {
+        "encoder": lambda: simulator.encode(batch.initial_images).sum(),
+        "frame embedding": lambda: simulator.frame_embedding(frames).sum(),
+        "cell": cell,
+        "decoder": lambda: sum(output.sum() for output in vars(simulator.decoder(
+            simulation.env_h.flatten(0, 1), simulation.z.flatten(0, 1))).values()),
+        "agent": lambda: simulator.agent.sequence(images,
+                                                  batch.first_hidden).hidden_states.sum(),
+        "losses": lambda: simulator_losses(simulation, batch, simulator.config).total}
+    shares = {name: _best(lambda part=part: _forward_and_backward(run, part))
+              for name, part in parts.items()}
+    shares["optimiser"] = _best(lambda: _optimise(run))
+    shares["the rest"] = max(seconds - sum(shares.values()), 0)
+    text = ", ".join(f"{name} {100 * part / seconds:.0f} %" for name, part in shares.items())
+    print(f"  where the time goes: {text}", flush=True)
+
+
+def _forward_and_backward(run: SimulatorTraining, part: Callable[[], Tensor]) -> None:
+    run.optimizer.zero_grad(set_to_none=True)
+    with run.compute.autocast():
+        scalar = part()
+    scalar.backward()
+
+
+def _optimise(run: SimulatorTraining) -> None:
+    for parameter in run.simulator.trainable_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    torch.nn.utils.clip_grad_norm_(run.simulator.trainable_parameters(), GRADIENT_NORM_LIMIT)
+    run.optimizer.step()
+
+
+def _best(function: Callable[[], None], repeats: int = 2) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure_reading(recording: Path) -> None:
+    dataset = RolloutDataset(recording / "data", 3, NUM_STEPS)
+    order = np.random.default_rng(0).permutation(len(dataset))
+    batches = [order[begin:begin + 16] for begin in range(0, min(len(order), 1600) - 15, 16)]
+
+    def read() -> None:
+        for numbers in batches:
+            dataset.batch(numbers)
+
+    read()  # from now on the files are cached
+    windows = 16 * len(batches)
+    print(f"reading: {windows / _best(read):.0f} windows/s in one process, published about "
+          f"{PUBLISHED_WINDOWS_A_SECOND}", flush=True)
+
+
+def measure_memory(recording: Path) -> None:
+    """Peak memory of training at batch 28 x 28, in a process of its own."""
+    code = f"from benchmarks.simulator import large_steps; large_steps({str(recording)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def large_steps(recording: str) -> None:
+    """Two steps: the second one has the optimiser's state beside everything else."""
+    keep_freed_memory()
+    settings = settings_for("defaults", Path(recording), 28, 28)
+    with tempfile.TemporaryDirectory() as folder:
+        run = SimulatorTraining(Path(folder), settings, resolve_compute("cpu"))
+        for _ in range(2):
+            run.one_batch(some_batch(run.dataset, settings, 28))
+        run.log.close()
+    peak = peak_memory()
+    print(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")
+    if peak >= MEMORY_LIMIT:
+        raise SystemExit("too much memory")
+
+
+def peak_memory() -> float:
+    """Gigabytes. The kernel's own figure of this program: ``getrusage`` of a process that another
+    one started gives the size of the starter, where that was larger."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kibibytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(kibibytes) * 1024 / 1e9
+
+
+def measure_following(recording: Path) -> None:
+    """Whether training in bfloat16 goes the way of training in float32."""
+    curves = {}
+    for bfloat16 in (False, True):
+        compute = Compute(torch.device("cpu"), bfloat16)
+        settings = settings_for("demo", recording, precision=compute.precision, max_batches=60)
+        with tempfile.TemporaryDirectory() as folder:
+            run = SimulatorTraining(Path(folder), settings, compute)
+            run.train()
+            curves[compute.precision] = pd.read_csv(Path(folder) / PROGRESS_NAME)["loss"]
+    for precision, losses in curves.items():
+        print(f"following, {precision}: mean loss of ten batches each "
+              + ", ".join(f"{loss:.1f}" for loss in losses))
+    difference = (curves["bfloat16"] / curves["float32"] - 1).abs().max()
+    print(f"following: largest difference {100 * difference:.2f} %")
+
+
+def main() -> None:
+    parts = {"training": measure_training, "reading": measure_reading, "memory": measure_memory,
+             "following": measure_following}
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
+    chosen = parser.parse_args().part
+    keep_freed_memory()  # speeds both variants up
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(None):
+            status = record.main(["--model_file", str(AGENT), "--logdir", folder, "--num_episodes",
+                                  str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
+        if status:
+            raise SystemExit(status)
+        for name, measure in parts.items():
+            if chosen in (None, name):
+                measure(Path(folder))
+
+
+if __name__ == "__main__":
+    main()

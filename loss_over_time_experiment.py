@@ -1,0 +1,187 @@
+"""Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
+
+Beside the simulator stand three predictors that it must beat: the last initial frame, the mean
+frame of the training episodes, and the simulator with the actions of another window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.loss_over_time import (
+    IMAGE_MSE,
+    KINDS,
+    LAST_FRAME,
+    MEAN_FRAME,
+    PLOT_NAME,
+    PREDICTORS,
+    SETTINGS_NAME,
+    SHUFFLED_ACTIONS,
+    SIMULATOR,
+    TABLE_NAME,
+    Comparison,
+    choose_windows,
+    comparisons,
+    loss_over_time,
+    mean_frame,
+    table_of,
+)
+from common.cli import Parser, count, set_up_logging
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+from common.files import atomic_folder, save_json, sha256, versions
+from generative.cli import add_simulator_flags, interpreting_config
+from generative.dataset import RolloutDataset
+from generative.runs import SimulatorRunSettings, open_simulator, run_of
+from generative.straight_through import LatentDraw
+
+RESULTS = Path("analysis/loss_over_time")
+SHOWN_STEPS = range(1, 11)
+
+TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
+          "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
+          "half the sum of squared errors", "kl": "posterior from prior: divergence (nats)"}
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+LINES = {SIMULATOR: ("#0072B2", "-"), SHUFFLED_ACTIONS: ("#D55E00", "--"),
+         LAST_FRAME: ("#009E73", "-."), MEAN_FRAME: ("#555555", ":")}
+LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of another window",
+          LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame of the training episodes"}
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file to measure", model_file_required=True)
+    flags.add_argument("--num_batches", type=count,
+                       help="batches of held-out windows; the parameter set's if not given")
+    flags.add_argument("--sample_latents", action="store_true",
+                       help="draw the latent variables instead of taking the most likely ones")
+    flags.add_argument("--output_dir", type=Path,
+                       help=f"new folder to write to; if not given, {RESULTS}/ and in it "
+                            "--gen_mod_exp_name, or the time if that is not given either")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    flags = parser()
+    args = flags.parse_args(argv)
+    explicit = flags.explicit(argv)
+    set_up_logging(args.log_level)
+    config = interpreting_config(args, explicit)
+    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    session = (args.gen_mod_exp_name if "gen_mod_exp_name" in explicit
+               else time.strftime("%Y%m%d_%H%M%S"))
+    output = args.output_dir or RESULTS / session
+    if output.exists():
+        raise UserError(f"{output} exists already; delete it or choose another --output_dir")
+
+    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
+    run = run_of(args.model_file)
+    if run and sha256(args.agent_file) != run.agent_sha256:
+        raise UserError(f"{args.agent_file} is not the agent of this simulator, which was "
+                        f"{run.agent_file}")
+    num_init_steps = simulator.config.num_init_steps
+    if args.num_initializing_steps not in (None, num_init_steps):
+        raise UserError(f"--num_initializing_steps is {args.num_initializing_steps}, but this "
+                        f"simulator was trained with {num_init_steps}; leave it out")
+    training = run.training if run else config.training
+    split_seed = run.seed if run else args.seed
+    dataset = RolloutDataset(Path(config.data_dir), num_init_steps,
+                             config.simulator.num_sim_steps, training.terminal_absorbing)
+    split = dataset.split(training.held_out_fraction, split_seed)
+    num_batches = args.num_batches or config.analysis.loss_over_time.num_batches
+    batch_size = config.training.batch_size
+    windows = choose_windows(split.held_out, num_batches * batch_size, args.seed)
+    doubt = why_perhaps_trained_on(run, config.data_dir)
+    num_episodes = len(set(dataset.episodes_of(windows).tolist()))
+    print(f"{len(windows)} of {len(split.held_out)} held-out windows, showing {num_episodes} "
+          f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)
+    if doubt:
+        print(f"these episodes may have been trained on: {doubt}", flush=True)
+
+    mean = mean_frame(dataset, split.train, args.seed)
+    draw = LatentDraw("sample" if args.sample_latents else "mode",
+                      torch.Generator(compute.device).manual_seed(args.seed))
+    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute)
+    table = table_of(result, args.seed)
+    compared = comparisons(result, args.seed)
+
+    with atomic_folder(output) as folder:
+        result.save(folder)
+        table.to_csv(folder / TABLE_NAME, index=False, float_format="%.6g")
+        plot(table, folder / PLOT_NAME, f"{len(windows)} windows of {num_episodes} held-out "
+             "episodes, each up to its end; bands: 95 % intervals of the mean")
+        save_json(folder / SETTINGS_NAME, {
+            "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
+            "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
+            "data_dir": config.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
+            "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
+            "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
+            "precision": compute.precision, "num_init_steps": num_init_steps,
+            "num_sim_steps": config.simulator.num_sim_steps, "batch_size": batch_size,
+            "num_batches": num_batches, "windows": result.windows.tolist(),
+            "action_windows": result.action_windows.tolist(),
+            "episodes": result.episodes.tolist(),
+            "comparisons": [dataclasses.asdict(each) for each in compared],
+            "versions": versions()})
+    print_summary(table, compared)
+    print(f"wrote {output}")
+
+
+def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str) -> str:
+    """Why the evaluated episodes may have been trained on, or "" if they were not."""
+    if run is None:
+        return "no hyperparameters.yml beside the model file says how its data was split"
+    if Path(run.data_dir).resolve() != Path(data_dir).resolve():
+        return f"the simulator was trained on {run.data_dir}, not on {data_dir}"
+    if run.model_file:
+        return f"training started from {run.model_file}, whose split may have been another"
+    return ""
+
+
+def plot(table: pd.DataFrame, path: Path, title: str) -> None:
+    """A panel for each kind of loss: means and their intervals against the step."""
+    figure = Figure(figsize=(15, 8.5), layout="constrained")
+    *panels, corner = figure.subplots(2, 3).flat
+    for axes, kind in zip(panels, KINDS):
+        for predictor in PREDICTORS:
+            rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)]
+            colour, style = LINES[predictor]
+            if len(rows):
+                axes.plot(rows["step"], rows["mean"], style, color=colour, linewidth=1.8,
+                          label=LABELS[predictor])
+                axes.fill_between(rows["step"], rows["low_95"], rows["high_95"], color=colour,
+                                  alpha=0.2, linewidth=0)
+        axes.set_title(TITLES[kind], fontsize=11)
+        axes.set_xlabel("simulated step (0 shows the last initial frame)")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+    corner.axis("off")
+    corner.legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+
+
+def print_summary(table: pd.DataFrame, compared: list[Comparison]) -> None:
+    """Each predictor's image error at the first steps, and which ones the simulator beats."""
+    rows = table[(table["kind"] == IMAGE_MSE) & table["step"].isin(SHOWN_STEPS)]
+    means = rows.pivot(index="predictor", columns="step", values="mean").reindex(PREDICTORS)
+    print("mean squared error of the image by simulated step, up to the end of the episode")
+    print(means.to_string(float_format="{:.5f}".format, index_names=False))
+    for each in compared:
+        if each.steps:
+            print(f"the simulator beats {each.predictor} at {each.better} of the "
+                  f"{len(each.steps)} steps from {each.steps[0]} to {each.steps[-1]}, clearly "
+                  f"(95 % interval of the difference) at {each.clearly}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,379 @@
+"""Loss against simulated step: what is measured, on which windows, and what is written."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, tiny_policy
+from test_dataset import write_recording
+
+import loss_over_time_exp
+import loss_over_time_experiment
+import train_gen_model
+from analysis.loss_over_time import (
+    LAST_FRAME,
+    MEAN_FRAME,
+    SHUFFLED_ACTIONS,
+    SIMULATOR,
+    EpisodeBootstrap,
+    LossOverTime,
+    choose_windows,
+    comparisons,
+    loss_over_time,
+    mean_frame,
+    table_of,
+)
+from common.agent_file import save_agent
+from common.errors import UserError
+from common.files import sha256
+from generative.dataset import RolloutDataset
+from generative.runs import checkpoints, open_simulator, run_of
+from generative.straight_through import LatentDraw
+
+MODE = LatentDraw("mode")
+STEPS = 5
+SPLIT_SEED = 4
+KINDS = ["image", "reward", "terminal", "agent_state", "kl"]
+
+
+@pytest.fixture(scope="module")
+def model_file(agent_path, recording, tmp_path_factory):
+    """A simulator that was trained on the recording for two batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = tmp_path_factory.mktemp("run")
+        patch.chdir(root)  # log_dir_base is a relative path
+        assert train_gen_model.main([
+            "--agent_file", str(agent_path), "--data_dir", str(recording / "data"),
+            "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t", "--seed",
+            str(SPLIT_SEED), "--log_interval", "2", "--max_batches", "2", "--precision", "float32",
+            "--device", "cpu"]) == 0
+        (folder,) = (root / "generative" / "results" / "t").iterdir()
+    return checkpoints(folder)[-1]
+
+
+@pytest.fixture(scope="module")
+def simulator(model_file, agent_path):
+    """Its red and green lie outside of [0, 1] before the clamp."""
+    simulator = open_simulator(model_file, agent_path, run_of(model_file).simulator, FLOAT32)
+    with torch.no_grad():
+        simulator.decoder.image.layers[-1].bias += torch.tensor([0.7, -0.7, 0])
+    return simulator
+
+
+@pytest.fixture(scope="module")
+def dataset(recording):
+    return RolloutDataset(recording / "data", 3, STEPS)
+
+
+@pytest.fixture(scope="module")
+def split(dataset):
+    return dataset.split(0.3, SPLIT_SEED)
+
+
+@pytest.fixture(scope="module")
+def mean(dataset, split):
+    return mean_frame(dataset, split.train, seed=0)
+
+
+@pytest.fixture(scope="module")
+def result(simulator, dataset, split, mean):
+    """All held-out windows, in batches of which the last is not full."""
+    windows = choose_windows(split.held_out, 10**6, seed=0)
+    batch_size = next(size for size in (16, 17) if len(windows) % size)
+    return loss_over_time(simulator, dataset, windows, batch_size, mean, MODE, FLOAT32)
+
+
+def first_end(window):
+    """The simulated step at which the recorded episode ends, or the last one."""
+    ends = np.flatnonzero(window.terminals[2:].numpy())
+    return int(ends[0]) if len(ends) else STEPS - 1
+
+
+@torch.no_grad()
+def imagined_alone(simulator, window, actions):
+    initial = window.frames[:3].unsqueeze(1).float() / 255
+    start = simulator.start_from(simulator.encode(initial), MODE)
+    return simulator.imagine(start, MODE, STEPS, true_actions=actions[1:1 + STEPS].unsqueeze(1))
+
+
+def direct_losses(steps, window):
+    """By kind, computed for one window from the stored rows."""
+    images = np.stack([step.images[0].numpy() for step in steps])
+    frames = window.frames[2:].numpy() / 255
+    rewards = np.array([float(step.rewards) for step in steps])
+    terminals = np.array([float(step.terminal_logits) for step in steps])
+    terminals = 1 / (1 + np.exp(-terminals))
+    ended = window.terminals[2:].numpy()
+    hidden = np.stack([step.hidden_states[0].numpy() for step in steps])
+    return {"image": 0.5 * ((images - frames) ** 2).sum(axis=(1, 2, 3)),
+            "reward": 0.5 * (rewards - window.rewards[2:].numpy()) ** 2,
+            "terminal": -np.log(np.where(ended == 1, terminals, 1 - terminals)),
+            "agent_state": 0.5 * ((hidden - window.hidden_states[3:].numpy()) ** 2).sum(axis=1)}
+
+
+def some_windows(result):
+    """Positions of windows that end early and of windows that do not."""
+    ended = ~result.counted[-1]
+    assert ended.any() and not ended.all()
+    return [*np.flatnonzero(ended)[:3], *np.flatnonzero(~ended)[:3], len(result.windows) - 1]
+
+
+@pytest.mark.parametrize("predictor", [SIMULATOR, SHUFFLED_ACTIONS])
+def test_losses_are_those_of_each_window_imagined_alone(predictor, result, simulator, dataset):
+    actions_of = result.windows if predictor == SIMULATOR else result.action_windows
+    for n in some_windows(result):
+        window = dataset[result.windows[n]]
+        steps = imagined_alone(simulator, window, dataset[actions_of[n]].actions).steps
+        expected = direct_losses(steps, window)
+        until = first_end(window) + 1
+        for kind, values in expected.items():
+            np.testing.assert_allclose(result.losses[predictor, kind][:until, n], values[:until],
+                                       rtol=1e-3, atol=1e-5, err_msg=kind)
+
+
+@torch.no_grad()
+def test_divergence_is_that_of_the_posterior_at_the_imagined_state(result, simulator, dataset):
+    n = some_windows(result)[-2]
+    window = dataset[result.windows[n]]
+    for t, step in enumerate(imagined_alone(simulator, window, window.actions).steps):
+        embedding = simulator.frame_embedding(window.frames[2 + t].unsqueeze(0).float() / 255)
+        posterior = simulator.cell.posterior_logits(step.env_h,
+                                                    simulator.cell.embedding_input(embedding))
+        p, q = (torch.distributions.Categorical(logits=logits)
+                for logits in (posterior, step.prior_logits))
+        divergence = float(torch.distributions.kl_divergence(p, q).sum())
+        assert result.losses[SIMULATOR, "kl"][t, n] == pytest.approx(divergence, rel=1e-3)
+
+
+def test_steps_after_the_end_do_not_count(result, dataset):
+    for n, number in enumerate(result.windows.tolist()):
+        expected = np.arange(STEPS) <= first_end(dataset[number])
+        assert (result.counted[:, n] == expected).all()
+    for key, loss in result.losses.items():
+        assert loss.shape == (STEPS, len(result.windows)) and loss.dtype == np.float32
+        assert (np.isfinite(loss) == result.counted).all(), key
+
+
+def test_last_frame_is_perfect_at_step_0_and_stays_as_it_is(result, dataset):
+    loss = result.losses[LAST_FRAME, "image"]
+    assert (loss[0] == 0).all()
+    n = some_windows(result)[3]
+    frames = dataset[result.windows[n]].frames[2:].numpy() / 255
+    expected = 0.5 * ((frames - frames[0]) ** 2).sum(axis=(1, 2, 3))
+    assert expected[1:].all()
+    np.testing.assert_allclose(loss[:, n], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mean_frame_is_that_of_the_training_episodes_only(result, recording, dataset, split, mean):
+    training = np.unique(dataset.episodes_of(split.train))
+    assert len(training) == 12 - 4
+    frames = np.concatenate([np.load(recording / "data" / f"episode_{number:05}" / "ob.npy")
+                             for number in training])
+    np.testing.assert_allclose(mean.numpy(), frames.mean(axis=0) / 255, atol=1e-6)
+    n = some_windows(result)[3]
+    labels = dataset[result.windows[n]].frames[2:].numpy() / 255
+    expected = 0.5 * ((labels - mean.numpy()) ** 2).sum(axis=(1, 2, 3))
+    np.testing.assert_allclose(result.losses[MEAN_FRAME, "image"][:, n], expected, rtol=1e-4)
+
+
+def test_no_window_is_given_its_own_actions_and_each_actions_once(result):
+    assert (result.windows != result.action_windows).all()
+    assert sorted(result.windows) == sorted(result.action_windows)
+    assert not np.allclose(result.losses[SIMULATOR, "image"][2:],
+                           result.losses[SHUFFLED_ACTIONS, "image"][2:], equal_nan=True)
+
+
+def test_windows_are_drawn_by_the_seed_without_repetition():
+    held_out = np.arange(100, 200)
+    chosen = choose_windows(held_out, 30, seed=1)
+    assert len(set(chosen.tolist())) == 30 and np.isin(chosen, held_out).all()
+    assert (chosen == choose_windows(held_out, 30, seed=1)).all()
+    assert (chosen != choose_windows(held_out, 30, seed=2)).any()
+    assert not (chosen == np.sort(chosen)).all()
+    assert sorted(choose_windows(held_out, 500, seed=1)) == held_out.tolist()
+
+
+def made_up(simulator_loss, other_loss, episodes):
+    """Losses with known numbers (T, N), the same for all other predictors."""
+    simulator_loss, other_loss = (np.asarray(loss, np.float32)
+                                  for loss in (simulator_loss, other_loss))
+    losses = {(SIMULATOR, "image"): simulator_loss}
+    losses |= {(name, "image"): other_loss for name in (SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME)}
+    windows = np.arange(len(episodes))
+    return LossOverTime(windows, np.roll(windows, -1), np.asarray(episodes),
+                        np.isfinite(simulator_loss), losses)
+
+
+def test_table_holds_means_over_what_counts():
+    nan = np.nan
+    result = made_up([[1, 3, 8], [2, nan, nan], [nan, nan, nan]],
+                     [[6, 6, 6], [6, nan, nan], [nan, nan, nan]], [0, 1, 1])
+    table = table_of(result, seed=0)
+    assert table["step"].max() == 1  # no window reaches the last one
+    rows = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "image")]
+    assert rows["windows"].tolist() == [3, 1] and rows["mean"].tolist() == [4, 2]
+    assert rows["standard_deviation"].iloc[0] == pytest.approx(np.std([1, 3, 8], ddof=1))
+    # Drawn with replacement: episode 0 twice, episode 1 twice, or both.
+    assert rows[["low_95", "high_95"]].iloc[0].tolist() == [1, 5.5]
+    assert rows[["low_95", "high_95"]].iloc[1].isna().all()  # one episode says nothing of spread
+    pixel = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "image_mse")]
+    assert pixel["mean"].iloc[0] == pytest.approx(4 * 2 / (3 * 64 * 64))
+
+
+def test_intervals_do_not_shrink_when_episodes_have_more_windows():
+    values = np.random.default_rng(0).normal(size=(1, 20))
+    once = EpisodeBootstrap(np.arange(20), seed=0).interval(values, np.isfinite(values))
+    tenfold = np.repeat(values, 10, axis=1)
+    again = EpisodeBootstrap(np.repeat(np.arange(20), 10), seed=0).interval(
+        tenfold, np.isfinite(tenfold))
+    np.testing.assert_allclose(once, again)
+    assert once[0] < values.mean() < once[1]
+    error = values.std() / np.sqrt(20)
+    assert once[1] - once[0] == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_comparison_counts_the_steps_at_which_the_simulator_is_better():
+    better, worse, unclear = [1, 1, 1, 1], [4, 4, 4, 4], [0, 0, 0, 5.9]
+    result = made_up([worse, worse, better, unclear, worse, better], [[2] * 4] * 6, [0, 1, 2, 3])
+    found = comparisons(result, seed=0)
+    assert [each.predictor for each in found] == [SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME]
+    for each in found:
+        assert each.steps == (2, 3, 4, 5)
+        assert (each.better, each.clearly) == (3, 2)
+
+
+# The script
+
+def arguments(agent_path, model_file, recording, *more):
+    return ["--agent_file", str(agent_path), "--model_file", str(model_file), "--data_dir",
+            str(recording / "data"), "--interpreting_params_name", "tiny", "--device", "cpu",
+            "--precision", "float32", *map(str, more)]
+
+
+def run(*argv):
+    return loss_over_time_experiment.main(arguments(*argv))
+
+
+def test_script_writes_losses_table_plot_and_settings(
+        agent_path, model_file, recording, dataset, split, mean, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run(agent_path, model_file, recording, "--gen_mod_exp_name", "mine", "--num_batches",
+               "3", "--num_sim_steps", "12") == 0
+    folder = tmp_path / "analysis" / "loss_over_time" / "mine"
+    assert [path.name for path in folder.parent.iterdir()] == ["mine"]
+    expected = {f"loss_{kind}.npy" for kind in KINDS}
+    expected |= {f"loss_{kind}_shuffled_actions.npy" for kind in KINDS}
+    expected |= {"loss_image_last_frame.npy", "loss_image_mean_frame.npy"}
+    assert {path.name for path in folder.glob("*.npy")} == expected
+    assert {path.name for path in folder.iterdir()} - expected == {
+        "loss_over_time_plot.png", "loss_over_time.csv", "settings.json"}
+    for name in expected:
+        assert np.load(folder / name, allow_pickle=False).shape == (12, 12)
+    table = pd.read_csv(folder / "loss_over_time.csv")
+    assert list(table) == ["step", "predictor", "kind", "windows", "mean", "standard_deviation",
+                           "low_95", "high_95"]
+    losses = np.load(folder / "loss_agent_state.npy")
+    rows = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "agent_state")]
+    np.testing.assert_allclose(rows["mean"], np.nanmean(losses[:len(rows)], axis=1), rtol=1e-4)
+
+    settings = json.loads((folder / "settings.json").read_text())
+    errors = dataset.batch(settings["windows"]).frames[2] / 255 - mean  # step 0
+    np.testing.assert_allclose(np.load(folder / "loss_image_mean_frame.npy")[0],
+                               0.5 * errors.square().sum(dim=(1, 2, 3)), rtol=1e-4)
+    assert settings["model_sha256"] == sha256(model_file)
+    assert settings["agent_sha256"] == sha256(agent_path)
+    assert settings["seed"] == 0 and settings["split_seed"] == SPLIT_SEED
+    assert settings["why_perhaps_trained_on"] == ""
+    training_episodes = set(dataset.episodes_of(split.train).tolist())
+    assert len(training_episodes) == 8
+    assert not training_episodes & set(settings["episodes"])
+    assert np.isin(settings["windows"], split.held_out).all()
+
+    printed = capsys.readouterr().out
+    assert f"12 of {len(split.held_out)} held-out windows" in printed
+    assert "may have been trained on" not in printed
+    assert "beats mean_frame at" in printed and "of the 9 steps from 2 to 10" in printed
+    assert f"wrote {folder.relative_to(tmp_path)}" in printed
+
+
+def test_drawn_latents_follow_the_seed(agent_path, model_file, recording, tmp_path):
+    losses = []
+    for number, more in enumerate((["--sample_latents"], ["--sample_latents"], [])):
+        folder = tmp_path / str(number)
+        assert run(agent_path, model_file, recording, "--output_dir", folder, "--seed", 5,
+                   *more) == 0
+        losses.append(np.load(folder / "loss_image.npy"))
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert not np.array_equal(losses[0], losses[2], equal_nan=True)
+
+
+def test_episodes_that_may_have_been_trained_on_are_said_to(
+        agent_path, model_file, recording, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(recording, moved)
+    assert run(agent_path, model_file, moved, "--output_dir", tmp_path / "a") == 0
+    assert f"the simulator was trained on {recording / 'data'}" in capsys.readouterr().out
+    alone = tmp_path / "alone" / model_file.name
+    alone.parent.mkdir()
+    shutil.copy(model_file, alone)
+    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "b") == 0
+    assert "no hyperparameters.yml beside the model file" in capsys.readouterr().out
+    shutil.copy(model_file.parent / "hyperparameters.yml", alone.parent)
+    settings = (alone.parent / "hyperparameters.yml").read_text()
+    (alone.parent / "hyperparameters.yml").write_text(
+        settings.replace("model_file: ''", "model_file: earlier.pt"))
+    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "c") == 0
+    assert "training started from earlier.pt" in capsys.readouterr().out
+
+
+def test_older_name_is_the_same_script():
+    assert loss_over_time_exp.main is loss_over_time_experiment.main
+
+
+def refused(capsys, *argv):
+    assert run(*argv) == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_unusable_input_is_refused_and_nothing_is_written(
+        agent_path, model_file, recording, tmp_path, capsys):
+    output = ("--output_dir", tmp_path / "out")
+    assert "there is no simulator file" in refused(
+        capsys, agent_path, model_file.with_name("none.pt"), recording, *output)
+    assert str(tmp_path / "nowhere" / "data") in refused(
+        capsys, agent_path, model_file, tmp_path / "nowhere", *output)
+    assert "--num_initializing_steps is 4, but this simulator was trained with 3" in refused(
+        capsys, agent_path, model_file, recording, *output, "--num_initializing_steps", 4)
+    other = tmp_path / "other.pth"
+    save_agent(other, tiny_policy(seed=7), {})
+    assert "is not the agent of this simulator" in refused(
+        capsys, other, model_file, recording, *output)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert "exists already" in refused(capsys, agent_path, model_file, recording, *output)
+
+
+def test_a_single_held_out_window_is_refused(agent_path, model_file, recording, tmp_path, capsys):
+    write_recording(tmp_path / "data", (4, 30))  # 4 frames start one window
+    alone = shutil.copy(model_file, tmp_path)  # without settings, so that --seed decides
+    dataset = RolloutDataset(tmp_path / "data", 3, STEPS)
+    seed = next(seed for seed in range(20) if len(dataset.split(0.3, seed).held_out) == 1)
+    output = ("--output_dir", tmp_path / "out")
+    for argv in ((agent_path, alone, tmp_path, *output, "--seed", seed),
+                 (agent_path, model_file, recording, *output, "--num_batches", 1, "--batch_size",
+                  1)):
+        assert "at least 2 held-out windows, but there are only 1" in refused(capsys, *argv)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_simulator_that_diverged_is_refused(simulator, dataset, split, mean):
+    broken = copy.deepcopy(simulator)
+    with torch.no_grad():
+        broken.decoder.reward[-1].bias.fill_(torch.inf)
+    with pytest.raises(UserError, match=r"reward loss .* is not finite"):
+        loss_over_time(broken, dataset, split.held_out[:3], 3, mean, MODE, FLOAT32)
+
