@@ -1,5 +1,6 @@
 """What a user types: the published flags, and every mistake as one clear sentence."""
 
+import importlib
 import os
 import shlex
 import shutil
@@ -13,14 +14,18 @@ import torch
 from conftest import ROOT, record_arguments
 
 import evaluate
+import loss_over_time_experiment
 import plot_training_csv
 import record
+import record_gen_samples
 import render
 import train
+import train_gen_model
 from common.config import AgentConfig, load_agent_config
 from common.devices import resolve_compute
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
+from generative.cli import interpreting_config
 
 TRAIN_FLAGS = shlex.split(
     "--exp_name e --env_name coinrun --start_level 3 --num_levels 1000000 "
@@ -54,6 +59,43 @@ def test_published_commands_parse(script, line):
     script.parser().parse_args(line.split())
 
 
+SIMULATOR_FLAGS = shlex.split(
+    "--agent_file a.pth --model_file m.pt --interpreting_params_name demo --exp_name e --env_name "
+    "coinrun --epochs 3 --start_level 0 --num_levels 9 --distribution_mode hard --device cpu "
+    "--gpu_device 0 --seed 6 --log_level 40 --num_threads 8 --data_dir data/ --log_interval 10 "
+    "--save_interval 10000 --batch_size 28 --num_sim_steps 28 --num_initializing_steps 3 --lr 1e-4 "
+    "--loss_scale_obs 1000.0 --loss_scale_hx 1.0 --loss_scale_reward 0.01 --loss_scale_done 0.1 "
+    "--loss_scale_act_log_probs 0.00001 --loss_scale_gen_adv 0. --loss_scale_kl 1.0")
+
+
+@pytest.mark.parametrize("names", ["--gen_mod_exp_name dev --agent_param_name hard-rec",
+                                   "--tgm_exp_name dev --param_name hard-rec"])
+@pytest.mark.parametrize(("script", "more"), [
+    (train_gen_model, ""), (loss_over_time_experiment, ""),
+    (record_gen_samples, "--recording_rand_init --generated_data_dir g/ --data_save_dir d/ "
+                         "--swap_directions_from 10 5 --swap_directions_to 12 None "
+                         "--manual_action jump")])
+def test_both_generations_of_simulator_flags_parse(script, more, names):
+    flags, argv = script.parser(), [*SIMULATOR_FLAGS, *names.split(), *more.split()]
+    args = flags.parse_args(argv)
+    assert args.gen_mod_exp_name == "dev"
+    config = interpreting_config(args, flags.explicit(argv))
+    assert (config.training.batch_size, config.training.lr) == (28, 1e-4)
+    assert (config.simulator.num_init_steps, config.simulator.num_sim_steps) == (3, 28)
+    assert config.simulator.cnn_depth == 24  # the set's
+    if more:
+        assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
+
+
+def test_a_loss_of_an_older_model_is_said_to_have_no_effect(caplog):
+    flags = train_gen_model.parser()
+    for value, expected in (("0.5", 1), ("0", 0)):
+        caplog.clear()
+        argv = ["--agent_file", "a.pth", "--loss_scale_gen_adv", value]
+        interpreting_config(flags.parse_args(argv), flags.explicit(argv))
+        assert caplog.text.count("--loss_scale_gen_adv has no effect") == expected
+
+
 @pytest.mark.parametrize("name", ["easy", "easy-200", "hard", "hard-500", "hard-500-mem",
                                   "hard-rec", "hard-rec-record", "hard-local-dev",
                                   "hard-local-dev-rec"])
@@ -69,14 +111,16 @@ def test_published_parameter_sets_have_the_published_values(name):
         learned_initial_state=True)
 
 
-@pytest.mark.parametrize("script", ["train", "plot_training_csv", "render", "record", "evaluate"])
+@pytest.mark.parametrize("script", ["train", "plot_training_csv", "render", "record", "evaluate",
+                                    "train_gen_model", "record_gen_samples",
+                                    "record_informinit_gen_samples", "loss_over_time_experiment",
+                                    "loss_over_time_exp"])
 def test_help_explains_every_flag(script):
     result = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, text=True,
                             capture_output=True, check=True)
     assert not result.stderr
-    module = {"train": train, "plot_training_csv": plot_training_csv, "render": render,
-              "record": record, "evaluate": evaluate}[script]
-    assert all(action.help for action in module.parser()._actions)
+    module = importlib.import_module(script)
+    assert all(action.help for action in sys.modules[module.main.__module__].parser()._actions)
 
 
 def refused(main, argv, capsys):
