@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import resource
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import agents.ppo
 import record
 from agents.ppo import Rollout, update
 from agents.training import Worker
+from benchmarks.memory import peak_memory
 from common.agent_file import save_agent
 from common.config import load_agent_config
 from common.devices import Compute, keep_freed_memory, resolve_compute
@@ -180,8 +180,7 @@ def one_large_update() -> None:
     worker.play(config.n_steps, rollout, normalize=True)
     update(policy, torch.optim.Adam(policy.parameters()), rollout, config, compute,
            torch.Generator().manual_seed(0))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"memory: {peak:.2f} GiB at its peak with {config.n_envs} x {config.n_steps}")
+    print(f"memory: {peak_memory():.2f} GB at its peak with {config.n_envs} x {config.n_steps}")
 
 
 def main() -> None:

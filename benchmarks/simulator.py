@@ -29,6 +29,7 @@ from torch import Tensor
 
 import generative.decoder
 import record
+from benchmarks.memory import peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.files import sha256
 from generative.alignment import AlignedBatch, align
@@ -247,14 +248,6 @@ def large_steps(recording: str) -> None:
     print(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")
     if peak >= MEMORY_LIMIT:
         raise SystemExit("too much memory")
-
-
-def peak_memory() -> float:
-    """Gigabytes. The kernel's own figure of this program: ``getrusage`` of a process that another
-    one started gives the size of the starter, where that was larger."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
-    return int(kibibytes) * 1024 / 1e9
 
 
 def measure_following(recording: Path) -> None:

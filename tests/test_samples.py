@@ -441,6 +441,10 @@ def test_data_save_dir_wins(run, simulator_file, agent_path, recording, tmp_path
     assert (tmp_path / "g" / "rand_init").is_dir()
 
 
+def test_actions_have_other_names():
+    assert manual_actions(["jump", "left"]) == ("up", "left")
+
+
 def error(capsys):
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     return line
