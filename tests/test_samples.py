@@ -27,6 +27,7 @@ from generative.config import load_interpreting_config
 from generative.dataset import RolloutDataset
 from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
+from generative.sampling import manual_actions
 from generative.straight_through import LatentDraw, PresetDraw
 
 MODE = LatentDraw("mode")
