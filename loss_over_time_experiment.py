@@ -31,12 +31,15 @@ from analysis.loss_over_time import (
     comparisons,
     loss_over_time,
     mean_frame,
+    strip_name,
     table_of,
+    truth_and_imagination,
 )
 from common.cli import Parser, count, set_up_logging
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
+from common.video import write_strip
 from generative.cli import add_simulator_flags, interpreting_config
 from generative.dataset import RolloutDataset
 from generative.runs import SimulatorRunSettings, open_simulator, run_of
@@ -44,6 +47,9 @@ from generative.straight_through import LatentDraw
 
 RESULTS = Path("analysis/loss_over_time")
 SHOWN_STEPS = range(1, 11)
+NUM_STRIPS = 8
+STRIDE = 2  # every other step
+STRIP_HEIGHT = 128
 
 TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
           "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
@@ -112,12 +118,18 @@ def main(argv: list[str] | None = None) -> None:
     result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
+    shown = result.windows[result.counted.all(axis=0)][:NUM_STRIPS]
+    films = truth_and_imagination(simulator, dataset, shown, draw, compute) if len(shown) else ()
 
     with atomic_folder(output) as folder:
         result.save(folder)
         table.to_csv(folder / TABLE_NAME, index=False, float_format="%.6g")
         plot(table, folder / PLOT_NAME, f"{len(windows)} windows of {num_episodes} held-out "
              "episodes, each up to its end; bands: 95 % intervals of the mean")
+        for window, truth, imagined in zip(shown.tolist(), *films):
+            moments = slice(0, None, STRIDE)
+            write_strip(folder / strip_name(window), [list(truth[moments]),
+                                                      list(imagined[moments])], STRIP_HEIGHT)
         save_json(folder / SETTINGS_NAME, {
             "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),

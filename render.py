@@ -67,8 +67,8 @@ def main(argv: list[str] | None = None) -> None:
         if args.strip:
             moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
             write_strip(folder / f"episode_{episode.number:05d}_strip.png",
-                        [mark_action(episode.person_views[t], episode.actions[t])
-                         for t in moments], STRIP_HEIGHT)
+                        [[mark_action(episode.person_views[t], episode.actions[t])
+                          for t in moments]], STRIP_HEIGHT)
         for view, frames in views.items():
             marked = (mark_action(frame, action)
                       for frame, action in zip(frames, episode.actions))

@@ -33,6 +33,7 @@ from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.losses import balanced_kl, until_first_terminal
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentDraw
+from generative.training import as_frames
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")
@@ -54,6 +55,11 @@ def loss_name(kind: str, predictor: str) -> str:
     Its columns are the windows in the order of the settings file.
     """
     return f"loss_{kind}.npy" if predictor == SIMULATOR else f"loss_{kind}_{predictor}.npy"
+
+
+def strip_name(window: int) -> str:
+    """File of a window's recorded frames above the imagined ones."""
+    return f"truth_above_imagination_{window:06d}.png"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,14 +159,31 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
     return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counts, joined)
 
 
+@torch.no_grad()
+def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
+                          draw: LatentDraw, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
+    """What was recorded and what the simulator imagines instead, uint8 (N, T, H, W, C) each."""
+    num_steps = dataset.window_length - dataset.num_init_steps + 1
+    config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
+    batch = align(dataset.batch(windows).to(compute.device), config)
+    with compute.autocast():
+        imagined = _imagine(simulator, batch, batch.actions, draw)
+    return tuple(as_frames(images).swapaxes(0, 1) for images in (batch.images, imagined.images))
+
+
+def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
+             draw: LatentDraw) -> Simulation:
+    start = simulator.start_from(simulator.encode(batch.initial_images), draw)
+    return simulator.imagine(start, draw, len(actions), true_actions=actions).stacked()
+
+
 def _batch_losses(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, mean: Tensor,
                   draw: LatentDraw, compute: Compute) -> dict[tuple[str, str], Tensor]:
     """By predictor and kind, at all steps (T, B)."""
     losses = {}
     for predictor, actions in ((SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_actions)):
         with compute.autocast():
-            start = simulator.start_from(simulator.encode(batch.initial_images), draw)
-            imagined = simulator.imagine(start, draw, len(actions), true_actions=actions).stacked()
+            imagined = _imagine(simulator, batch, actions, draw)
             embeddings = simulator.frame_embedding(batch.images.flatten(0, 1))  # (T*B, E)
             posterior = simulator.cell.posterior_logits(
                 imagined.env_h,

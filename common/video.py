@@ -140,12 +140,14 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
         yield np.concatenate([header, body])
 
 
-def write_strip(path: Path, frames: list[np.ndarray], size: int) -> None:
-    """Write uint8 frames (H, W, C), side by side and ``size`` pixels high, as a PNG."""
-    gap = np.full((size, size // 32, 3), 255, dtype=np.uint8)
-    parts = []
-    for frame in frames:
-        small = Image.fromarray(frame).resize((size, size), Image.Resampling.LANCZOS)
-        parts += [np.asarray(small), gap]
+def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
+    """Write rows of uint8 frames (H, W, C), each made ``size`` pixels high and wide, as a PNG."""
+    gap = size // 32
+    width, height = len(rows[0]) * (size + gap) - gap, len(rows) * (size + gap) - gap
+    picture = Image.new("RGB", (width, height), (255, 255, 255))
+    for i, row in enumerate(rows):
+        for j, frame in enumerate(row):
+            small = Image.fromarray(frame).resize((size, size), Image.Resampling.LANCZOS)
+            picture.paste(small, (j * (size + gap), i * (size + gap)))
     with atomic_path(path) as temporary:
-        Image.fromarray(np.hstack(parts[:-1])).save(temporary)
+        picture.save(temporary)

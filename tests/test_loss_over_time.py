@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import FLOAT32, tiny_policy
+from PIL import Image
 from test_dataset import write_recording
 
 import loss_over_time_exp
@@ -269,8 +270,18 @@ def test_script_writes_losses_table_plot_and_settings(
     expected |= {f"loss_{kind}_shuffled_actions.npy" for kind in KINDS}
     expected |= {"loss_image_last_frame.npy", "loss_image_mean_frame.npy"}
     assert {path.name for path in folder.glob("*.npy")} == expected
+    strips = sorted(folder.glob("truth_above_imagination_*.png"))
     assert {path.name for path in folder.iterdir()} - expected == {
-        "loss_over_time_plot.png", "loss_over_time.csv", "settings.json"}
+        "loss_over_time_plot.png", "loss_over_time.csv", "settings.json",
+        *(path.name for path in strips)}
+    assert 1 <= len(strips) <= 8
+    picture = np.asarray(Image.open(strips[0]))  # every other step of 12
+    assert picture.shape == (2 * 132 - 4, 6 * 132 - 4, 3)
+    window = dataset.batch([int(strips[0].stem.rpartition("_")[2])])
+    shown = picture[:128, 132:260].reshape(64, 2, 64, 2, 3).mean((1, 3))  # truth of step 2
+    recorded = window.frames[4, 0].permute(1, 2, 0).numpy()
+    assert np.abs(shown - recorded).mean() < 5 < np.abs(picture[132:, 132:260] - picture[
+        :128, 132:260].astype(float)).mean()
     for name in expected:
         assert np.load(folder / name, allow_pickle=False).shape == (12, 12)
     table = pd.read_csv(folder / "loss_over_time.csv")
