@@ -10,7 +10,6 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from generative.cell import norm_layer
 from generative.config import SimulatorConfig
@@ -63,10 +62,9 @@ def _transposed_conv_of_one_pixel(layer: nn.ConvTranspose2d, x: Tensor) -> Tenso
 
     There it is a matrix product, and as such about fifteen times as fast on a CPU.
     """
-    channels, size = layer.out_channels, layer.kernel_size[0]
-    weight = layer.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k*k*C_out, C_in)
-    out = functional.linear(x, weight, layer.bias.repeat(size * size))
-    return out.view(-1, size, size, channels).permute(0, 3, 1, 2)  # channels last in memory
+    weight = layer.weight.permute(0, 2, 3, 1)  # (C_in, k, k, C_out), as it lies in memory
+    out = (x @ weight.flatten(1)).unflatten(1, weight.shape[1:])
+    return (out + layer.bias).permute(0, 3, 1, 2)  # channels last
 
 
 class Head(nn.Sequential):
