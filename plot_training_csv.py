@@ -72,7 +72,7 @@ def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
                 axes.plot(steps, log[f"{prefix}{kind}_{name}"], color=colour, linewidth=0.7,
                           linestyle=":", label=f"lowest and highest, {label}"
                           if kind == "min" else None)
-        axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, -0.42), ncols=2)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     elif name == "num_episodes":
         axes.plot(steps, log[name], color=TRAINING, label="training levels")
         axes.plot(steps, log["num_episodes_val"], color=VALIDATION, label="unseen levels")

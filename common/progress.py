@@ -49,8 +49,9 @@ class Progress:
         now = time.monotonic()
         if self._bar.disable and now - self._last_message > SECONDS_BETWEEN_MESSAGES:
             self._last_message = now
-            logger.info("%d of %d %ss, %.4g %ss/s%s, %.0f min left", done, self._total,
-                        self._unit, self.rate, self._unit, f", {figures}" if figures else "",
+            units = self._unit + ("es" if self._unit.endswith("ch") else "s")
+            logger.info("%d of %d %s, %.4g %s/s%s, %.0f min left", done, self._total,
+                        units, self.rate, units, f", {figures}" if figures else "",
                         max(0, self._total - done) / max(self.rate, 1e-9) / 60)
 
     def __enter__(self) -> Progress:
