@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.agent_file import load_agent, load_tensors
 from common.devices import Compute
-from common.errors import NonFiniteLoss
+from common.errors import NonFiniteLoss, UserError
 from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.settings import save_settings
@@ -24,9 +24,8 @@ from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.alignment import AlignedBatch, align
 from generative.batches import BatchOrder, BatchReader
-from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
-from generative.losses import SimulatorLosses, simulator_losses
+from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
 from generative.published import load_published, save_published
 from generative.runs import (
     COLUMNS,
@@ -48,8 +47,7 @@ VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
 
 
-def measure(simulation: Simulation, losses: SimulatorLosses,
-            config: SimulatorConfig) -> dict[str, Tensor]:
+def measure(simulation: Simulation, losses: SimulatorLosses) -> dict[str, Tensor]:
     """What is logged of a batch, by the names of MEASURES, each ().
 
     Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
@@ -58,8 +56,8 @@ def measure(simulation: Simulation, losses: SimulatorLosses,
     """
     measures = {"loss": losses.total,
                 **{f"loss_{name}": term for name, term in losses.means().items()},
-                "kl_nats": (losses.kl.mean() / config.kl_weight if config.kl_weight
-                            else losses.kl.mean()),
+                "kl_nats": balanced_kl(simulation.posterior_logits.detach(),
+                                       simulation.prior_logits.detach(), 0.5).mean(),
                 "posterior_entropy": _entropy(simulation.posterior_logits),
                 "prior_entropy": _entropy(simulation.prior_logits),
                 "vector_distance": torch.pdist(simulation.start.bottleneck_vec).mean()}
@@ -67,7 +65,8 @@ def measure(simulation: Simulation, losses: SimulatorLosses,
 
 
 def _entropy(logits: Tensor) -> Tensor:
-    return torch.distributions.Categorical(logits=logits.detach()).entropy().sum(dim=-1).mean()
+    log_probs = torch.log_softmax(logits.detach(), dim=-1)  # (T, B, S, K)
+    return -(log_probs.exp() * log_probs).sum(dim=(-2, -1)).mean()
 
 
 class SimulatorTraining:
@@ -111,13 +110,17 @@ class SimulatorTraining:
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
-            self._load_state(load_tensors(start_file, "simulator file"))
+            self._load_state(load_tensors(start_file, "simulator file"), start_file)
         folder.mkdir(parents=True, exist_ok=True)
         save_settings(folder, settings)
         self.log = MetricsLog(folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
         self._session_start = self._saved_at = time.monotonic()
 
-    def _load_state(self, state: dict) -> None:
+    def _load_state(self, state: dict, path: Path) -> None:
+        for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
+            if key not in state:
+                raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
+                                "a new one with --model_file")
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.training.lr
@@ -203,7 +206,7 @@ class SimulatorTraining:
                                 f"{self.batches} batches; training stopped, and what was saved "
                                 f"before in {self.folder} was kept")
         self.optimizer.step()
-        return {"gradient_norm": norm, **measure(simulation, losses, self.settings.simulator)}
+        return {"gradient_norm": norm, **measure(simulation, losses)}
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
@@ -211,7 +214,7 @@ class SimulatorTraining:
         windows = self.dataset.batch(self._held_out[number]).to(self.compute.device)
         generator = torch.Generator(self.compute.device).manual_seed(number)
         simulation, losses = self._pass(align(windows, self.settings.simulator), generator)
-        held_out = measure(simulation, losses, self.settings.simulator)
+        held_out = measure(simulation, losses)
         means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []

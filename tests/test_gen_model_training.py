@@ -29,6 +29,7 @@ from generative.batches import BatchOrder, BatchReader
 from generative.config import TrainingConfig, load_interpreting_config
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales
+from generative.published import save_compact
 from generative.runs import (
     COLUMNS,
     SimulatorRunSettings,
@@ -205,6 +206,8 @@ def test_loss_scales_act(agent_path, recording, tmp_path):
     for term, factor in (("image", 2), ("agent_state", 3), ("reward", 5), ("terminal", 7),
                          ("kl", 11), ("update", 1)):
         assert rows[1][f"loss_{term}"] == pytest.approx(factor * rows[0][f"loss_{term}"], rel=1e-4)
+    assert rows[1]["kl_nats"] == pytest.approx(rows[0]["kl_nats"], rel=1e-4)
+    assert rows[0]["loss_kl"] == pytest.approx(5 * 12 * rows[0]["kl_nats"], rel=1e-4)
 
 
 def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recording, tmp_path):
@@ -219,6 +222,16 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
         run.train()
     assert {path: path.read_bytes() for path in checkpoints(tmp_path)} == saved
     assert (tmp_path / "progress.csv").read_text() == rows
+
+
+def test_a_file_without_the_runs_state_cannot_be_resumed(undisturbed, agent_path, recording,
+                                                         tmp_path, capsys):
+    folder = tmp_path / "published"
+    folder.mkdir()
+    shutil.copy(undisturbed / "hyperparameters.yml", folder)
+    save_compact(folder / "model_epoch3_batch20000.pt", checkpoints(undisturbed)[-1])
+    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder)]) == 2
+    assert "has no 'optimizer_state_dict'" in capsys.readouterr().err
 
 
 def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recording, tmp_path):
