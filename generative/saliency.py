@@ -169,7 +169,7 @@ class SaliencyPass:
         self._common_timesteps, self._coordinates = common_timesteps, coordinates
         draw = LatentDraw("mode")
         simulated = max(function.num_steps(common_timesteps, num_steps) for function in functions)
-        with compute.autocast():
+        with compute.autocast(), torch.enable_grad():
             with torch.no_grad():
                 start = simulator.start_from(copies.flatten(0, 1).to(compute.device), draw)
             # Without a leaf that requires gradients there would be no graph.

@@ -118,18 +118,19 @@ def one_pass(simulator, copies, names, common=(COMMON,), without=False):
     return [found.gradients(function) for function in functions]
 
 
-def assert_close(found, expected, what="", rtol=1e-3):
+def assert_close(found, expected, what="", rtol=0.03):
+    """Equal but for rounding, which can decide on which side of its kink a rectifier is."""
     assert (found - expected).norm() <= rtol * expected.norm(), what
 
 
-def assert_same_saliency(a, b, numbers, names):
-    """Equal but for the rounding that depends on the size of a batch."""
+def assert_same_saliency(a, b, numbers, names, rtol=0.0):
     for number, name in itertools.product(numbers, names):
         found, expected = (SaliencyFolder(path).saliency(number, name) for path in (a, b))
         for field in GRADIENTS:
             assert_close(*(torch.from_numpy(getattr(each, field)) for each in (found, expected)),
-                         (number, name, field))
-        np.testing.assert_allclose(found.processed.astype(int), expected.processed, atol=2)
+                         (number, name, field), rtol)
+        difference = np.abs(found.processed.astype(int) - expected.processed)
+        assert difference.mean() <= 100 * rtol
 
 
 # Gradients
@@ -188,8 +189,9 @@ def test_gradients_are_slopes_of_a_smooth_surrogate(simulator, name, without):
     vector = vectors(1, seed=2)
     surrogate = Surrogate(simulator, vector, without)
     (gradients,) = one_pass(simulator, vector[None], [name], without=without)
-    for field, at, step in (("env_h", 0, 1e-2), ("env_h", 1, 1e-2), ("hidden_states", 1, 1e-2),
-                            ("images", 0, 3e-2), ("images", COMMON, 3e-2)):
+    step = 3e-3  # less drowns in rounding, more meets too many rectifiers
+    for field, at in (("env_h", 0), ("env_h", 1), ("hidden_states", 1), ("images", 0),
+                      ("images", COMMON)):
         gradient = getattr(gradients, field)[0, at]
         aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(at))
         for direction in (gradient, gradient + aside * gradient.norm() / aside.norm()):
@@ -198,7 +200,7 @@ def test_gradients_are_slopes_of_a_smooth_surrogate(simulator, name, without):
                             for sign in (1, -1))
             slope = (above - below) / (2 * step)
             expected = (gradient * direction).sum() / direction.norm()
-            assert abs(slope - expected) < 0.03 * gradient.norm(), (field, at)
+            assert abs(slope - expected) < 0.02 * gradient.norm(), (field, at)
 
 
 def test_saved_is_the_mean_over_copies_of_the_gradient_of_their_mean(simulator):
@@ -372,7 +374,10 @@ def test_default_folder_names_and_ids(arguments, samples):
 
 
 def test_shards_and_batches_give_the_files_of_one_run(run, samples, recorded, tmp_path):
-    assert run(samples, "--batch_size", 6) == 0
+    assert run(samples, "--batch_size", 1) == 0
+    batched = shutil.copytree(recorded, tmp_path / "batched")
+    assert run(batched, "--batch_size", 4) == 0
+    assert_same_saliency(samples, batched, range(NUM_SAMPLES), NAMES, rtol=0.03)
     other = shutil.copytree(recorded, tmp_path / "shards")
     done = set()
     for part in (1, 2, 3, 4):
@@ -387,10 +392,11 @@ def test_shards_and_batches_give_the_files_of_one_run(run, samples, recorded, tm
 
 
 def test_functions_can_be_added_one_after_the_other(run, samples, recorded, tmp_path):
-    assert run(samples, "--sample_ids", 0, 1) == 0
+    assert run(samples, "--sample_ids", 0, 1, "--batch_size", 1) == 0
     other = shutil.copytree(recorded, tmp_path / "apart")
     for name, number in itertools.product(NAMES, (0, 1)):
-        assert run(other, "--saliency_func_type", name, "--sample_ids", number) == 0
+        assert run(other, "--saliency_func_type", name, "--sample_ids", number, "--batch_size",
+                   1) == 0
     assert_same_saliency(samples, other, (0, 1), NAMES)
 
 
@@ -523,7 +529,7 @@ def test_stopped_and_killed_run_resumes_to_the_same_files(run, arguments, sample
     assert description.stat().st_mtime_ns == written  # not done again
     other = shutil.copytree(recorded, tmp_path / "at_once")
     assert run(other, "--saliency_func_type", "value", "hx_direction", "--direction_ids", "0",
-               "to", "16") == 0
+               "to", "16", "--batch_size", 1) == 0
     names = ["value", *(f"hx_direction_{number}_ica" for number in range(16))]
     assert_same_saliency(samples, other, range(NUM_SAMPLES), names)
     assert len(list(samples.rglob("*.mp4"))) == total
@@ -623,7 +629,8 @@ def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, cap
     np.save(path, vector)
     assert run(samples, "--saliency_func_type", "action") == 2
     message = error(capsys)
-    assert "the gradient of action with respect to" in message and "in sample 3 holds NaN" in message
+    assert "the gradient of action with respect to" in message
+    assert "in sample 3 holds NaN" in message
     assert not list(samples.glob("sample_00003/*saliency*"))
 
 
