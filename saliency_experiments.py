@@ -1,6 +1,6 @@
 """Take gradients of the agent's value, its actions and its hidden directions through the
-simulator, in samples that record_gen_samples.py recorded; 4 samples at a time unless --batch_size
-says otherwise."""
+simulator, in samples that record_gen_samples.py recorded, over as many steps as those have; 4
+samples at a time unless --batch_size says otherwise."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def main(argv: list[str] | None = None) -> int:
     functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
                                    settings.direction_type)
     if not functions or not numbers:
-        raise UserError(f"there is nothing to do without "
-                        f"{'functions' if numbers else 'samples: see --sample_ids'}")
+        needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
+        raise UserError(f"there is nothing to do without {needed}")
     check_numbers(samples, numbers)
     origin = {"agent_file": args.agent_file.name, "agent_sha256": checksum(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": checksum(args.model_file)}
@@ -161,7 +161,7 @@ def check_numbers(samples: SampleFolder, numbers: tuple[int, ...]) -> None:
     there = samples.numbers()
     absent = sorted(set(numbers) - set(there))
     if absent:
-        more = f", nor {len(absent) - 1} others" if len(absent) > 1 else ""
+        more = f" and lacks {len(absent) - 1} more" if len(absent) > 1 else ""
         raise UserError(f"{samples.path} has no sample {absent[0]}{more}; its {len(there)} lie "
                         f"between {there[0]} and {there[-1]}, see --sample_ids")
 

@@ -183,13 +183,14 @@ def write_saliency(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequen
         UserError: see ``SaliencyMaker`` and ``SaliencyWriter.has``.
     """
     functions = maker.plan.functions
+    descriptions = {function: maker.description(function) for function in functions}
     if overwrite:
         for number in numbers:
             for function in functions:
                 writer.forget(number, maker.plan.file_name(function))
     missing = {number: [function for function in functions
                         if not writer.has(number, maker.plan.file_name(function),
-                                          maker.description(function))] for number in numbers}
+                                          descriptions[function])] for number in numbers}
     done = len(numbers) * len(functions) - sum(map(len, missing.values()))
     with (deferred_signals("function") as received,
           Progress(len(numbers) * len(functions), "saliency map", done) as progress):
@@ -205,9 +206,13 @@ def write_saliency(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequen
                                                        maker.plan.without_env_grads):
                 for row, number in enumerate(batch):
                     if function in missing[number]:
-                        _write(maker, writer, number, _row(samples, row), function,
-                               saliency_arrays(gradients, row, _pictures(
-                                   maker, gradients, row, samples.frames[row])), with_videos)
+                        sample, name = _row(samples, row), maker.plan.file_name(function)
+                        arrays = saliency_arrays(gradients, row, _pictures(
+                            maker, gradients, row, sample.frames))
+                        writer.add(number, name, arrays)
+                        if with_videos:
+                            _write_video(writer, number, name, sample, arrays)
+                        writer.finish(number, name, descriptions[function])
                         missing[number].remove(function)
                         done += 1
                 progress.update(done)
@@ -226,15 +231,6 @@ def _row(samples: SampleArrays, row: int) -> SampleArrays:
     """One of several samples."""
     return SampleArrays(*(getattr(samples, field.name)[row]
                           for field in dataclasses.fields(SampleArrays)))
-
-
-def _write(maker: SaliencyMaker, writer: SaliencyWriter, number: int, sample: SampleArrays,
-           function: SaliencyFunction, arrays: SaliencyArrays, with_video: bool) -> None:
-    name = maker.plan.file_name(function)
-    writer.add(number, name, arrays)
-    if with_video:
-        _write_video(writer, number, name, sample, arrays)
-    writer.finish(number, name, maker.description(function))
 
 
 def _write_video(writer: SaliencyWriter, number: int, name: str, sample: SampleArrays,

@@ -421,6 +421,15 @@ def test_pca_directions(run, samples, simulator):
     assert_close(torch.from_numpy(found.env_h), expected.env_h[0])
 
 
+def test_precision_of_the_convolutions_can_be_lowered(run, samples):
+    few = ("--saliency_func_type", "value", "--precision", "bfloat16")
+    assert run(samples, *few) == 0
+    folder = SaliencyFolder(samples)
+    gradients = folder.stacked_field("images", "value", range(NUM_SAMPLES))
+    assert np.isfinite(gradients).all() and gradients[:, COMMON].any(axis=(1, 2, 3)).all()
+    assert folder.description(0, "value")["precision"] == "bfloat16"
+
+
 def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
     path = samples.parent / "informed_init_mean_of_1_5_3"
@@ -566,11 +575,13 @@ def error(capsys):
     (["--direction_ids", "16"], "no ica direction 16: they are numbered 0 to 15"),
     (["--saliency_func_type", "hx_direction_64_pca"], "no pca direction 64: they are numbered 0 "
                                                       "to 63"),
-    (["--sample_ids", "5", "6", "9"], "no sample 6, nor 1 others; its 6 lie between 0 and 5, see "
+    (["--sample_ids", "5", "6", "9"], "no sample 6 and lacks 1 more; its 6 lie between 0 and 5, see "
                                       "--sample_ids"),
     (["--sample_ids", "0", "until", "6"], "sample_ids must be numbers, or a range such as 0 to "
                                           "100, not '0 until 6'"),
     (["--sample_ids", "3", "to", "3"], "nothing to do without samples"),
+    (["--saliency_func_type", "hx_direction", "--direction_ids", "0", "to", "0"],
+     "nothing to do without functions"),
     (["--common_timesteps", "4"], "has 4 steps, too few for step 4 of common_timesteps"),
     (["--common_timesteps", "-1"], "common_timesteps must not be negative"),
     (["--precomputed_analysis_data_path", "nowhere"],
