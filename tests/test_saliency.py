@@ -575,8 +575,8 @@ def error(capsys):
     (["--direction_ids", "16"], "no ica direction 16: they are numbered 0 to 15"),
     (["--saliency_func_type", "hx_direction_64_pca"], "no pca direction 64: they are numbered 0 "
                                                       "to 63"),
-    (["--sample_ids", "5", "6", "9"], "no sample 6 and lacks 1 more; its 6 lie between 0 and 5, see "
-                                      "--sample_ids"),
+    (["--sample_ids", "5", "6", "9"], "no sample 6 and lacks 1 more; its 6 lie between 0 and 5, "
+                                      "see --sample_ids"),
     (["--sample_ids", "0", "until", "6"], "sample_ids must be numbers, or a range such as 0 to "
                                           "100, not '0 until 6'"),
     (["--sample_ids", "3", "to", "3"], "nothing to do without samples"),
