@@ -7,6 +7,7 @@ rounding that depends on the size of a batch; so runs can be stopped, split and 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -262,12 +263,15 @@ def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: S
     """
     value = SaliencyFunction(VALUE)
     plain, without = value.name, value.name + WITHOUT_ENV_GRADS
-    description = maker.description(value)
+    # The folder is not that of the samples, so it is noted which they are.
+    descriptions = {number: {**maker.description(value),
+                             "bottleneck_vec_sha256": _checksum_of_vector(maker.samples, number)}
+                    for number in numbers}
     if overwrite:
         for number in numbers:
             writer.forget(number, DIFFERENCE)
     waiting = [number for number in numbers
-               if not writer.has(number, DIFFERENCE, description)
+               if not writer.has(number, DIFFERENCE, descriptions[number])
                or (with_videos and not writer.folder.video_file(number, DIFFERENCE).exists())]
     with (deferred_signals("batch") as received,
           Progress(len(numbers), "demonstration", len(numbers) - len(waiting)) as progress):
@@ -291,9 +295,14 @@ def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: S
                 writer.add_differences(number, frames)
                 if with_videos:
                     writer.add_video(number, DIFFERENCE, frames, FRAMES_PER_SECOND)
-                writer.finish(number, DIFFERENCE, description)
+                writer.finish(number, DIFFERENCE, descriptions[number])
             progress.update(len(numbers) - len(waiting))
     return 128 + received[0] if waiting else 0
+
+
+def _checksum_of_vector(samples: SampleFolder, number: int) -> str:
+    (vector,) = samples.stacked_field("bottleneck_vec", [number])
+    return hashlib.sha256(vector.tobytes()).hexdigest()
 
 
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,

@@ -508,6 +508,11 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
     written = demo.difference_file(1, 0).stat().st_mtime_ns
     assert saliency_experiments.main(argv) == 0
     assert demo.difference_file(1, 0).stat().st_mtime_ns == written
+    shutil.copytree(SampleFolder(samples).sample_folder(5), SampleFolder(samples).sample_folder(1),
+                    dirs_exist_ok=True)
+    capsys.readouterr()
+    assert saliency_experiments.main(argv) == 2  # another sample of that number
+    assert "another bottleneck_vec_sha256; give --overwrite" in error(capsys)
 
 
 # Resuming
