@@ -44,6 +44,7 @@ lint: .venv/installed
 benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
+	$(BIN)/python -m benchmarks.saliency
 
 clean:
 	rm -rf .venv $(DEMO)

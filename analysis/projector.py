@@ -94,6 +94,11 @@ class Projector:
             tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
         return cls(**tensors)
 
+    def on(self, device: torch.device | str) -> Projector:
+        """The same with its matrices on a device."""
+        return Projector(**{field.name: getattr(self, field.name).to(device)
+                            for field in dataclasses.fields(self)})
+
     @property
     def num_ics(self) -> int:
         return len(self.unmixing)

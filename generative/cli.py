@@ -21,11 +21,22 @@ _OVERRIDES = {
     "num_samples": ("record", "max_samples"),
     "swap_directions_from": ("gen_model", "swap_directions_from"),
     "swap_directions_to": ("gen_model", "swap_directions_to"),
+    **{flag: ("analysis", "saliency", key) for flag, key in (
+        ("saliency_func_type", "func_type"), ("saliency_direction_type", "direction_type"),
+        *((key, key) for key in ("direction_ids", "common_timesteps", "sample_ids",
+                                 "difference_demo_sample_ids", "combine_samples_not_iterate")))},
 }
 # Names of terms of an older model.
 _LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
 
 logger = logging.getLogger(__name__)
+
+
+class OneText(argparse.Action):
+    """Joins the words of a flag, as in ``--sample_ids 0 to 100``."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, " ".join(values))
 
 
 def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool) -> None:

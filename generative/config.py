@@ -7,6 +7,7 @@ in the YAML beside it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 from common.config import read_yaml, typed
@@ -163,19 +164,73 @@ class LossOverTimeConfig:
         positive(self, "num_batches")
 
 
+def id_list(text: str, what: str) -> tuple[int, ...]:
+    """The numbers that are meant by "33 39 56 84", or by "0 to 100", which ends before 100.
+
+    Args:
+        what: the name of the list, for the message.
+
+    Raises:
+        UserError: if it is neither, or names a number twice.
+    """
+    bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
+    if bounds:
+        return tuple(range(int(bounds[1]), int(bounds[2])))
+    words = text.split()
+    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
+        raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")
+    numbers = tuple(map(int, words))
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise UserError(f"{what} names {number} more than once")
+    return numbers
+
+
 @dataclasses.dataclass(frozen=True)
 class SaliencyConfig:
-    """Samples that are recorded for saliency, and the directions they can be swapped along."""
+    """Samples that are recorded for saliency, the directions they can be swapped along, and
+    what is computed of them.
+
+    The lists of numbers are text; ``ids`` reads it.
+    """
 
     num_sim_steps: int
     num_sim_steps_manual_actions: int
     direction_type: str
+    direction_ids: str
+    func_type: tuple[str, ...]
+    common_timesteps: tuple[int, ...]
+    sample_ids: str
+    difference_demo_sample_ids: str
+    batch_size: int
+    perturbation_scale: float
+    combine_samples_not_iterate: bool
+    gaussian_kernel_size: int
+    sigma: float
 
     def __post_init__(self):
-        positive(self, "num_sim_steps", "num_sim_steps_manual_actions")
+        positive(self, "num_sim_steps", "num_sim_steps_manual_actions", "batch_size",
+                 "gaussian_kernel_size", "sigma")
         if self.direction_type not in ("ica", "pca"):
             raise UserError(f"unknown direction_type '{self.direction_type}'"
                             f"{nearest(self.direction_type, ('ica', 'pca'))}")
+        if self.gaussian_kernel_size % 2 == 0:
+            raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
+        if self.perturbation_scale < 0:
+            raise UserError("perturbation_scale must not be negative, but is "
+                            f"{self.perturbation_scale}")
+        for name in ("func_type", "common_timesteps"):
+            if not getattr(self, name):
+                raise UserError(f"{name} must not be empty")
+        if min(self.common_timesteps) < 0:
+            raise UserError("common_timesteps must not be negative, but holds "
+                            f"{min(self.common_timesteps)}")
+        for name in ("direction_ids", "sample_ids", "difference_demo_sample_ids"):
+            self.ids(name)
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """The numbers in the field ``name``."""
+        return id_list(getattr(self, name), name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -211,6 +211,22 @@ class Sampler:
         return SampleOrigin(start, window, place.episode, place.frame, action)
 
 
+@torch.no_grad()
+def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
+                  num_steps: int) -> list[SampleArrays]:
+    """What happens from bottleneck vectors (B, V), with the agent's own actions and the most
+    likely latents.
+
+    Args:
+        simulator: where ``compute`` says.
+    """
+    draw = LatentDraw("mode")
+    with compute.autocast():
+        start = simulator.start_from(vectors.to(compute.device), draw)
+        simulation = simulator.imagine(start, draw, num_steps).stacked()
+    return list(_split(simulation))
+
+
 def _split(simulation: Simulation) -> Iterator[SampleArrays]:
     """The samples of a batch."""
     def rows_first(tensor: Tensor) -> np.ndarray:  # (T, B, …) to (B, T, …)

@@ -19,6 +19,7 @@ import plot_training_csv
 import record
 import record_gen_samples
 import render
+import saliency_experiments
 import train
 import train_gen_model
 from common.config import AgentConfig, load_agent_config
@@ -71,7 +72,7 @@ SIMULATOR_FLAGS = shlex.split(
 @pytest.mark.parametrize("names", ["--gen_mod_exp_name dev --agent_param_name hard-rec",
                                    "--tgm_exp_name dev --param_name hard-rec"])
 @pytest.mark.parametrize(("script", "more"), [
-    (train_gen_model, ""), (loss_over_time_experiment, ""),
+    (train_gen_model, ""), (loss_over_time_experiment, ""), (saliency_experiments, ""),
     (record_gen_samples, "--recording_rand_init --generated_data_dir g/ --data_save_dir d/ "
                          "--swap_directions_from 10 5 --swap_directions_to 12 None "
                          "--manual_action jump")])
@@ -114,7 +115,8 @@ def test_published_parameter_sets_have_the_published_values(name):
 @pytest.mark.parametrize("script", ["train", "plot_training_csv", "render", "record", "evaluate",
                                     "train_gen_model", "record_gen_samples",
                                     "record_informinit_gen_samples", "loss_over_time_experiment",
-                                    "loss_over_time_exp"])
+                                    "loss_over_time_exp", "saliency_experiments",
+                                    "saliency_exps"])
 def test_help_explains_every_flag(script):
     result = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, text=True,
                             capture_output=True, check=True)

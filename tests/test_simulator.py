@@ -1,13 +1,12 @@
 """The simulator against golden numbers, its two passes against each other, and its files."""
 
 import dataclasses
-import itertools
 import json
 
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, golden_projector, golden_weight, tiny_policy
+from conftest import FLOAT32, GOLDEN, golden_projector, golden_weight, tiny_policy
 
 from common.agent_file import load_agent
 from common.errors import UserError
@@ -17,6 +16,7 @@ from generative.dataset import RolloutDataset, Windows
 from generative.encoder import on_unit_sphere
 from generative.losses import simulator_losses, until_first_terminal, vector_crowding
 from generative.published import load_published, published_name, published_state, save_published
+from generative.saliency import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
 from generative.simulator import Simulator
 from generative.straight_through import LatentDraw, clamp_image, most_likely_action
 
@@ -149,31 +149,21 @@ def test_imagination_from_given_vectors_gives_the_golden_numbers(simulator, gold
         assert_state(getattr(simulation, ours), golden[f"decode/{theirs}"], ours)
 
 
-SCALARS = {
-    "value": lambda steps: steps[4].values.mean(),
-    "value_delta": lambda steps: torch.stack(
-        [after.values - before.values for before, after in itertools.pairwise(steps)]).mean(),
-    "action": lambda steps: steps[4].log_probs.max(dim=-1).values.mean(),
-    "leftwards": lambda steps: steps[4].log_probs[:, :3].mean(),
-    "jumping_up": lambda steps: steps[4].log_probs[:, 5].mean(),
-    "jumping_right": lambda steps: steps[4].log_probs[:, 8].mean(),
-    "hx_direction_3_ica": lambda steps: golden_projector().coordinates(
-        steps[4].hidden_states, "ica")[:, 3].mean(),
-}
-
-
-@pytest.mark.parametrize("name", [*SCALARS, "value_without_env_grads", "action_without_env_grads"])
-def test_gradients_with_respect_to_steps_are_the_golden_ones(simulator, golden, name):
-    plain = name.removesuffix("_without_env_grads")
-    start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
-    steps = simulator.imagine(start, MODE, without_env_grads=name != plain).steps
-    scalar = SCALARS[plain](steps)
-    for ours, theirs in (("images", "ims"), ("hidden_states", "hx"), ("env_h", "env_h")):
-        gradients = torch.autograd.grad(scalar, [getattr(step, ours) for step in steps],
-                                        retain_graph=True, materialize_grads=True)
-        expected = golden[f"saliency/{name}/grad_{theirs}"]
-        difference = torch.stack(gradients).mean(dim=1) - expected
-        assert difference.norm() < 1e-5 * expected.norm(), ours
+@pytest.mark.parametrize(("names", "ending"), [
+    (["value", "value_delta", "action", "leftwards", "jumping_up", "jumping_right",
+      "hx_direction_3_ica"], ""), (["value", "action"], WITHOUT_ENV_GRADS)])
+def test_saliency_of_one_pass_is_the_golden_one(simulator, golden, names, ending):
+    functions = saliency_functions(names, [], "pca")
+    one_pass = SaliencyPass(simulator, FLOAT32, golden["decode/bottleneck_vec"][None], functions,
+                            [4], 6, bool(ending), golden_projector().coordinates)
+    for name, function in zip(names, functions):
+        gradients = one_pass.gradients(function)
+        # At step 5 a rectifier is so near its kink that the rounding of a machine decides.
+        rtol = 1e-2 if name == "value_delta" else 1e-5
+        for ours, theirs in (("images", "ims"), ("hidden_states", "hx"), ("env_h", "env_h")):
+            expected = golden[f"saliency/{name}{ending}/grad_{theirs}"]
+            difference = getattr(gradients, ours)[0] - expected
+            assert difference.norm() < rtol * expected.norm(), (name, ours)
 
 
 # The two passes

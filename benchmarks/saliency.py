@@ -1,0 +1,151 @@
+"""How fast saliency maps are made, against one function at a time and against the published.
+
+The plain variant is a direct transcription of the definition: for every function a forward pass
+over all steps and the gradients of its scalar. That the two agree is checked first. A map is one
+function in one sample, with 9 copies and 10 steps at the published sizes. Everything is measured
+in one process, in turns, because machines differ and drift.
+
+    python -m benchmarks.saliency      about a minute on two cores
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.memory import peak_memory
+from common.devices import Compute, keep_freed_memory, resolve_compute
+from common.networks import build_policy
+from generative.config import SaliencyConfig, load_interpreting_config
+from generative.runs import prepared
+from generative.saliency import (
+    Coordinates,
+    Gradients,
+    SaliencyFunction,
+    SaliencyPass,
+    perturbed_copies,
+    saliency_functions,
+)
+from generative.saliency_files import SaliencyWriter
+from generative.saliency_run import SaliencyMaker, SaliencyPlan, write_saliency
+from generative.sample_files import SampleOrigin, SampleWriter
+from generative.sampling import imagined_from
+from generative.simulator import Simulator
+from generative.straight_through import LatentDraw
+
+PUBLISHED_SECONDS_A_MAP = 0.96
+WANTED = 5  # times as fast as that
+NUM_SAMPLES = (1, 4)  # that share a pass
+REPEATS = 2
+PLAIN_FUNCTIONS = 3  # measured of the 18; they all cost the same
+
+
+def published_simulator(compute: Compute) -> Simulator:
+    """A simulator of the published sizes with random weights, and a random agent inside."""
+    torch.manual_seed(0)
+    policy = build_policy("impala", 64, recurrent=True, learned_initial_state=True)
+    simulator = Simulator(load_interpreting_config("defaults").simulator, policy)
+    return prepared(simulator, compute).requires_grad_(False)
+
+
+def some_directions() -> Coordinates:
+    matrix = torch.from_numpy(np.linalg.qr(np.random.default_rng(0).standard_normal(
+        (64, 64)))[0].astype(np.float32))
+    return lambda hidden_states, _: hidden_states @ matrix
+
+
+def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunction,
+                 settings: SaliencyConfig, coordinates: Coordinates) -> Gradients:
+    """The gradients of one function in one sample (N, V), from a pass of its own."""
+    draw = LatentDraw("mode")
+    start = simulator.start_from(copies.clone().requires_grad_(), draw)
+    steps = simulator.imagine(start, draw, settings.num_sim_steps).steps
+    scalar = function(steps, settings.common_timesteps, coordinates).mean()
+    names = [field.name for field in dataclasses.fields(Gradients)]
+    found = torch.autograd.grad(scalar, [getattr(step, name) for name in names for step in steps],
+                                materialize_grads=True)
+    return Gradients(*(torch.stack(found[begin:begin + len(steps)]).mean(dim=1)
+                       for begin in range(0, len(found), len(steps))))
+
+
+def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
+              functions: tuple[SaliencyFunction, ...], vectors: Tensor,
+              coordinates: Coordinates) -> float:
+    """Seconds a map with everything that is written of it, pictures and videos included."""
+    plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
+                        settings.perturbation_scale, settings.gaussian_kernel_size,
+                        settings.sigma, False, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        samples = SampleWriter(Path(folder) / "samples", {})
+        for number, arrays in enumerate(imagined_from(simulator, compute, vectors,
+                                                      settings.num_sim_steps)):
+            samples.add(number, arrays, SampleOrigin(number, None, None, None, None))
+        maker = SaliencyMaker(simulator, compute, plan, samples.folder, {}, {}, coordinates)
+        numbers = samples.folder.numbers()
+        writer = SaliencyWriter(samples.folder.path)
+        taken = seconds(lambda: write_saliency(maker, writer, numbers, len(numbers),
+                                               with_videos=True, overwrite=False))
+    return taken / len(numbers) / len(functions)
+
+
+def seconds(measured: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    measured()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    keep_freed_memory()  # speeds both variants up
+    compute = resolve_compute("cpu", precision="float32")
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    settings = load_interpreting_config("defaults").analysis.saliency
+    functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
+                                   settings.direction_type)
+    simulator, coordinates = published_simulator(compute), some_directions()
+    vectors = simulator.random_vectors(max(NUM_SAMPLES), torch.Generator().manual_seed(0))
+    copies = torch.stack([perturbed_copies(vector, settings.batch_size,
+                                           settings.perturbation_scale, 0, number)
+                          for number, vector in enumerate(vectors)])
+
+    def ours(num_samples: int) -> list[Gradients]:
+        one_pass = SaliencyPass(simulator, compute, copies[:num_samples], functions,
+                                settings.common_timesteps, settings.num_sim_steps,
+                                coordinates=coordinates)
+        return [one_pass.gradients(function) for function in functions]
+
+    def plain() -> list[Gradients]:
+        return [one_function(simulator, copies[0], function, settings, coordinates)
+                for function in functions[:PLAIN_FUNCTIONS]]
+
+    for function, mine, theirs in zip(functions, ours(1), plain()):
+        for name in vars(mine):
+            a, b = getattr(mine, name)[0], getattr(theirs, name)
+            if (a - b).norm() > 0.01 * b.norm():
+                raise SystemExit(f"the variants differ in {name} of {function.name}")
+    print(f"both variants agree in {PLAIN_FUNCTIONS} functions", flush=True)
+    plain_times, our_times = [], {number: [] for number in NUM_SAMPLES}
+    for _ in range(REPEATS):
+        plain_times.append(seconds(plain) / PLAIN_FUNCTIONS)
+        for number, times in our_times.items():
+            times.append(seconds(lambda number=number: ours(number)) / number / len(functions))
+    slow = min(plain_times)
+    for number, times in our_times.items():
+        fast = min(times)
+        print(f"{len(functions)} functions, {number} samples in a pass: {fast:.3f} s a map, one "
+              f"function at a time {slow:.3f} s, ratio {slow / fast:.1f}; published "
+              f"{PUBLISHED_SECONDS_A_MAP} s, ours {PUBLISHED_SECONDS_A_MAP / fast:.1f} times as "
+              f"fast ({WANTED} wanted)", flush=True)
+    whole = whole_run(simulator, compute, settings, functions, vectors, coordinates)
+    print(f"with pictures, videos and files, {len(vectors)} samples in a pass: {whole:.3f} s a "
+          f"map, {peak_memory():.2f} GB of memory at its peak")
+
+
+if __name__ == "__main__":
+    main()

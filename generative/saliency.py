@@ -1,0 +1,201 @@
+"""Saliency: gradients of what the agent values, does and remembers, through the simulator.
+
+A sample is simulated again from its bottleneck vector and from copies of it that are moved a
+little, with the agent's own actions and the most likely latents. The gradients of a scalar with
+respect to what every step holds are averaged over the copies.
+
+Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
+D agent hidden state, E deterministic state of the environment, V bottleneck vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.devices import Compute
+from common.env import ACTION_NAMES
+from common.errors import UserError, nearest
+from generative.encoder import on_unit_sphere
+from generative.simulator import Simulator, Step
+from generative.straight_through import LatentDraw
+
+Coordinates = Callable[[Tensor, str], Tensor]
+"""Hidden states (…, D) and "ica" or "pca" to coordinates along the directions of that type."""
+
+VALUE, VALUE_DELTA, DIRECTION = "value", "value_delta", "hx_direction"
+WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
+_LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
+_OF_A_STEP: dict[str, Callable[[Step], Tensor]] = {  # one number for each row of the batch
+    VALUE: lambda step: step.values,
+    "action": lambda step: step.log_probs.max(dim=-1).values,
+    "leftwards": lambda step: step.log_probs[:, _LEFTWARDS].mean(dim=-1),
+    "jumping_up": lambda step: step.log_probs[:, ACTION_NAMES.index("up")],
+    "jumping_right": lambda step: step.log_probs[:, ACTION_NAMES.index("upright")],
+}
+FUNCTIONS = (*_OF_A_STEP, VALUE_DELTA, DIRECTION)
+_COPIES = 1  # stream of random numbers, beside the seed and the sample's number
+
+
+@dataclasses.dataclass(frozen=True)
+class SaliencyFunction:
+    """A scalar of a simulation, whose gradients are taken.
+
+    Attributes:
+        what: one of ``FUNCTIONS``.
+        direction: its number, where ``what`` is a direction of the hidden space.
+        direction_type: "ica" or "pca", or None where it is none.
+    """
+
+    what: str
+    direction: int | None = None
+    direction_type: str | None = None
+
+    @property
+    def name(self) -> str:
+        if self.direction is None:
+            return self.what
+        return f"{self.what}_{self.direction}_{self.direction_type}"
+
+    def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
+        """How many of a sample's steps have to be simulated."""
+        return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
+
+    def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
+                 coordinates: Coordinates | None) -> Tensor:
+        """The scalar of each row of the batch (B,): the mean over ``common_timesteps``, which
+        ``value_delta`` takes over all steps."""
+        if self.what == VALUE_DELTA:
+            return torch.stack([after.values - before.values
+                                for before, after in itertools.pairwise(steps)]).mean(dim=0)
+        chosen = [steps[t] for t in common_timesteps]
+        if self.direction is None:
+            return torch.stack([_OF_A_STEP[self.what](step) for step in chosen]).mean(dim=0)
+        hidden_states = torch.stack([step.hidden_states for step in chosen])
+        return coordinates(hidden_states, self.direction_type)[..., self.direction].mean(dim=0)
+
+
+def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
+                       direction_type: str) -> tuple[SaliencyFunction, ...]:
+    """The functions that names ask for, each once.
+
+    Args:
+        names: of ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``; or
+            single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
+        direction_type: where a name does not say it.
+
+    Raises:
+        UserError: if there is no such function, naming the nearest.
+    """
+    found = []
+    for name in names:
+        match = re.fullmatch(rf"{DIRECTION}_(\d+)(?:_(ica|pca))?", name)
+        if match:
+            found.append(SaliencyFunction(DIRECTION, int(match[1]), match[2] or direction_type))
+        elif name == DIRECTION:
+            found += [SaliencyFunction(DIRECTION, number, direction_type)
+                      for number in direction_ids]
+        elif name in FUNCTIONS:
+            found.append(SaliencyFunction(name))
+        else:
+            raise UserError(f"unknown --saliency_func_type '{name}'"
+                            f"{nearest(name, (*FUNCTIONS, f'{DIRECTION}_0'))}")
+    return tuple(dict.fromkeys(found))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradients of a scalar with respect to what the steps hold, averaged over the copies.
+
+    Attributes:
+        images: after the clamp, float32 (G, T, C, H, W).
+        hidden_states: of the agent, as it leaves a step, float32 (G, T, D).
+        env_h: float32 (G, T, E).
+    """
+
+    images: Tensor
+    hidden_states: Tensor
+    env_h: Tensor
+
+
+def perturbed_copies(vector: Tensor, num_copies: int, scale: float, seed: int,
+                     number: int) -> Tensor:
+    """A bottleneck vector (V,) and copies that are moved a little, all of length 1 (N, V).
+
+    Args:
+        scale: standard deviation of what is added to every entry of every copy but the first.
+        seed, number: with the sample's number the seed alone decides what is added.
+    """
+    shape = (num_copies - 1, len(vector))
+    noise = np.random.default_rng([seed, _COPIES, number]).standard_normal(shape, np.float32)
+    copies = vector.repeat(num_copies, 1)
+    copies[1:] += scale * torch.from_numpy(noise).to(vector.device)
+    return on_unit_sphere(copies)
+
+
+def combined_vector(vectors: Tensor) -> Tensor:
+    """The mean of bottleneck vectors (…, V), of length 1 again (V,)."""
+    return on_unit_sphere(vectors.mean(dim=0))
+
+
+class SaliencyPass:
+    """One forward pass, which serves every function.
+
+    Samples share the batch: since no row of it reads another, the gradients of the sum of their
+    scalars are those of each. The simulation goes no further than a function needs; later
+    steps have gradients of zero.
+
+    Args:
+        simulator: where ``compute`` says; its weights need no gradients.
+        copies: bottleneck vectors of the samples' copies (G, N, V).
+        functions: those that are to be asked for.
+        common_timesteps: steps at which they are read.
+        num_steps: T of the samples.
+        without_env_grads: detach the action before it enters the environment.
+        coordinates: needed for directions.
+    """
+
+    def __init__(self, simulator: Simulator, compute: Compute, copies: Tensor,
+                 functions: Sequence[SaliencyFunction], common_timesteps: Sequence[int],
+                 num_steps: int, without_env_grads: bool = False,
+                 coordinates: Coordinates | None = None):
+        self._shape, self._num_steps = copies.shape[:2], num_steps
+        self._common_timesteps, self._coordinates = common_timesteps, coordinates
+        draw = LatentDraw("mode")
+        simulated = max(function.num_steps(common_timesteps, num_steps) for function in functions)
+        with compute.autocast(), torch.enable_grad():
+            with torch.no_grad():
+                start = simulator.start_from(copies.flatten(0, 1).to(compute.device), draw)
+            # Without a leaf that requires gradients there would be no graph.
+            leaf = start.env_h.detach().clone().requires_grad_()
+            self._steps = simulator.imagine(dataclasses.replace(start, env_h=leaf), draw,
+                                            simulated, without_env_grads=without_env_grads).steps
+
+    def unmoved_images(self) -> Tensor:
+        """What the first copy of each sample sees at the simulated steps (G, T', C, H, W)."""
+        images = torch.stack([step.images.detach() for step in self._steps])  # (T', G*N, …)
+        return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
+
+    def gradients(self, function: SaliencyFunction) -> Gradients:
+        """The gradients of a sample's scalar, which is the mean over its copies."""
+        with torch.enable_grad():
+            scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
+            total = scalars.unflatten(0, self._shape).mean(dim=1).sum()
+        names = [field.name for field in dataclasses.fields(Gradients)]
+        inputs = [getattr(step, name) for name in names for step in self._steps]
+        found = iter(torch.autograd.grad(total, inputs, retain_graph=True,
+                                         materialize_grads=True))
+        return Gradients(**{name: self._over_copies(list(itertools.islice(
+            found, len(self._steps)))) for name in names})
+
+    def _over_copies(self, gradients: list[Tensor]) -> Tensor:
+        """Gradients (G*N, …) of the simulated steps to their means over copies (G, T, …)."""
+        means = [gradient.float().unflatten(0, self._shape).mean(dim=1) for gradient in gradients]
+        later = [torch.zeros_like(means[0])] * (self._num_steps - len(means))
+        return torch.stack([*means, *later], dim=1).cpu()

@@ -1,0 +1,168 @@
+"""Saliency on disk: names, writer and reader of what lies in the folder of a sample.
+
+Layout, as published but for the files marked *, with the name of a function::
+
+    sample_00000/grad_ims_<function>.npy, grad_hx_<function>.npy, grad_env_h_<function>.npy,
+                 grad_processed_ims_<function>.npy      see SaliencyArrays
+    sample_00000/sample_00000_saliency_<function>.mp4
+    sample_00000/saliency_<function>.json *             what made them; written last
+    sample_00000/difference_00000.png *                 a step of the difference demonstration
+
+The name of a function ends with ``_without_env_grads`` where no gradients went through the action
+that enters the environment. What has no JSON file is not finished.
+
+Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
+the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from common.description import read_description
+from common.errors import UserError
+from common.files import atomic_path, save_json
+from common.video import write_video
+from generative.sample_files import SampleFolder
+
+# Name on disk, type and dimensions of each field of SaliencyArrays.
+_ARRAYS = {
+    "images": ("grad_ims", np.float32, 4), "hidden_states": ("grad_hx", np.float32, 2),
+    "env_h": ("grad_env_h", np.float32, 2), "processed": ("grad_processed_ims", np.uint8, 4),
+}
+_INFORMATIVE = ("versions", "agent_file", "model_file")
+
+
+@dataclasses.dataclass(frozen=True)
+class SaliencyArrays:
+    """Saliency of one function in one sample.
+
+    Attributes:
+        images: gradient with respect to the images, float32 (T, C, H, W).
+        hidden_states: with respect to the agent's states, float32 (T, D).
+        env_h: float32 (T, E).
+        processed: picture of ``images``, uint8 (T, H, W, C).
+    """
+
+    images: np.ndarray
+    hidden_states: np.ndarray
+    env_h: np.ndarray
+    processed: np.ndarray
+
+
+class SaliencyFolder:
+    """Names and readers of the saliency in one folder of samples."""
+
+    def __init__(self, path: Path):
+        self.samples = SampleFolder(path)
+
+    def array_file(self, number: int, function: str, field: str) -> Path:
+        """The file of a field of ``SaliencyArrays``."""
+        return self.samples.sample_folder(number) / f"{_ARRAYS[field][0]}_{function}.npy"
+
+    def video_file(self, number: int, function: str) -> Path:
+        folder = self.samples.sample_folder(number)
+        return folder / f"{folder.name}_saliency_{function}.mp4"
+
+    def difference_file(self, number: int, step: int) -> Path:
+        return self.samples.sample_folder(number) / f"difference_{step:05d}.png"
+
+    def description_file(self, number: int, function: str) -> Path:
+        return self.samples.sample_folder(number) / f"saliency_{function}.json"
+
+    def description(self, number: int, function: str) -> dict:
+        """What made the saliency; empty if it is not finished, or published."""
+        return read_description(self.description_file(number, function))
+
+    def saliency(self, number: int, function: str) -> SaliencyArrays:
+        """Saliency of a function in a sample.
+
+        Raises:
+            UserError: naming the file that is missing, damaged or of another type.
+        """
+        return SaliencyArrays(**{field: self._read(number, function, field)
+                                 for field in _ARRAYS})
+
+    def stacked_field(self, field: str, function: str, numbers: Sequence[int]) -> np.ndarray:
+        """One field of several samples, with one dimension more in front.
+
+        Raises:
+            UserError: see ``saliency``; or if the shapes differ.
+        """
+        arrays = [self._read(number, function, field) for number in numbers]
+        for number, array in zip(numbers, arrays):
+            if array.shape != arrays[0].shape:
+                raise UserError(f"{self.array_file(number, function, field)} has the shape "
+                                f"{array.shape}, not {arrays[0].shape} as sample {numbers[0]}")
+        return np.stack(arrays)
+
+    def _read(self, number: int, function: str, field: str) -> np.ndarray:
+        path = self.array_file(number, function, field)
+        _, dtype, dimensions = _ARRAYS[field]
+        try:
+            array = np.load(path, allow_pickle=False)
+        except FileNotFoundError:
+            raise UserError(f"there is no file {path}; saliency_experiments.py writes it") from None
+        except (ValueError, EOFError):
+            raise UserError(f"{path} is damaged: it is not a numpy array") from None
+        if array.dtype != dtype or array.ndim != dimensions:
+            raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
+                            f"{np.dtype(dtype)} in {dimensions}")
+        return array
+
+
+class SaliencyWriter:
+    """Adds saliency to a folder of samples, file by file; survives being killed at any moment."""
+
+    def __init__(self, path: Path):
+        self.folder = SaliencyFolder(path)
+
+    def has(self, number: int, function: str, description: dict) -> bool:
+        """Whether the saliency of a function in a sample is finished.
+
+        Raises:
+            UserError: if it is, but was made in another way.
+        """
+        found = self.folder.description(number, function)
+        if not found:
+            return False
+        expected = json.loads(json.dumps(description))  # as it looks after a round trip
+        for key in sorted((expected.keys() | found.keys()) - set(_INFORMATIVE)):
+            if found.get(key) != expected.get(key):
+                raise UserError(f"{self.folder.description_file(number, function)} says that its "
+                                f"saliency was made with another {key}; give --overwrite to make "
+                                "it anew")
+        return True
+
+    def forget(self, number: int, function: str) -> None:
+        """Let a function in a sample count as not done."""
+        self.folder.description_file(number, function).unlink(missing_ok=True)
+        self.folder.video_file(number, function).unlink(missing_ok=True)
+
+    def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
+        """Store the arrays of a function in a sample, which does not finish it."""
+        for field, (_, dtype, _) in _ARRAYS.items():
+            with atomic_path(self.folder.array_file(number, function, field)) as temporary:
+                np.save(temporary, getattr(arrays, field).astype(dtype, copy=False),
+                        allow_pickle=False)
+
+    def add_video(self, number: int, function: str, frames: Iterable[np.ndarray],
+                  fps: int) -> None:
+        """Write the video of a function in a sample from frames (H, W, C)."""
+        write_video(self.folder.video_file(number, function), frames, fps)
+
+    def add_differences(self, number: int, frames: Iterable[np.ndarray]) -> None:
+        """Write the pictures (H, W, C) of a sample's steps."""
+        for step, frame in enumerate(frames):
+            with atomic_path(self.folder.difference_file(number, step)) as temporary:
+                Image.fromarray(frame).save(temporary)
+
+    def finish(self, number: int, function: str, description: dict) -> None:
+        """Let a function in a sample count as done."""
+        save_json(self.folder.description_file(number, function), description)

@@ -1,0 +1,694 @@
+"""saliency_experiments.py: gradients are the slopes of what the simulator does, and the files."""
+
+import dataclasses
+import itertools
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import av
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, golden_projector
+from PIL import Image
+
+import record_gen_samples
+import saliency_experiments
+import saliency_exps
+from analysis.projector import Projector, matrix_files
+from common.agent_file import load_agent
+from common.errors import UserError
+from generative.config import id_list, load_interpreting_config
+from generative.encoder import on_unit_sphere
+from generative.published import load_published
+from generative.saliency import (
+    WITHOUT_ENV_GRADS,
+    SaliencyFunction,
+    SaliencyPass,
+    perturbed_copies,
+    saliency_functions,
+)
+from generative.saliency_files import SaliencyArrays, SaliencyFolder
+from generative.saliency_pictures import FRAME_SHARE, coloured, full_colour, saliency_maps
+from generative.saliency_run import DIFFERENCE
+from generative.sample_files import SampleFolder
+from generative.straight_through import LatentDraw
+
+MODE = LatentDraw("mode")
+NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
+COMMON, SCALE = 2, 0.05  # its common timestep and perturbation scale
+NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
+NAMES = ["value", "action", "hx_direction_0_ica", "hx_direction_1_ica"]
+FIELDS = [field.name for field in dataclasses.fields(SaliencyArrays)]
+GRADIENTS = FIELDS[:3]
+
+
+@pytest.fixture(scope="module")
+def recorded(simulator_file, agent_path, tmp_path_factory):
+    """A folder of samples that no test may change."""
+    folder = tmp_path_factory.mktemp("samples")
+    assert record(simulator_file, agent_path, folder) == 0
+    return folder / "rand_init"
+
+
+def record(simulator_file, agent_path, folder, *more):
+    return record_gen_samples.main([*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--data_save_dir", folder, "--num_samples", NUM_SAMPLES, "--recording_rand_init",
+        "--seed", 5, "--precision", "float32", "--device", "cpu", "--no_videos", *more))])
+
+
+def save_projector(folder, projector):
+    folder.mkdir()
+    for name, path in matrix_files(folder, NUM_EPISODES).items():
+        np.save(path, getattr(projector, name).numpy())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    return save_projector(tmp_path_factory.mktemp("matrices") / "m", golden_projector())
+
+
+@pytest.fixture
+def samples(recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "informed_init")
+    return tmp_path / "informed_init"
+
+
+@pytest.fixture
+def arguments(simulator_file, agent_path, matrices, tmp_path):
+    """A later flag wins over an earlier one."""
+    def argv(samples, *more):
+        return [*map(str, (
+            "--agent_file", agent_path, "--model_file", simulator_file,
+            "--interpreting_params_name", "tiny", "--samples_dir", samples,
+            "--precomputed_analysis_data_path", matrices, "--difference_demo_dir",
+            tmp_path / "demo", "--difference_demo_sample_ids", "0", "to", "0", "--seed", 5,
+            "--device", "cpu", "--no_videos", *more))]
+    return argv
+
+
+@pytest.fixture
+def run(arguments):
+    """Runs the script with flags, and gives the exit status."""
+    return lambda samples, *more: saliency_experiments.main(arguments(samples, *more))
+
+
+@pytest.fixture(scope="module")
+def simulator(simulator_file, agent_path):
+    config = load_interpreting_config("tiny").simulator
+    return load_published(simulator_file, config,
+                          load_agent(agent_path)).simulator.requires_grad_(False)
+
+
+def vectors(num, seed=0):
+    return on_unit_sphere(torch.randn(num, 16, generator=torch.Generator().manual_seed(seed)))
+
+
+def one_pass(simulator, copies, names, common=(COMMON,), without=False):
+    functions = saliency_functions(names, [], "ica")
+    found = SaliencyPass(simulator, FLOAT32, copies, functions, common, NUM_STEPS, without,
+                         golden_projector().coordinates)
+    return [found.gradients(function) for function in functions]
+
+
+def assert_close(found, expected, what="", rtol=0.03):
+    """Equal but for rounding, which can decide on which side of its kink a rectifier is."""
+    assert (found - expected).norm() <= rtol * expected.norm(), what
+
+
+def assert_same_saliency(a, b, numbers, names, rtol=0.0):
+    for number, name in itertools.product(numbers, names):
+        found, expected = (SaliencyFolder(path).saliency(number, name) for path in (a, b))
+        for field in GRADIENTS:
+            assert_close(*(torch.from_numpy(getattr(each, field)) for each in (found, expected)),
+                         (number, name, field), rtol)
+        difference = np.abs(found.processed.astype(int) - expected.processed)
+        assert difference.mean() <= 100 * rtol
+
+
+# Gradients
+
+class Surrogate:
+    """The simulator as the smooth function whose slope the gradients are.
+
+    The forward pass of a choice has no slope, so the surrogate keeps every choice that the
+    simulator made, and adds to it what the tensor whose gradient the choice passes has changed
+    by. It equals the simulator where nothing is moved, and finite differences of it are the
+    gradients that straight-through choices define. But for the agent's rectifiers it is smooth.
+    """
+
+    def __init__(self, simulator, vector, without):
+        self.simulator, self.without = simulator, without
+        self.start = simulator.start_from(vector, MODE)
+        self.base = simulator.imagine(self.start, MODE, NUM_STEPS).steps
+
+    def __call__(self, field, at, move):
+        """Values (T,), log-probabilities (T, A) and states (T, D), with a field moved at a step."""
+        simulator, policy = self.simulator, self.simulator.agent.policy
+        h, z, hidden, action = (self.start.env_h, self.start.z, self.start.agent_hidden,
+                                self.start.action)
+        found = []
+        for t, base in enumerate(self.base):
+            moved = {name: move if (name, t) == (field, at) else 0.0 for name in GRADIENTS}
+            entering = base.actions if self.without else action
+            h = simulator.cell.advance(z, simulator.cell.action_input(entering), h)
+            h = h + moved["env_h"]
+            probs = torch.softmax(simulator.cell.prior_logits(h), dim=-1)
+            z = base.z + probs - torch.softmax(base.prior_logits, dim=-1)
+            image = base.images + simulator.decoder(h, z).images - base.raw_images
+            image = image + moved["images"]
+            states, _ = policy.gru.gru(policy.embed(image)[None], hidden[None])
+            hidden = states[0] + moved["hidden_states"]
+            log_probs = torch.log_softmax(policy.fc_policy(hidden), dim=-1)
+            action = base.own_actions + log_probs - base.log_probs
+            found.append((policy.fc_value(hidden)[0, 0], log_probs[0], hidden[0]))
+        return [torch.stack(each) for each in zip(*found)]
+
+
+SCALARS = {  # of values, log-probabilities and states
+    "value": lambda values, log_probs, states: values[COMMON],
+    "action": lambda values, log_probs, states: log_probs[COMMON].max(),
+    "leftwards": lambda values, log_probs, states: log_probs[COMMON, [0, 1, 2]].mean(),
+    "hx_direction_1_ica": lambda values, log_probs, states: golden_projector().coordinates(
+        states[COMMON], "ica")[1],
+    "value_delta": lambda values, log_probs, states: values.diff().mean(),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("without", [False, True])
+@pytest.mark.parametrize("name", SCALARS)
+def test_gradients_are_slopes_of_a_smooth_surrogate(simulator, name, without):
+    vector = vectors(1, seed=2)
+    surrogate = Surrogate(simulator, vector, without)
+    (gradients,) = one_pass(simulator, vector[None], [name], without=without)
+    step = 3e-3  # less drowns in rounding, more meets too many rectifiers
+    for field, at in (("env_h", 0), ("env_h", 1), ("hidden_states", 1), ("images", 0),
+                      ("images", COMMON)):
+        gradient = getattr(gradients, field)[0, at]
+        aside = torch.randn(gradient.shape, generator=torch.Generator().manual_seed(at))
+        for direction in (gradient, gradient + aside * gradient.norm() / aside.norm()):
+            move = step * direction / direction.norm()
+            above, below = (SCALARS[name](*surrogate(field, at, sign * move))
+                            for sign in (1, -1))
+            slope = (above - below) / (2 * step)
+            expected = (gradient * direction).sum() / direction.norm()
+            assert abs(slope - expected) < 0.02 * gradient.norm(), (field, at)
+
+
+def test_saved_is_the_mean_over_copies_of_the_gradient_of_their_mean(simulator):
+    copies = vectors(3)[None]
+    together = one_pass(simulator, copies, NAMES)
+    single = [one_pass(simulator, copy[None, None], NAMES) for copy in copies[0]]
+    for position, gradients in enumerate(together):
+        for field in GRADIENTS:
+            mean = torch.stack([getattr(each[position], field) for each in single]).mean(dim=0)
+            assert_close(getattr(gradients, field), mean / 3, (NAMES[position], field))
+
+
+def test_samples_that_share_a_pass_do_not_mix(simulator):
+    copies = vectors(6).unflatten(0, (2, 3))
+    both = one_pass(simulator, copies, NAMES)
+    for row in range(2):
+        for gradients, alone in zip(both, one_pass(simulator, copies[row:row + 1], NAMES)):
+            for field in GRADIENTS:
+                assert_close(getattr(gradients, field)[row], getattr(alone, field)[0], field)
+
+
+def test_steps_on_which_nothing_depends_have_zeros(simulator):
+    value, delta = one_pass(simulator, vectors(2)[None], ["value", "value_delta"])
+    (early,) = one_pass(simulator, vectors(2)[None], ["value"], common=(0,))
+    for gradients, last in ((value, COMMON), (delta, NUM_STEPS - 1), (early, 0)):
+        for field in GRADIENTS:
+            norms = getattr(gradients, field)[0].flatten(1).norm(dim=1)
+            assert len(norms) == NUM_STEPS
+            assert norms[:last + 1].gt(0).all() and not norms[last + 1:].any(), field
+
+
+def test_several_common_timesteps_are_averaged(simulator):
+    copies = vectors(1)[None]
+    for names in (["value"], ["hx_direction_1_ica"]):
+        both, first, last = (one_pass(simulator, copies, names, common)[0]
+                             for common in ((1, 3), (1,), (3,)))
+        for field in GRADIENTS:
+            assert_close(getattr(both, field), (getattr(first, field) + getattr(last, field)) / 2)
+
+
+def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator):
+    vector = vectors(1, seed=4)
+    (without,) = one_pass(simulator, vector[None], ["value"], without=True)
+    (plain,) = one_pass(simulator, vector[None], ["value"])
+    with torch.no_grad():
+        start = simulator.start_from(vector, MODE)
+        images = simulator.imagine(start, MODE, COMMON + 1).stacked().images
+    images.requires_grad_()
+    value = simulator.agent.sequence(images, start.agent_hidden).values[COMMON, 0]
+    (expected,) = torch.autograd.grad(value, images)
+    assert_close(without.images[0, :COMMON + 1], expected[:, 0])
+    assert_close(plain.images[0, COMMON], expected[COMMON, 0])  # what follows is not looked at
+    assert (plain.images - without.images).norm() > 0.01 * plain.images.norm()
+
+
+def test_copies_are_moved_a_little_and_depend_on_seed_and_number_alone():
+    (vector,) = vectors(1)
+    copies = perturbed_copies(vector, 500, 0.01, 5, 33)
+    torch.testing.assert_close(copies.norm(dim=1), torch.ones(500))
+    torch.testing.assert_close(copies[0], vector)
+    assert abs((copies[1:] - vector).std() - 0.01) < 0.0005
+    assert torch.equal(perturbed_copies(vector, 3, 0.01, 5, 33), copies[:3])
+    assert torch.equal(perturbed_copies(vector, 1, 0.01, 5, 33), copies[:1])
+    for seed, number in ((6, 33), (5, 34)):
+        other = perturbed_copies(vector, 3, 0.01, seed, number)
+        assert (other[1:] - copies[1:3]).abs().min() > 0
+    # The size of a move does not grow with the vector's dimensions, so it is not normalised.
+    (long,) = on_unit_sphere(torch.ones(1, 400))
+    assert abs((perturbed_copies(long, 9, 1e-3, 0, 0)[1:] - long).std() - 1e-3) < 1e-4
+
+
+def test_names_of_functions():
+    names = [function.name for function in saliency_functions(
+        ["hx_direction", "hx_direction_3", "hx_direction_7_pca", "value", "value"], [3, 1], "ica")]
+    assert names == ["hx_direction_3_ica", "hx_direction_1_ica", "hx_direction_7_pca", "value"]
+    published = load_interpreting_config("defaults").analysis.saliency
+    functions = saliency_functions(published.func_type, published.ids("direction_ids"), "ica")
+    assert len(functions) == 18 and functions[-1] == SaliencyFunction("hx_direction", 15, "ica")
+
+
+def test_lists_and_ranges():
+    assert id_list("33 39 56 84", "x") == (33, 39, 56, 84)
+    assert id_list("0 to 4", "x") == (0, 1, 2, 3) and id_list("0 to 0", "x") == ()
+    for text in ("", "0 to", "to 4", "-1", "1 2 to 4", "1.5"):
+        with pytest.raises(UserError, match="sample_ids must be numbers, or a range"):
+            id_list(text, "sample_ids")
+    with pytest.raises(UserError, match="sample_ids names 3 more than once"):
+        id_list("3 4 3", "sample_ids")
+
+
+# Pictures
+
+def test_blue_raises_red_lowers_and_nothing_shows_the_faint_frame():
+    maps = np.zeros((2, 8, 8), np.float32)
+    maps[0, :3], maps[0, 5:], maps[1, 0] = 2, -2, 1
+    frames = np.full((2, 8, 8, 3), 100, np.uint8)
+    picture = coloured(maps, frames, full_colour(maps)).astype(int)
+    red, green, blue = picture[0, 0, 0], picture[0, 4, 4], picture[0, 7, 7]
+    assert red[2] > red[0] + 150 and blue[0] > blue[2] + 150  # positive blue, negative red
+    assert (green == round(255 - FRAME_SHARE * 155)).all()
+    half = picture[1, 0, 0]  # half as much saliency, half as much colour, at any step
+    assert np.abs(half - (red + green) / 2).max() <= 1
+    assert full_colour(0 * maps) == 1 and (coloured(0 * maps, frames, 1.0) == green).all()
+
+
+def test_full_colour_is_reached_by_few_pixels_of_the_steps_that_count():
+    maps = np.zeros((10, 20, 20), np.float32)
+    maps[3] = np.linspace(-1, 1, 400).reshape(20, 20)
+    assert 0.98 < full_colour(maps) < 1
+    assert full_colour(maps, 3 * maps) > 2.5  # of all together
+
+
+def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
+    gradients = np.zeros((1, 3, 20, 20), np.float32)
+    gradients[0, :, 10, 12] = 1, 2, -5
+    (smooth,) = saliency_maps(gradients, 5, 1.5)
+    assert smooth.sum() == pytest.approx(-2, rel=1e-5)
+    assert np.argwhere(smooth).min(axis=0).tolist() == [8, 10]
+    assert np.argwhere(smooth).max(axis=0).tolist() == [12, 14]
+    assert smooth[10, 12] / smooth[11, 12] == pytest.approx(np.exp(1 / 2 / 1.5**2), rel=1e-4)
+    assert smooth[10, 12] / smooth[10, 14] == pytest.approx(np.exp(4 / 2 / 1.5**2), rel=1e-4)
+    np.testing.assert_allclose(saliency_maps(np.ones_like(gradients), 5, 5.0), 3, rtol=1e-5)
+
+
+# Files
+
+def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys):
+    untouched = {path: path.read_bytes() for path in samples.rglob("*.npy")}
+    assert run(samples, "--sample_ids", 1, 4) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"saliency of 4 functions in 2 samples is in {samples}"]
+    folder, source = SaliencyFolder(samples), SampleFolder(samples)
+    assert all(path.read_bytes() == content for path, content in untouched.items())
+    sizes = {"images": (4, 3, 64, 64), "hidden_states": (4, 64), "env_h": (4, 48),
+             "processed": (4, 64, 64, 3)}
+    for number in (1, 4):
+        new = {path.name for path in source.sample_folder(number).iterdir()} - {
+            path.name for path in source.sample_folder(0).iterdir()}
+        assert new == {text for name in NAMES for text in (
+            *(f"grad_{kind}_{name}.npy" for kind in ("ims", "hx", "env_h", "processed_ims")),
+            f"saliency_{name}.json")}
+        sample = source.sample(number)
+        copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5,
+                                  number)
+        for name, expected in zip(NAMES, one_pass(simulator, copies[None], NAMES)):
+            found = folder.saliency(number, name)
+            for field in FIELDS:
+                assert getattr(found, field).shape == sizes[field]
+            for field in GRADIENTS:
+                assert_close(torch.from_numpy(getattr(found, field)), getattr(expected, field)[0],
+                             (number, name, field))
+            maps = saliency_maps(found.images, 5, 5.0)
+            np.testing.assert_array_equal(found.processed, coloured(maps, sample.frames,
+                                                                    full_colour(maps)))
+            description = folder.description(number, name)
+            assert (description["function"], description["precision"]) == (name, "float32")
+            assert description["common_timesteps"] == [COMMON]
+            assert bool(description["matrices_sha256"]) == name.startswith("hx_direction")
+    stacked = folder.stacked_field("env_h", "value", [4, 1])
+    np.testing.assert_array_equal(stacked[1], folder.saliency(1, "value").env_h)
+
+
+def test_default_folder_names_and_ids(arguments, samples):
+    argv = arguments("unused", "--generated_data_dir", samples.parent, "--saliency_func_type",
+                     "value")
+    position = argv.index("--samples_dir")
+    del argv[position:position + 2]
+    assert saliency_experiments.main(argv) == 0
+    for number in range(NUM_SAMPLES):
+        assert SaliencyFolder(samples).description(number, "value")
+
+
+def test_shards_and_batches_give_the_files_of_one_run(run, samples, recorded, tmp_path):
+    assert run(samples, "--batch_size", 1) == 0
+    batched = shutil.copytree(recorded, tmp_path / "batched")
+    assert run(batched, "--batch_size", 4) == 0
+    assert_same_saliency(samples, batched, range(NUM_SAMPLES), NAMES, rtol=0.03)
+    other = shutil.copytree(recorded, tmp_path / "shards")
+    done = set()
+    for part in (1, 2, 3, 4):
+        assert run(other, "--shard", f"{part}/4", "--batch_size", 1, "--sample_ids", "0", "to",
+                   "6") == 0
+        found = {path.parent.name for path in other.rglob("saliency_value.json")}
+        assert len(found - done) == (2 if part < 3 else 1)
+        done |= found
+    assert_same_saliency(samples, other, range(NUM_SAMPLES), NAMES)
+    names = {path.relative_to(samples) for path in samples.rglob("*")}
+    assert names == {path.relative_to(other) for path in other.rglob("*")}
+
+
+def test_functions_can_be_added_one_after_the_other(run, samples, recorded, tmp_path):
+    assert run(samples, "--sample_ids", 0, 1, "--batch_size", 1) == 0
+    other = shutil.copytree(recorded, tmp_path / "apart")
+    for name, number in itertools.product(NAMES, (0, 1)):
+        assert run(other, "--saliency_func_type", name, "--sample_ids", number, "--batch_size",
+                   1) == 0
+    assert_same_saliency(samples, other, (0, 1), NAMES)
+
+
+def test_without_env_grads_has_files_of_its_own(run, samples):
+    assert run(samples, "--sample_ids", 2, "--saliency_func_type", "value", "hx_direction_1") == 0
+    assert run(samples, "--sample_ids", 2, "--saliency_func_type", "value", "hx_direction_1",
+               "--without_env_grads") == 0
+    folder = SaliencyFolder(samples)
+    for name in ("value", "hx_direction_1_ica"):
+        plain, without = (folder.saliency(2, name + ending) for ending in ("", WITHOUT_ENV_GRADS))
+        assert np.abs(plain.images - without.images).max() > 0.01 * np.abs(plain.images).max()
+        assert folder.description(2, name + WITHOUT_ENV_GRADS)["without_env_grads"] is True
+
+
+def test_pca_directions(run, samples, simulator):
+    assert run(samples, "--sample_ids", 2, "--saliency_func_type", "hx_direction",
+               "--direction_ids", 40, "--saliency_direction_type", "pca") == 0
+    sample = SampleFolder(samples).sample(2)
+    copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 2)
+    (expected,) = one_pass(simulator, copies[None], ["hx_direction_40_pca"])
+    found = SaliencyFolder(samples).saliency(2, "hx_direction_40_pca")
+    assert_close(torch.from_numpy(found.env_h), expected.env_h[0])
+
+
+def test_precision_of_the_convolutions_can_be_lowered(run, samples):
+    few = ("--saliency_func_type", "value", "--precision", "bfloat16")
+    assert run(samples, *few) == 0
+    folder = SaliencyFolder(samples)
+    gradients = folder.stacked_field("images", "value", range(NUM_SAMPLES))
+    assert np.isfinite(gradients).all() and gradients[:, COMMON].any(axis=(1, 2, 3)).all()
+    assert folder.description(0, "value")["precision"] == "bfloat16"
+
+
+def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
+    assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
+    path = samples.parent / "informed_init_mean_of_1_5_3"
+    vectors_used = SampleFolder(samples).stacked_field("bottleneck_vec", [1, 3, 5])
+    mean = vectors_used.mean(axis=0)
+    sample = SampleFolder(path).sample(0)
+    np.testing.assert_allclose(sample.bottleneck_vec, mean / np.linalg.norm(mean), atol=1e-6)
+    with torch.no_grad():
+        start = simulator.start_from(torch.from_numpy(sample.bottleneck_vec)[None], MODE)
+        simulation = simulator.imagine(start, MODE, NUM_STEPS).stacked()
+    np.testing.assert_allclose(sample.values, simulation.values[:, 0], atol=1e-4)
+    assert SampleFolder(path).numbers() == [0]
+    copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 0)
+    for name, expected in zip(NAMES, one_pass(simulator, copies[None], NAMES)):
+        found = SaliencyFolder(path).saliency(0, name)
+        assert_close(torch.from_numpy(found.images), expected.images[0], name)
+    assert not list(samples.rglob("grad_*"))
+    assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
+
+
+def film(path):
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def test_videos_show_frame_and_saliency_and_are_written_later_too(run, arguments, samples,
+                                                                  recorded, tmp_path):
+    few = ("--sample_ids", 3, "--saliency_func_type", "value")
+    assert run(samples, *few) == 0
+    folder = SaliencyFolder(samples)
+    video = folder.samples.sample_folder(3) / "sample_00003_saliency_value.mp4"
+    assert not video.exists()
+    other = shutil.copytree(recorded, tmp_path / "at_once")
+    for path in (samples, other):
+        argv = arguments(path, *few)
+        argv.remove("--no_videos")
+        assert saliency_experiments.main(argv) == 0
+    assert video == folder.video_file(3, "value")
+    assert video.read_bytes() == SaliencyFolder(other).video_file(3, "value").read_bytes()
+    frames = film(video)[:, -256:]  # below the titles
+    assert frames.shape == (NUM_STEPS, 256, 512, 3)
+    sample, saliency = folder.samples.sample(3), folder.saliency(3, "value")
+    inner = np.s_[:, :200, 60:250]  # beside the arrow
+    for shown, pictures in ((frames[:, :, :256], sample.frames),
+                            (frames[:, :, 256:], saliency.processed)):
+        large = pictures.repeat(4, axis=1).repeat(4, axis=2)
+        assert np.corrcoef(shown[inner].ravel(), large[inner].ravel())[0, 1] > 0.7
+
+
+def test_demonstration_shows_frame_with_without_and_difference(run, arguments, samples, tmp_path,
+                                                               capsys):
+    few = ("--sample_ids", "0", "to", "3", "--saliency_func_type", "value")
+    assert run(samples, *few, "--without_env_grads") == 0
+    argv = arguments(samples, *few, "--difference_demo_sample_ids", "1", "to", "9")
+    argv.remove("--no_videos")
+    assert saliency_experiments.main(argv) == 0
+    assert "value in 2 samples with and without" in capsys.readouterr().out
+    demo = SaliencyFolder(tmp_path / "demo")
+    assert {path.name for path in demo.samples.path.iterdir()} == {"sample_00001", "sample_00002"}
+    assert film(demo.video_file(1, DIFFERENCE)).shape[2] == 4 * 256
+    plain, without = (demo.saliency(1, "value" + ending) for ending in ("", WITHOUT_ENV_GRADS))
+    for found, ending in ((plain, ""), (without, WITHOUT_ENV_GRADS)):
+        in_sample = SaliencyFolder(samples).saliency(1, "value" + ending)
+        assert_close(torch.from_numpy(found.images), torch.from_numpy(in_sample.images), rtol=1e-3)
+    assert np.abs(plain.images - without.images).max() > 0.01 * np.abs(plain.images).max()
+    maps = saliency_maps(plain.images, 5, 5.0), saliency_maps(without.images, 5, 5.0)
+    sample, full = SampleFolder(samples).sample(1), full_colour(*maps)
+    expected = (plain.processed, without.processed, coloured(maps[0] - maps[1], sample.frames,
+                                                             full))
+    for step in range(NUM_STEPS):
+        picture = np.asarray(Image.open(demo.difference_file(1, step)))[-256:]
+        for column, shown in enumerate(expected, 1):
+            np.testing.assert_array_equal(picture[::4, 256 * column:256 * column + 256:4],
+                                          shown[step])
+    np.testing.assert_array_equal(coloured(maps[1], sample.frames, full), without.processed)
+    written = demo.difference_file(1, 0).stat().st_mtime_ns
+    assert saliency_experiments.main(argv) == 0
+    assert demo.difference_file(1, 0).stat().st_mtime_ns == written
+    shutil.copytree(SampleFolder(samples).sample_folder(5), SampleFolder(samples).sample_folder(1),
+                    dirs_exist_ok=True)
+    capsys.readouterr()
+    assert saliency_experiments.main(argv) == 2  # another sample of that number
+    assert "another bottleneck_vec_sha256; give --overwrite" in error(capsys)
+
+
+# Resuming
+
+def test_stopped_and_killed_run_resumes_to_the_same_files(run, arguments, samples, recorded,
+                                                          tmp_path):
+    argv = arguments(samples, "--batch_size", 1, "--saliency_func_type", "value", "hx_direction",
+                     "--direction_ids", "0", "to", "16")
+    argv.remove("--no_videos")
+    total = NUM_SAMPLES * 17
+    for number, at_least in ((signal.SIGTERM, 3), (signal.SIGKILL, 30)):
+        process = subprocess.Popen([sys.executable, "saliency_exps.py", *argv], cwd=ROOT,
+                                   stdout=subprocess.PIPE, text=True)
+        while len(list(samples.rglob("saliency_*.json"))) < at_least:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(number)
+        output = process.communicate()[0]
+        if number == signal.SIGTERM:
+            assert process.returncode == 128 + signal.SIGTERM
+            assert "the same command without --overwrite goes on" in output
+            assert not list(samples.rglob(".*"))
+        assert len(list(samples.rglob("saliency_*.json"))) < total
+    description = SaliencyFolder(samples).description_file(0, "value")
+    written = description.stat().st_mtime_ns
+    unfinished = SaliencyFolder(samples).array_file(5, "value", "images")
+    unfinished.write_bytes(b"half")  # without a description it does not count
+    SaliencyFolder(samples).description_file(5, "value").unlink(missing_ok=True)
+    assert saliency_experiments.main(argv) == 0
+    assert description.stat().st_mtime_ns == written  # not done again
+    other = shutil.copytree(recorded, tmp_path / "at_once")
+    assert run(other, "--saliency_func_type", "value", "hx_direction", "--direction_ids", "0",
+               "to", "16", "--batch_size", 1) == 0
+    names = ["value", *(f"hx_direction_{number}_ica" for number in range(16))]
+    assert_same_saliency(samples, other, range(NUM_SAMPLES), names)
+    assert len(list(samples.rglob("*.mp4"))) == total
+
+
+def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
+    few = ("--sample_ids", 0, "--saliency_func_type", "value")
+    assert run(samples, *few) == 0
+    before = SaliencyFolder(samples).saliency(0, "value")
+    for more, words in ((["--seed", 6], "another seed"),
+                        (["--common_timesteps", 1], "another common_timesteps")):
+        assert run(samples, *few, *more) == 2
+        assert f"saliency_value.json says that its saliency was made with {words}" in error(capsys)
+    np.testing.assert_array_equal(SaliencyFolder(samples).saliency(0, "value").images,
+                                  before.images)
+    assert run(samples, *few, "--common_timesteps", 1, "--overwrite") == 0
+    after = SaliencyFolder(samples).saliency(0, "value")
+    assert before.images[COMMON].any() and not after.images[COMMON].any()
+
+
+# Mistakes
+
+def error(capsys):
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    return line
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    (["--saliency_func_type", "valu"], "unknown --saliency_func_type 'valu' (did you mean "
+                                       "'value'?)"),
+    (["--saliency_func_type", "hx_direction_x"], "did you mean 'hx_direction"),
+    (["--direction_ids", "16"], "no ica direction 16: they are numbered 0 to 15"),
+    (["--saliency_func_type", "hx_direction_64_pca"], "no pca direction 64: they are numbered 0 "
+                                                      "to 63"),
+    (["--sample_ids", "5", "6", "9"], "no sample 6 and lacks 1 more; its 6 lie between 0 and 5, "
+                                      "see --sample_ids"),
+    (["--sample_ids", "0", "until", "6"], "sample_ids must be numbers, or a range such as 0 to "
+                                          "100, not '0 until 6'"),
+    (["--sample_ids", "3", "to", "3"], "nothing to do without samples"),
+    (["--saliency_func_type", "hx_direction", "--direction_ids", "0", "to", "0"],
+     "nothing to do without functions"),
+    (["--common_timesteps", "4"], "has 4 steps, too few for step 4 of common_timesteps"),
+    (["--common_timesteps", "-1"], "common_timesteps must not be negative"),
+    (["--precomputed_analysis_data_path", "nowhere"],
+     "no file nowhere/hx_mu_12.npy; analysis/hidden_analysis_precompute.py writes it"),
+    (["--samples_dir", "nowhere"], "nowhere holds no samples; record_gen_samples.py writes them"),
+    (["--model_file", "nowhere.pt"], "there is no file nowhere.pt"),
+    (["--combine_samples_not_iterate", "--shard", "1/2"], "leave one of them out"),
+])
+def test_mistakes_are_one_sentence_and_leave_nothing(run, samples, capsys, more, words):
+    before = sorted(samples.parent.rglob("*"))
+    assert run(samples, *more) == 2
+    assert words in error(capsys)
+    assert sorted(samples.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b"])
+def test_shards_are_counted_from_one(arguments, text):
+    with pytest.raises(SystemExit):
+        saliency_experiments.parser().parse_args(arguments("s", "--shard", text))
+
+
+def test_directions_of_another_agent_are_refused(run, samples, tmp_path, capsys):
+    identity, ones = torch.eye(10), torch.ones(10)
+    other = save_projector(tmp_path / "other", Projector(ones, ones, identity, ones, identity,
+                                                         identity))
+    assert run(samples, "--precomputed_analysis_data_path", other) == 2
+    assert "those of 10 hidden units, but the agent has 64" in error(capsys)
+
+
+def test_samples_of_another_simulator_are_refused_and_published_ones_are_not(run, samples, capsys):
+    few = ("--sample_ids", 0, "--saliency_func_type", "value")
+    description = json.loads((samples / "recording.json").read_text())
+    for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
+        (samples / "recording.json").write_text(json.dumps({**description, key: "0" * 64}))
+        assert run(samples, *few) == 2
+        assert f"were recorded with another {flag}" in error(capsys)
+    (samples / "recording.json").unlink()
+    assert run(samples, *few) == 0
+
+
+def test_samples_with_other_actions_are_pointed_out(run, samples, simulator_file, agent_path,
+                                                    tmp_path, capsys):
+    few = ("--sample_ids", 0, 1, "--saliency_func_type", "value")
+    assert run(samples, *few) == 0
+    assert "do not lead to the recorded frames" not in capsys.readouterr().out
+    assert record(simulator_file, agent_path, tmp_path / "forced", "--manual_action", "down",
+                  "--num_samples", 2) == 0
+    (forced,) = (tmp_path / "forced").iterdir()
+    assert run(forced, *few) == 0
+    assert "in 2 samples, 0 among them, the agent's own actions do not lead to the recorded" in (
+        capsys.readouterr().out)
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, capsys):
+    path = SampleFolder(samples).sample_folder(3) / "bottleneck_vec.npy"
+    vector = np.load(path)
+    vector[2] = np.nan
+    np.save(path, vector)
+    assert run(samples, "--saliency_func_type", "action") == 2
+    message = error(capsys)
+    assert "the gradient of action with respect to" in message
+    assert "in sample 3 holds NaN" in message
+    assert not list(samples.glob("sample_00003/*saliency*"))
+
+
+def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):
+    np.save(SampleFolder(samples).sample_folder(0) / "bottleneck_vec.npy",
+            np.ones(10, np.float32))
+    assert run(samples, "--sample_ids", 0) == 2
+    assert "have 10 numbers, but the simulator's have 16" in error(capsys)
+    folder = SaliencyFolder(samples)
+    with pytest.raises(UserError, match=r"grad_ims_value\.npy; saliency_experiments\.py writes"):
+        folder.saliency(1, "value")
+    assert run(samples, "--sample_ids", 1, 2, "--saliency_func_type", "value") == 0
+    np.save(folder.array_file(1, "value", "env_h"), np.zeros((4, 40), np.float32))
+    with pytest.raises(UserError, match=r"has the shape \(4, 48\), not \(4, 40\) as sample 1"):
+        folder.stacked_field("env_h", "value", [1, 2])
+    np.save(folder.array_file(1, "value", "env_h"), np.zeros((4, 48)))
+    with pytest.raises(UserError, match="holds float64 in 2 dimensions, not float32 in 2"):
+        folder.saliency(1, "value")
+    folder.array_file(1, "value", "env_h").write_bytes(b"")
+    with pytest.raises(UserError, match=r"grad_env_h_value\.npy is damaged"):
+        folder.stacked_field("env_h", "value", [1])
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"gaussian_kernel_size": 4}, "gaussian_kernel_size must be odd"),
+    ({"perturbation_scale": -1.0}, "perturbation_scale must not be negative"),
+    ({"func_type": []}, "func_type must not be empty"),
+    ({"batch_size": 0}, "batch_size must be above 0"),
+    ({"direction_ids": "a"}, "direction_ids must be numbers"),
+])
+def test_parameters_are_checked(changes, words):
+    with pytest.raises(UserError, match=words):
+        load_interpreting_config("tiny", {"analysis": {"saliency": changes}})
+
+
+def test_older_script_and_published_flags():
+    assert saliency_exps.main is saliency_experiments.main
+    args = saliency_experiments.parser().parse_args(shlex.split(
+        "--agent_file a.pth --model_file m.pt --saliency_func_type value leftwards hx_direction "
+        "--sample_ids 33 39 56 84 --combine_samples_not_iterate --tgm_exp_name t"))
+    assert args.sample_ids == "33 39 56 84" and args.combine_samples_not_iterate
+    assert args.precision == "float32"
+    assert args.saliency_func_type == ["value", "leftwards", "hx_direction"]
