@@ -84,3 +84,68 @@ def simulated_states(folder: SampleFolder, numbers: list[int]) -> np.ndarray:
             raise UserError(f"the hidden states of {folder.sample_folder(number)} hold NaN or "
                             "infinity; record this sample again")
     return states.reshape(-1, states.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSteps:
+    """What happened at each row of ``RecordedStates``, all (rows,).
+
+    Attributes:
+        entropy: of the policy (nats).
+        likeliest_action: of the policy.
+        action: the one that was taken.
+        length: steps of the episode.
+        part: 0 at the first step of the episode, 1 at its last.
+        done: whether this is the last step.
+        value: the agent's.
+        rewarded: whether any step of the episode brought a reward above 0.
+        reward: of this step.
+        episode: its number.
+    """
+
+    entropy: np.ndarray
+    likeliest_action: np.ndarray
+    action: np.ndarray
+    length: np.ndarray
+    part: np.ndarray
+    done: np.ndarray
+    value: np.ndarray
+    rewarded: np.ndarray
+    reward: np.ndarray
+    episode: np.ndarray
+
+
+def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
+    """The steps of the first ``num_episodes`` episodes.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing or damaged.
+    """
+    check_episodes(folder, num_episodes)
+    numbers = range(num_episodes)
+    log_probs = [_log_probs(folder, number) for number in numbers]
+    steps = folder.all_steps(numbers)
+    lengths = np.array([len(part) for part in log_probs])
+    if len(steps) != lengths.sum():
+        raise UserError(f"the tables of {folder.path} have {len(steps)} rows for {lengths.sum()} "
+                        "recorded steps; record these episodes again")
+    joined = np.concatenate(log_probs)
+    reward = steps["reward"].to_numpy()
+    starts = np.cumsum(lengths) - lengths
+    rewarded = np.maximum.reduceat(reward, starts) > 0  # (E,)
+    position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+    return RecordedSteps(
+        entropy=-(np.exp(joined) * joined).sum(axis=1), likeliest_action=joined.argmax(axis=1),
+        action=steps["action"].to_numpy(), length=np.repeat(lengths, lengths),
+        part=position / np.maximum(np.repeat(lengths, lengths) - 1, 1),
+        done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
+        rewarded=np.repeat(rewarded, lengths), reward=reward,
+        episode=np.repeat(np.arange(num_episodes), lengths))
+
+
+def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
+    file = folder.array_files(number).log_probs
+    log_probs = file.rows(0, file.shape[0])
+    if not np.isfinite(log_probs).all():
+        raise UserError(f"{file.path} holds NaN or infinity; record this episode again")
+    return log_probs
