@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import warnings
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -86,8 +87,11 @@ def _agglomerative(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray
     starts = np.arange(0, found.indices.size + 1, k)
     graph = csr_matrix((np.ones(found.indices.size), found.indices.ravel(), starts),
                        shape=(len(rows), len(rows)))
-    return AgglomerativeClustering(num_clusters, linkage="ward",
-                                   connectivity=graph.maximum(graph.T)).fit_predict(rows)
+    model = AgglomerativeClustering(num_clusters, linkage="ward",
+                                    connectivity=graph.maximum(graph.T))
+    with warnings.catch_warnings():  # it joins the parts of a graph in pieces, as it should
+        warnings.filterwarnings("ignore", "the number of connected components", UserWarning)
+        return model.fit_predict(rows)
 
 
 def _hdbscan(rows: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -41,36 +42,28 @@ class Figures:
     def __init__(self, folder: HiddenStatesFolder, steps: RecordedSteps,
                  num_samples: int | None, seed: int):
         self.folder, self.steps, self.seed = folder, steps, seed
-        principal = folder.read("principal")  # (N, P)
-        if len(principal) != len(steps.action):
-            raise UserError(f"{folder.file('principal')} has {len(principal)} rows, but the "
-                            f"{folder.num_episodes} episodes have {len(steps.action)}; give the "
-                            "--data_dir that was analysed")
+        principal = self._rows("principal")  # (N, P)
         simulated = None if num_samples is None else folder.read("generated", num_samples)
         self.variances = folder.read("variances")
         facts = folder.settings().get("steps", {}).get("pca", {})  # published ones do not say
         self.total_variance = facts.get("total_variance", float(self.variances.sum()))
-        self.labels = folder.read("clusters")
+        self.labels = self._rows("clusters")
         self.num_clusters = len(folder.read("cluster_means"))
         self.title = f"{len(principal)} hidden states of {folder.num_episodes} episodes"
-        if num_samples is not None:
-            with_simulated = (f"{self.title}, {len(simulated)} of {num_samples} simulated samples "
-                              "in black")
-        else:
-            with_simulated = self.title
+        with_simulated = self.title
+        if simulated is not None:
+            with_simulated = (f"{self.title}, {len(simulated)} simulated ones of "
+                              f"{num_samples} samples in black")
         shares = 100 * self.variances / self.total_variance
         names = tuple(f"PC {i + 1} ({share:.1f} % of the variance)"
                       for i, share in enumerate(shares[:3]))
         self.principal = Plane(principal[:, :2], _first(simulated, 2), names[:2],
                                with_simulated)
+        self.recorded = dataclasses.replace(self.principal, simulated=None, title=self.title)
         self.space = Plane(principal[:, :3], _first(simulated, 3), names,
                            with_simulated)
-        tsne = folder.read("tsne")
+        tsne = self._rows("tsne")
         self.tsne = Plane(tsne[:, :2], None, ("t-SNE 1", "t-SNE 2"), self.title)
-        for plane in (self.principal, self.tsne):
-            if not np.isfinite(plane.places).all():
-                raise UserError(f"the precomputed files in {folder.path} hold NaN or infinity; "
-                                "write them again")
 
     def draw(self, output: Path, num_paths: int) -> list[str]:
         """Write all figures; returns their names."""
@@ -84,7 +77,7 @@ class Figures:
                  for what in ("cluster", "value") if self.space.places.shape[1] == 3]
         jobs += [("variance_explained.png", self._plot_variance),
                  ("paths.png", lambda path: self._plot_paths(path, num_paths))]
-        clusters = ClusterPlots((self.principal, self.tsne), self.labels)
+        clusters = ClusterPlots((self.recorded, self.tsne), self.labels)
         jobs += [(f"cluster_{number:02d}.png", lambda path, number=number:
                   clusters.plot(path, number, self.note_on_cluster(number)))
                  for number in range(self.num_clusters)]
@@ -95,9 +88,8 @@ class Figures:
     def colourings(self) -> dict[str, Quantity | Category]:
         """By the end of the file's name."""
         steps = self.steps
-        weights = self.folder.read("nmf") * np.linalg.norm(self.folder.read("nmf_components"),
-                                                           axis=1)
-        sources = np.abs(self.folder.read("sources"))
+        weights = self._rows("nmf") * np.linalg.norm(self.folder.read("nmf_components"), axis=1)
+        sources = np.abs(self._rows("sources"))
         clusters = tuple(f"cluster {i}" for i in range(self.num_clusters))
         return {
             "entropy": Quantity(steps.entropy, "entropy of the policy (nats)"),
@@ -134,6 +126,17 @@ class Figures:
                 f"{self.steps.value[members].mean():.2f}; most frequent action {ACTIONS[most]} "
                 f"({100 * actions[most] / num_members:.0f} %)")
 
+    def _rows(self, name: str) -> np.ndarray:
+        """An array with a row for each state."""
+        array = self.folder.read(name)
+        if len(array) != len(self.steps.action):
+            raise UserError(f"{self.folder.file(name)} has {len(array)} rows, but the "
+                            f"{self.folder.num_episodes} episodes have {len(self.steps.action)} "
+                            "steps; give the --data_dir that was analysed")
+        if not np.isfinite(array).all():
+            raise UserError(f"{self.folder.file(name)} holds NaN or infinity; write it again")
+        return array
+
     def _plot_variance(self, path: Path) -> None:
         held = np.cumsum(self.variances) / self.total_variance
         enough = int((held < 0.95).sum()) + 1
@@ -144,7 +147,7 @@ class Figures:
     def _plot_paths(self, path: Path, num_paths: int) -> None:
         rng = np.random.default_rng(self.seed)
         chosen = np.sort(rng.choice(self.folder.num_episodes, num_paths, replace=False)).tolist()
-        plot_paths(path, self.principal, self.steps.episode, chosen,
+        plot_paths(path, self.recorded, self.steps.episode, chosen,
                    [_note_on_episode(self.steps, episode) for episode in chosen])
 
 

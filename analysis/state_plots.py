@@ -50,10 +50,6 @@ class Plane:
     names: tuple[str, ...]
     title: str
 
-    def part(self, rows: np.ndarray) -> Plane:
-        """The plane with some of the recorded states."""
-        return dataclasses.replace(self, places=self.places[rows])
-
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
@@ -66,9 +62,6 @@ class Quantity:
 
     values: np.ndarray
     label: str
-
-    def part(self, rows: np.ndarray) -> Quantity:
-        return dataclasses.replace(self, values=self.values[rows])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +79,6 @@ class Category:
     label: str
     names: tuple[str, ...]
     numbered: bool = False
-
-    def part(self, rows: np.ndarray) -> Category:
-        return dataclasses.replace(self, values=self.values[rows])
 
 
 def plot_plane(path: Path, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
@@ -175,12 +165,13 @@ class ClusterPlots:
                                         self.planes, self._densities):
             _draw_density(axes, density)
             axes.scatter(*plane.places[members].T, s=_size(members.sum()) * 1.5, linewidths=0,
-                         color=COLOURS[3], rasterized=True, label=f"cluster {cluster}")
+                         color=COLOURS[3], rasterized=True)
             axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
-            axes.set_title(plane.title, fontsize=10)
-            axes.plot([], [], linestyle="", marker="s", color=NO_CATEGORY_COLOUR,
-                      label="all states, darker where they are dense")
-            axes.legend(fontsize=9, loc="best", markerscale=1.5)
+            low, high = _limits(plane.places)
+            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+        figure.legend(handles=[_handle(COLOURS[3], f"cluster {cluster}"), _handle(
+            NO_CATEGORY_COLOUR, "all states, darker where they are dense", "s")],
+            fontsize=9, loc="outside lower center", ncols=2)
         figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
         _save(figure, path)
 
@@ -193,27 +184,30 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
     rng = np.random.default_rng(seed)
     num_states = len(space.places)
     shown = rng.permutation(num_states)[:SPACE_POINTS]
-    drawn = colouring.part(shown)
-    figure = Figure(figsize=(7.6, 6.2))
-    axes = figure.add_axes((0.0, 0.02, 0.78, 0.84), projection="3d")
+    figure = Figure(figsize=(8.4, 6.4))
+    axes = figure.add_axes((-0.02, 0.02, 0.76, 0.88), projection="3d")
     size = _size(len(shown))
-    axes.scatter(*space.places[shown].T, c=_rgba(drawn), s=size, linewidths=0, depthshade=False)
+    _scatter(axes, space.places, colouring, shown, size)
     if space.simulated is not None:
-        axes.scatter(*space.simulated.T, c=SIMULATED_COLOUR, s=size, linewidths=0,
-                     depthshade=False)
-    axes.set_xlabel(space.names[0])
-    axes.set_ylabel(space.names[1])
-    axes.set_zlabel(space.names[2])
+        inside = space.simulated[_inside(space.simulated, *_limits(space.places))]
+        axes.scatter(*inside.T, c=SIMULATED_COLOUR, s=size, linewidths=0)
+    for set_label, set_limits, name, limits in zip(
+            (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
+            (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
+            zip(*_limits(space.places))):
+        set_label(name.replace(" of the variance", ""))
+        set_limits(*limits)
+    axes.set_box_aspect(None, zoom=1.05)
     some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
     figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
+    handles = _legend_handles(colouring, space)
     if isinstance(colouring, Quantity):
-        bar = figure.add_axes((0.86, 0.2, 0.025, 0.5))
+        bar = figure.add_axes((0.83, 0.25, 0.025, 0.5))
         figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
                         label=colouring.label)
-    handles = _legend_handles(colouring, space, markers=False)
     figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring), title_fontsize=8,
                   loc="lower right" if isinstance(colouring, Quantity) else "center right",
-                  ncols=1 + (len(handles) - 1) // (2 * LEGEND_ROWS))
+                  ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(80)
     frames = []
@@ -235,29 +229,43 @@ def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
 
 
 def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
-    """One collection for each marker, in an order in which none hides the others."""
+    """All states in an order in which none hides the others, but rare kinds come on top."""
     size = _size(len(plane.places))
     order = np.random.default_rng(seed).permutation(len(plane.places))
-    colours = _rgba(colouring)
-    if isinstance(colouring, Quantity):
-        order = order[np.argsort(_rarity(colouring.values)[order], kind="stable")]
-        axes.scatter(*plane.places[order].T, c=colours[order], s=size, linewidths=0,
-                     rasterized=True)
-    else:
-        frequency = np.bincount(colouring.values + 1)
-        if len(colouring.names) <= 2:  # the rarer one on top
-            order = order[np.argsort(-frequency[colouring.values + 1][order], kind="stable")]
-        marker = np.maximum(colouring.values, 0) // len(COLOURS)
-        for number in range(marker.max() + 1):
-            rows = order[marker[order] == number]
-            shape = MARKERS[number % len(MARKERS)]
-            axes.scatter(*plane.places[rows].T, c=colours[rows], s=size * (1 if number == 0 else 2),
-                         marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True)
-        if colouring.numbered:
-            _write_numbers(axes, plane.places, colouring.values)
+    order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
+    _scatter(axes, plane.places, colouring, order, size)
+    if isinstance(colouring, Category) and colouring.numbered:
+        _write_numbers(axes, plane.places, colouring.values)
     if plane.simulated is not None:
         axes.scatter(*plane.simulated.T, c=SIMULATED_COLOUR, s=size, linewidths=0,
                      rasterized=True)
+    low, high = _limits(plane.places)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+
+
+def _scatter(axes: Axes, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
+             size: float) -> None:
+    """The states in ``order``, one collection for each marker."""
+    colours = _rgba(colouring)
+    marker = np.zeros(len(places), dtype=np.int64)
+    if isinstance(colouring, Category):
+        marker = np.maximum(colouring.values, 0) // len(COLOURS) % len(MARKERS)
+    for number in np.unique(marker):
+        rows = order[marker[order] == number]
+        shape = MARKERS[number]
+        axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
+                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True)
+
+
+def _limits(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Borders of a figure of these states: of all with a margin of a tenth."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    margin = 0.1 * np.maximum(high - low, 1e-6)
+    return low - margin, high + margin
+
+
+def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return ((places >= low) & (places <= high)).all(axis=1)
 
 
 def _write_numbers(axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
@@ -284,29 +292,26 @@ def _legend_title(colouring: Quantity | Category) -> str:
     return f"{colouring.label} (states)" if isinstance(colouring, Category) else ""
 
 
-def _legend_handles(colouring: Quantity | Category, plane: Plane,
-                    markers: bool = True) -> list[Line2D]:
+def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:
     handles = []
     if isinstance(colouring, Category):
         for value, name in enumerate(colouring.names):
             count = int((colouring.values == value).sum())
             if count:
                 handles.append(_handle(COLOURS[value % len(COLOURS)], f"{name} ({count})",
-                                       _marker(value) if markers else "o"))
+                                       MARKERS[value // len(COLOURS) % len(MARKERS)]))
         in_none = int((colouring.values < 0).sum())
         if in_none:
             handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
     if plane.simulated is not None:
-        handles.append(_handle(SIMULATED_COLOUR, f"simulated ({len(plane.simulated)})"))
+        outside = int((~_inside(plane.simulated, *_limits(plane.places))).sum())
+        beyond = f", {outside} beyond the borders" if outside else ""
+        handles.append(_handle(SIMULATED_COLOUR, f"simulated ({len(plane.simulated)}{beyond})"))
     return handles
 
 
 def _handle(colour: str, label: str, marker: str = "o") -> Line2D:
     return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6, label=label)
-
-
-def _marker(value: int) -> str:
-    return MARKERS[value // len(COLOURS) % len(MARKERS)]
 
 
 def _rgba(colouring: Quantity | Category) -> np.ndarray:
@@ -323,10 +328,11 @@ def _norm(values: np.ndarray) -> Normalize:
     return Normalize(low, high if high > low else low + 1)
 
 
-def _rarity(values: np.ndarray) -> np.ndarray:
-    """How rare a value is among few different ones; nothing where values vary freely."""
-    found, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return -counts[inverse] if len(found) <= 20 else np.zeros(len(values))
+def _frequency(colouring: Quantity | Category) -> np.ndarray:
+    """How often a state's value occurs where there are two kinds, or few numbers; else 0 (N,)."""
+    found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
+    few = 20 if isinstance(colouring, Quantity) else 2
+    return counts[inverse] if len(found) <= few else np.zeros(len(inverse))
 
 
 def _size(num_states: int) -> float:
