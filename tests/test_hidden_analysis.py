@@ -294,7 +294,10 @@ def states(recording):
 
 
 def test_files_have_their_published_names(precomputed):
-    stems = ["hx_mu", "hx_std", "hx_pca", "pcomponents", "pc_loading_variances", "pc_singular_values", "ica_unmixing_matrix_hx", "ica_mixing_matrix_hx", "ica_source_signals_hx", "clusters_hx", "cluster_means_hx", "tsne_hx", "nmf_hx", "nmf_components_hx", "nmf_min_per_dim_hx", "hx_outlier_mask"]
+    stems = ["hx_mu", "hx_std", "hx_pca", "pcomponents", "pc_loading_variances",
+             "pc_singular_values", "ica_unmixing_matrix_hx", "ica_mixing_matrix_hx",
+             "ica_source_signals_hx", "clusters_hx", "cluster_means_hx", "tsne_hx", "nmf_hx",
+             "nmf_components_hx", "nmf_min_per_dim_hx", "hx_outlier_mask"]
     assert {path.name for path in precomputed.path.iterdir()} == {
         *(f"{stem}_12.npy" for stem in stems), "gen_hx_projected_real12_gen6.npy",
         "hx_outlier_retention_fraction.npy", "settings_12.json"}
@@ -460,7 +463,9 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, capsys):
     output = tmp_path / "hx_plots"
     argv = [*arguments(recording / "data", None, precomputed.path), "--output_dir", str(output)]
     assert hidden_analysis_plotting.main(argv) == 0
-    colourings = ["entropy", "likeliest_action", "action", "cluster", "nmf_factor", "ic_factor", "episode_length", "part_of_episode", "done", "value", "episode_rewarded", "reward"]
+    colourings = ["entropy", "likeliest_action", "action", "cluster", "nmf_factor", "ic_factor",
+                  "episode_length", "part_of_episode", "done", "value", "episode_rewarded",
+                  "reward"]
     expected = {f"{plane}_{what}.png" for plane in ("pca", "tsne") for what in colourings}
     expected |= {"variance_explained.png", "paths.png", "rotating_cluster.gif",
                  "rotating_value.gif", *(f"cluster_{number:02d}.png" for number in range(4))}
