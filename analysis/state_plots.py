@@ -25,6 +25,7 @@ from PIL import Image
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, SIMULATED_COLOUR = "#BBBBBB", "black"
+SIMULATED_SIZE = 6  # at least, in square points: they are few
 COLOUR_MAP = "viridis"
 DPI = 110
 LEGEND_ROWS = 20
@@ -85,7 +86,8 @@ def plot_plane(path: Path, plane: Plane, colouring: Quantity | Category, seed: i
     """All states on a plane, coloured, with the simulated ones in black."""
     figure, axes = _figure(plane.names)
     _draw_states(axes, plane, colouring, seed)
-    axes.set_title(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11)
+    figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
+                    ha="left")
     _add_key(figure, axes, colouring, plane)
     _save(figure, path)
 
@@ -184,25 +186,25 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
     rng = np.random.default_rng(seed)
     num_states = len(space.places)
     shown = rng.permutation(num_states)[:SPACE_POINTS]
-    figure = Figure(figsize=(8.4, 6.4))
-    axes = figure.add_axes((-0.02, 0.02, 0.76, 0.88), projection="3d")
+    figure = Figure(figsize=(10, 6.4))
+    axes = figure.add_axes((0.06, 0.03, 0.6, 0.86), projection="3d")
     size = _size(len(shown))
-    _scatter(axes, space.places, colouring, shown, size)
+    _scatter(axes, space.places, colouring, shown, size, depthshade=False)
     if space.simulated is not None:
         inside = space.simulated[_inside(space.simulated, *_limits(space.places))]
-        axes.scatter(*inside.T, c=SIMULATED_COLOUR, s=size, linewidths=0)
+        axes.scatter(*inside.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE), linewidths=0,
+                     depthshade=False)
     for set_label, set_limits, name, limits in zip(
             (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
             (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
             zip(*_limits(space.places))):
         set_label(name.replace(" of the variance", ""))
         set_limits(*limits)
-    axes.set_box_aspect(None, zoom=1.05)
     some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
     figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
     handles = _legend_handles(colouring, space)
     if isinstance(colouring, Quantity):
-        bar = figure.add_axes((0.83, 0.25, 0.025, 0.5))
+        bar = figure.add_axes((0.76, 0.25, 0.025, 0.5))
         figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
                         label=colouring.label)
     figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring), title_fontsize=8,
@@ -215,14 +217,14 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
         axes.view_init(elev=20, azim=angle)
         canvas.draw()
         frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
-    palette = frames[0].quantize(128)
+    palette = frames[0].quantize(256)
     frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     frames[0].save(path, save_all=True, append_images=frames[1:], loop=0,
                    duration=round(1000 * SPACE_SECONDS / SPACE_FRAMES))
 
 
 def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9.5, 7), layout="constrained")
+    figure = Figure(figsize=(11, 7), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=names[0], ylabel=names[1])
     return figure, axes
@@ -237,14 +239,14 @@ def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed:
     if isinstance(colouring, Category) and colouring.numbered:
         _write_numbers(axes, plane.places, colouring.values)
     if plane.simulated is not None:
-        axes.scatter(*plane.simulated.T, c=SIMULATED_COLOUR, s=size, linewidths=0,
-                     rasterized=True)
+        axes.scatter(*plane.simulated.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE),
+                     linewidths=0, rasterized=True)
     low, high = _limits(plane.places)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
 
 
 def _scatter(axes: Axes, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
-             size: float) -> None:
+             size: float, **more) -> None:
     """The states in ``order``, one collection for each marker."""
     colours = _rgba(colouring)
     marker = np.zeros(len(places), dtype=np.int64)
@@ -254,7 +256,7 @@ def _scatter(axes: Axes, places: np.ndarray, colouring: Quantity | Category, ord
         rows = order[marker[order] == number]
         shape = MARKERS[number]
         axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
-                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True)
+                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True, **more)
 
 
 def _limits(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -305,7 +307,7 @@ def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D
             handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
     if plane.simulated is not None:
         outside = int((~_inside(plane.simulated, *_limits(plane.places))).sum())
-        beyond = f", {outside} beyond the borders" if outside else ""
+        beyond = f", {outside} not in view" if outside else ""
         handles.append(_handle(SIMULATED_COLOUR, f"simulated ({len(plane.simulated)}{beyond})"))
     return handles
 
