@@ -13,7 +13,6 @@ from sklearn.cluster import HDBSCAN, AgglomerativeClustering, KMeans
 from analysis.neighbours import nearest_neighbours, nearest_rows, some_rows
 from common.errors import UserError
 
-METHODS = ("agglomerative", "hdbscan", "kmeans")
 NO_CLUSTER = -1
 
 FIT_ROWS = 30_000  # that agglomerative and hdbscan are fitted to; the rest join their nearest one
@@ -41,7 +40,7 @@ class Clusters:
 
 def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
                   fit_rows: int = FIT_ROWS) -> Clusters:
-    """Group rows by one of METHODS.
+    """Group rows by one of CLUSTERINGS of ``generative.config``.
 
     - ``agglomerative``: Ward's criterion, where only clusters are merged that touch in the graph
       of 10 nearest neighbours. Fitted to at most ``fit_rows`` rows.

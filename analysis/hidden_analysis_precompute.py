@@ -15,6 +15,7 @@ from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.rollout_files import RolloutFolder
 from generative.cli import add_hidden_analysis_flags, interpreting_config
+from generative.config import CLUSTERINGS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
 
@@ -24,10 +25,10 @@ def parser() -> Parser:
     add_hidden_analysis_flags(flags)
     flags.add_argument("--generated_data_dir", help="folder with the folders of simulated samples, "
                        "from record_gen_samples.py" + yaml)
-    flags.add_argument("--informed_or_random_init", choices=("informed_init", "rand_init"),
+    flags.add_argument("--informed_or_random_init", choices=SAMPLE_STARTS,
                        help="which of these folders" + yaml)
     flags.add_argument("--n_clusters", type=count, help="number of clusters" + yaml)
-    flags.add_argument("--clustering", choices=("agglomerative", "hdbscan", "kmeans"),
+    flags.add_argument("--clustering", choices=CLUSTERINGS,
                        help="method; hdbscan finds its own number of clusters" + yaml)
     flags.add_argument("--seed", type=seed, default=0,
                        help="of every random choice but those of t-SNE")

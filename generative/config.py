@@ -15,6 +15,8 @@ from common.errors import UserError, nearest
 INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
 BASE_SET = "defaults"
+CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
+SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +178,8 @@ class AgentHiddenConfig:
     def __post_init__(self):
         positive(self, *(field.name for field in dataclasses.fields(self)
                          if field.type in ("int", "float")))
-        one_of("informed_or_random_init", self.informed_or_random_init,
-               ("informed_init", "rand_init"))
-        one_of("clustering", self.clustering, ("agglomerative", "hdbscan", "kmeans"))
+        one_of("informed_or_random_init", self.informed_or_random_init, SAMPLE_STARTS)
+        one_of("clustering", self.clustering, CLUSTERINGS)
         if self.n_components_ica > self.n_components_pca:
             raise UserError(f"n_components_ica is {self.n_components_ica}, more than the "
                             f"{self.n_components_pca} of n_components_pca")

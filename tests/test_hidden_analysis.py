@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import hidden_analysis_plotting
 import hidden_analysis_precompute
-from analysis.clustering import METHODS, NO_CLUSTER, find_clusters
+from analysis.clustering import NO_CLUSTER, find_clusters
 from analysis.components import (
     independent_components,
     principal_components,
@@ -29,6 +29,7 @@ from analysis.outliers import find_outliers
 from analysis.projector import Projector
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
+from generative.config import CLUSTERINGS, load_interpreting_config
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
 NUM_EPISODES, NUM_SAMPLES = 12, 6
@@ -151,7 +152,7 @@ def test_approximate_neighbours_agree_with_exact_ones():
 
 
 @pytest.mark.parametrize("fit_rows", [10_000, 150])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CLUSTERINGS)
 def test_clusters_are_the_planted_groups(method, fit_rows):
     points, labels = blobs()
     found = find_clusters(points, method, 4, seed=0, fit_rows=fit_rows)
@@ -389,6 +390,19 @@ def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, c
         assert re.search(words, error_of(
             capsys, hidden_analysis_precompute.main, argv))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"outlier_max_k": 5}, "outlier_max_k must be at least 6, not 5"),
+    ({"clustering": "k-means"}, "unknown clustering 'k-means'.*did you mean 'kmeans'"),
+    ({"informed_or_random_init": "informed"}, "unknown informed_or_random_init 'informed'"),
+    ({"n_components_ica": 65}, "n_components_ica is 65, more than the 64"),
+    ({"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
+    ({"n_clusters": 0}, "n_clusters must be above 0"), ({"ica_tol": 0}, "ica_tol must be above 0"),
+    ({"n_cluster": 3}, "unknown key 'n_cluster'.*did you mean 'n_clusters'")])
+def test_parameters_that_make_no_sense_are_named(changes, words):
+    with pytest.raises(UserError, match=words):
+        load_interpreting_config("tiny", {"analysis": {"agent_h": changes}})
 
 
 def damaged(recording, tmp_path, change):
