@@ -18,17 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from analysis.hidden_files import matrix_files, read_array
 from common.errors import UserError
 
 DirectionType = Literal["pca", "ica"]
-
-
-def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
-    """The files written by the precomputation on ``num_episodes`` recorded episodes."""
-    return {name: folder / f"{stem}_{num_episodes}.npy" for name, stem in (
-        ("mean", "hx_mu"), ("std", "hx_std"), ("components", "pcomponents"),
-        ("variances", "pc_loading_variances"), ("unmixing", "ica_unmixing_matrix_hx"),
-        ("mixing", "ica_mixing_matrix_hx"))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +77,7 @@ class Projector:
         """
         tensors = {}
         for name, path in matrix_files(folder, num_episodes).items():
-            try:
-                array = np.load(path, allow_pickle=False)
-            except FileNotFoundError:
-                raise UserError(f"there is no file {path}; analysis/hidden_analysis_precompute.py "
-                                "writes it") from None
-            except (ValueError, EOFError):
-                raise UserError(f"{path} is damaged: it is not a numpy array") from None
+            array = read_array(path)
             tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
         return cls(**tensors)
 

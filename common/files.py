@@ -89,7 +89,8 @@ def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide the numbers."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__),
              "numpy": np.__version__}
-    for name in ("procgen", "procgen-mirror", "gym3"):
+    for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
+                 "pynndescent"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

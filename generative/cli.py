@@ -25,6 +25,10 @@ _OVERRIDES = {
         ("saliency_func_type", "func_type"), ("saliency_direction_type", "direction_type"),
         *((key, key) for key in ("direction_ids", "common_timesteps", "sample_ids",
                                  "difference_demo_sample_ids", "combine_samples_not_iterate")))},
+    "save_dir": ("analysis", "save_dir"),
+    **{name: ("analysis", "agent_h", name) for name in (
+        "informed_or_random_init", "num_episodes", "num_generated_samples", "num_epi_paths",
+        "n_clusters", "clustering")},
 }
 # Names of terms of an older model.
 _LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
@@ -74,6 +78,23 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                                  "num_threads"))
 
 
+def add_hidden_analysis_flags(parser: Parser) -> None:
+    """The flags that the two scripts of the agent's hidden states share."""
+    yaml = "; the parameter set's if not given"
+    parser.add_argument("--interpreting_params_name", default="defaults",
+                        help="parameter set in hyperparams/interpreting_configs.yml")
+    parser.add_argument("--data_dir", help="recorded rollouts, <logdir>/data of record.py" + yaml)
+    parser.add_argument("--num_episodes", type=count, help="recorded episodes" + yaml)
+    parser.add_argument("--num_generated_samples", type=count, help="simulated samples" + yaml)
+    parser.add_argument("--no_generated_samples", action="store_true",
+                        help="work on the recorded states alone")
+    parser.add_argument("--save_dir", help="where the folders of all analyses are" + yaml)
+    parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
+                        "<save_dir>/hx_analysis_precomp if not given")
+    parser.add_argument("--log_level", default="info",
+                        help="debug, info, warning, error, or a number as in Python's logging")
+
+
 def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> InterpretingConfig:
     """The parameter set that was asked for, with the flags that stand on the command line.
 
@@ -91,6 +112,6 @@ def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> Interpr
                 place = place.setdefault(section, {})
             place[key] = getattr(args, flag)
     for name in _LOSSES_WITHOUT_EFFECT:
-        if getattr(args, f"loss_scale_{name}"):
+        if getattr(args, f"loss_scale_{name}", 0):
             logger.warning("--loss_scale_%s has no effect: this model has no such loss", name)
     return load_interpreting_config(args.interpreting_params_name, overrides)

@@ -16,6 +16,8 @@ from common.errors import UserError, nearest
 INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
 BASE_SET = "defaults"
+CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
+SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,16 @@ def positive(config, *names: str) -> None:
             raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
 
 
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that a value is one of these.
+
+    Raises:
+        UserError: naming the nearest.
+    """
+    if value not in choices:
+        raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """How a simulator is trained."""
@@ -148,10 +160,35 @@ class RecordConfig:
 class AgentHiddenConfig:
     """Analysis of the agent's hidden states."""
 
+    informed_or_random_init: str
     num_episodes: int
+    num_generated_samples: int
+    num_epi_paths: int
+    n_components_pca: int
+    n_components_tsne: int
+    n_components_nmf: int
+    n_components_ica: int
+    n_clusters: int
+    clustering: str
+    nmf_max_iter: int
+    nmf_tol: float
+    ica_max_iter: int
+    ica_tol: float
+    outlier_max_k: int
 
     def __post_init__(self):
-        positive(self, "num_episodes")
+        positive(self, *(field.name for field in dataclasses.fields(self)
+                         if field.type in ("int", "float")))
+        one_of("informed_or_random_init", self.informed_or_random_init, SAMPLE_STARTS)
+        one_of("clustering", self.clustering, CLUSTERINGS)
+        if self.n_components_ica > self.n_components_pca:
+            raise UserError(f"n_components_ica is {self.n_components_ica}, more than the "
+                            f"{self.n_components_pca} of n_components_pca")
+        if self.n_components_tsne not in (2, 3):
+            raise UserError(f"n_components_tsne must be 2 or 3, not {self.n_components_tsne}")
+        if self.outlier_max_k < 6:
+            raise UserError(f"outlier_max_k must be at least 6, not {self.outlier_max_k}, because "
+                            "the smallest number of neighbours below it is 5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,9 +248,7 @@ class SaliencyConfig:
     def __post_init__(self):
         positive(self, "num_sim_steps", "num_sim_steps_manual_actions", "batch_size",
                  "gaussian_kernel_size", "sigma")
-        if self.direction_type not in ("ica", "pca"):
-            raise UserError(f"unknown direction_type '{self.direction_type}'"
-                            f"{nearest(self.direction_type, ('ica', 'pca'))}")
+        one_of("direction_type", self.direction_type, ("ica", "pca"))
         if self.gaussian_kernel_size % 2 == 0:
             raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
         if self.perturbation_scale < 0:
@@ -237,6 +272,8 @@ class SaliencyConfig:
 class AnalysisConfig:
     """What is done with a trained simulator, by method."""
 
+    tsne_seed: int
+    save_dir: str
     agent_h: AgentHiddenConfig
     loss_over_time: LossOverTimeConfig
     saliency: SaliencyConfig
@@ -262,9 +299,7 @@ class InterpretingConfig:
     analysis: AnalysisConfig
 
     def __post_init__(self):
-        if self.device not in ("auto", "gpu", "cpu"):
-            raise UserError(f"unknown device '{self.device}'"
-                            f"{nearest(self.device, ('auto', 'gpu', 'cpu'))}")
+        one_of("device", self.device, ("auto", "gpu", "cpu"))
 
 
 _GEN_MODEL = {"simulator": SimulatorConfig, "training": TrainingConfig, "swap": SwapConfig}

@@ -1,0 +1,358 @@
+"""Figures of the agent's hidden states on a plane, and rotating in space.
+
+Letters in shape comments: N recorded states, M simulated ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without black; where there
+# are more categories the marker changes, and their numbers stand where their states are.
+COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
+NO_CATEGORY_COLOUR, SIMULATED_COLOUR = "#BBBBBB", "black"
+SIMULATED_SIZE = 6  # at least, in square points: they are few
+COLOUR_MAP = "viridis"
+DPI = 110
+LEGEND_ROWS = 20
+DENSITY_BINS = 160
+SPACE_POINTS = 8_000  # of the rotating figures, which are as sharp with more, but ten times larger
+SPACE_FRAMES = 36
+SPACE_SECONDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """Where states are drawn.
+
+    Attributes:
+        places: of the recorded states (N, 2), or (N, 3) in space.
+        simulated: places of the simulated ones (M, 2 or 3), or None.
+        names: of the axes.
+        title: what the states are and how many.
+    """
+
+    places: np.ndarray
+    simulated: np.ndarray | None
+    names: tuple[str, ...]
+    title: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A number for each state, shown as a shade.
+
+    Attributes:
+        values: (N,).
+        label: with its unit.
+    """
+
+    values: np.ndarray
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+    """A kind for each state, shown as a colour and a marker.
+
+    Attributes:
+        values: from 0, or -1 for no category (N,).
+        label: what they are.
+        names: of the categories.
+        numbered: whether the number of a category is written where its states are.
+    """
+
+    values: np.ndarray
+    label: str
+    names: tuple[str, ...]
+    numbered: bool = False
+
+
+def plot_plane(path: Path, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
+    """All states on a plane, coloured, with the simulated ones in black."""
+    figure, axes = _figure(plane.names)
+    _draw_states(axes, plane, colouring, seed)
+    figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
+                    ha="left")
+    _add_key(figure, axes, colouring, plane)
+    _save(figure, path)
+
+
+def plot_variance(path: Path, variances: np.ndarray, total: float, title: str) -> None:
+    """Share of the variance that each principal component explains, and that the first ones do."""
+    shares = variances / total
+    numbers = np.arange(1, len(shares) + 1)
+    held = np.cumsum(shares)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(numbers, shares, color=COLOURS[1], label="this component")
+    axes.plot(numbers, held, color=COLOURS[3], marker=".", label="all up to this one")
+    axes.axhline(0.95, color="#555555", linestyle=":", label="95 %")
+    axes.set(xlabel="principal component", ylabel="share of the variance", ylim=(0, 1.02),
+             title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    _save(figure, path)
+
+
+def plot_paths(path: Path, plane: Plane, episodes: np.ndarray, chosen: Sequence[int],
+               notes: Sequence[str]) -> None:
+    """The ways of some episodes through the plane, one panel each, an arrow for each step.
+
+    Args:
+        plane: of all states.
+        episodes: number of each state's episode (N,).
+        chosen: episodes to draw.
+        notes: what to write above each of them.
+    """
+    columns = int(np.ceil(np.sqrt(len(chosen))))
+    rows = int(np.ceil(len(chosen) / columns))
+    figure = Figure(figsize=(4 * columns + 1, 3.6 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    density = _density(plane.places)
+    for axes, episode, note in zip(panels.flat, chosen, notes):
+        _draw_density(axes, density)
+        way = plane.places[episodes == episode]
+        part = np.linspace(0, 1, max(len(way) - 1, 1))[:len(way) - 1]
+        if len(way) > 1:
+            axes.quiver(*way[:-1].T, *np.diff(way, axis=0).T, part, cmap=COLOUR_MAP, angles="xy",
+                        scale_units="xy", scale=1, width=0.006, clim=(0, 1))
+        axes.plot(*way[0], marker="o", color="white", markeredgecolor="black", markersize=8,
+                  linestyle="")
+        axes.plot(*way[-1], marker="X", color=COLOURS[3], markeredgecolor="black", markersize=9,
+                  linestyle="")
+        axes.set_title(f"episode {episode}: {note}", fontsize=10)
+    for axes in panels.flat[len(chosen):]:
+        axes.axis("off")
+    figure.supxlabel(plane.names[0])
+    figure.supylabel(plane.names[1])
+    figure.colorbar(ScalarMappable(Normalize(0, 1), COLOUR_MAP), ax=panels, shrink=0.6,
+                    label="part of the episode")
+    figure.suptitle(f"Ways of {len(chosen)} episodes: arrows from state to state, ring: first, "
+                    f"cross: last, grey: {plane.title}", fontsize=11)
+    _save(figure, path)
+
+
+class ClusterPlots:
+    """One figure a cluster: its members on several planes, all states behind them in grey.
+
+    Args:
+        planes: on which they are shown.
+        labels: cluster of each state (N,).
+    """
+
+    def __init__(self, planes: Sequence[Plane], labels: np.ndarray):
+        self.planes, self.labels = planes, labels
+        self._densities = [_density(plane.places) for plane in planes]
+
+    def plot(self, path: Path, cluster: int, note: str) -> None:
+        """Draw a cluster; ``note`` is written above it."""
+        members = self.labels == cluster
+        figure = Figure(figsize=(6.5 * len(self.planes), 5.8), layout="constrained")
+        for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
+                                        self.planes, self._densities):
+            _draw_density(axes, density)
+            axes.scatter(*plane.places[members].T, s=_size(members.sum()) * 1.5, linewidths=0,
+                         color=COLOURS[3], rasterized=True)
+            axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
+            low, high = _limits(plane.places)
+            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+        figure.legend(handles=[_handle(COLOURS[3], f"cluster {cluster}"), _handle(
+            NO_CATEGORY_COLOUR, "all states, darker where they are dense", "s")],
+            fontsize=9, loc="outside lower center", ncols=2)
+        figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
+        _save(figure, path)
+
+
+def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: int) -> None:
+    """The states in three dimensions, turning once, as a GIF.
+
+    At most SPACE_POINTS of them, drawn by the seed; the title says how many.
+    """
+    rng = np.random.default_rng(seed)
+    num_states = len(space.places)
+    shown = rng.permutation(num_states)[:SPACE_POINTS]
+    figure = Figure(figsize=(10, 6.4))
+    axes = figure.add_axes((0.06, 0.03, 0.6, 0.86), projection="3d")
+    size = _size(len(shown))
+    _scatter(axes, space.places, colouring, shown, size, depthshade=False)
+    if space.simulated is not None:
+        inside = space.simulated[_inside(space.simulated, *_limits(space.places))]
+        axes.scatter(*inside.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE), linewidths=0,
+                     depthshade=False)
+    for set_label, set_limits, name, limits in zip(
+            (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
+            (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
+            zip(*_limits(space.places))):
+        set_label(name.replace(" of the variance", ""))
+        set_limits(*limits)
+    some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
+    figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
+    handles = _legend_handles(colouring, space)
+    if isinstance(colouring, Quantity):
+        bar = figure.add_axes((0.76, 0.25, 0.025, 0.5))
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
+                        label=colouring.label)
+    figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring), title_fontsize=8,
+                  loc="lower right" if isinstance(colouring, Quantity) else "center right",
+                  ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(80)
+    frames = []
+    for angle in np.linspace(0, 360, SPACE_FRAMES, endpoint=False):
+        axes.view_init(elev=20, azim=angle)
+        canvas.draw()
+        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
+    palette = frames[0].quantize(256)
+    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    frames[0].save(path, save_all=True, append_images=frames[1:], loop=0,
+                   duration=round(1000 * SPACE_SECONDS / SPACE_FRAMES))
+
+
+def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=names[0], ylabel=names[1])
+    return figure, axes
+
+
+def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
+    """All states in an order in which none hides the others, but rare kinds come on top."""
+    size = _size(len(plane.places))
+    order = np.random.default_rng(seed).permutation(len(plane.places))
+    order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
+    _scatter(axes, plane.places, colouring, order, size)
+    if isinstance(colouring, Category) and colouring.numbered:
+        _write_numbers(axes, plane.places, colouring.values)
+    if plane.simulated is not None:
+        axes.scatter(*plane.simulated.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE),
+                     linewidths=0, rasterized=True)
+    low, high = _limits(plane.places)
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+
+
+def _scatter(axes: Axes, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
+             size: float, **more) -> None:
+    """The states in ``order``, one collection for each marker."""
+    colours = _rgba(colouring)
+    marker = np.zeros(len(places), dtype=np.int64)
+    if isinstance(colouring, Category):
+        marker = np.maximum(colouring.values, 0) // len(COLOURS) % len(MARKERS)
+    for number in np.unique(marker):
+        rows = order[marker[order] == number]
+        shape = MARKERS[number]
+        axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
+                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True, **more)
+
+
+def _limits(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Borders of a figure of these states: of all with a margin of a tenth."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    margin = 0.1 * np.maximum(high - low, 1e-6)
+    return low - margin, high + margin
+
+
+def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return ((places >= low) & (places <= high)).all(axis=1)
+
+
+def _write_numbers(axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
+    for value in np.unique(values[values >= 0]):
+        middle = np.median(places[values == value], axis=0)
+        axes.annotate(str(value), middle, ha="center", va="center", fontsize=8, weight="bold",
+                      bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8,
+                            "edgecolor": COLOURS[value % len(COLOURS)]})
+
+
+def _add_key(figure: Figure, axes: Axes, colouring: Quantity | Category, plane: Plane) -> None:
+    handles = _legend_handles(colouring, plane)
+    if isinstance(colouring, Quantity):
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), ax=axes,
+                        label=colouring.label)
+        if handles:
+            axes.legend(handles=handles, loc="best", fontsize=9)
+    else:
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8,
+                      title=_legend_title(colouring), ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+
+
+def _legend_title(colouring: Quantity | Category) -> str:
+    return f"{colouring.label} (states)" if isinstance(colouring, Category) else ""
+
+
+def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:
+    handles = []
+    if isinstance(colouring, Category):
+        for value, name in enumerate(colouring.names):
+            count = int((colouring.values == value).sum())
+            if count:
+                handles.append(_handle(COLOURS[value % len(COLOURS)], f"{name} ({count})",
+                                       MARKERS[value // len(COLOURS) % len(MARKERS)]))
+        in_none = int((colouring.values < 0).sum())
+        if in_none:
+            handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
+    if plane.simulated is not None:
+        outside = int((~_inside(plane.simulated, *_limits(plane.places))).sum())
+        beyond = f", {outside} not in view" if outside else ""
+        handles.append(_handle(SIMULATED_COLOUR, f"simulated ({len(plane.simulated)}{beyond})"))
+    return handles
+
+
+def _handle(colour: str, label: str, marker: str = "o") -> Line2D:
+    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6, label=label)
+
+
+def _rgba(colouring: Quantity | Category) -> np.ndarray:
+    """A colour for each state (N, 4)."""
+    if isinstance(colouring, Quantity):
+        return colormaps[COLOUR_MAP](_norm(colouring.values)(colouring.values))
+    table = matplotlib.colors.to_rgba_array([NO_CATEGORY_COLOUR, *COLOURS])
+    values = colouring.values
+    return table[np.where(values < 0, 0, values % len(COLOURS) + 1)]
+
+
+def _norm(values: np.ndarray) -> Normalize:
+    low, high = float(values.min()), float(values.max())
+    return Normalize(low, high if high > low else low + 1)
+
+
+def _frequency(colouring: Quantity | Category) -> np.ndarray:
+    """How often a state's value occurs where there are two kinds, or few numbers; else 0 (N,)."""
+    found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
+    few = 20 if isinstance(colouring, Quantity) else 2
+    return counts[inverse] if len(found) <= few else np.zeros(len(inverse))
+
+
+def _size(num_states: int) -> float:
+    """Area of a marker, in square points, that leaves structure visible."""
+    return float(np.clip(20_000 / max(num_states, 1), 1.5, 14))
+
+
+def _density(places: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+    """States in each cell of the plane, and its borders."""
+    counts, x, y = np.histogram2d(*places.T, bins=DENSITY_BINS)
+    return counts.T, (x[0], x[-1], y[0], y[-1])
+
+
+def _draw_density(axes: Axes, density: tuple[np.ndarray, tuple]) -> None:
+    counts, borders = density
+    axes.imshow(np.ma.masked_equal(counts, 0), extent=borders, origin="lower", aspect="auto",
+                cmap="Greys", norm=LogNorm(0.1, max(counts.max() * 5, 1)), interpolation="nearest")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=DPI)

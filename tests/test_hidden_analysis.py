@@ -1,0 +1,513 @@
+"""The hidden states of the agent: methods on planted data, and what the scripts write."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.manifold import trustworthiness
+from sklearn.metrics import adjusted_rand_score
+
+import hidden_analysis_plotting
+import hidden_analysis_precompute
+from analysis.clustering import NO_CLUSTER, find_clusters
+from analysis.components import (
+    independent_components,
+    principal_components,
+    scale_of,
+    source_signals,
+)
+from analysis.embedding import embed
+from analysis.factorisation import factorise
+from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter, Result
+from analysis.hidden_states import recorded_steps
+from analysis.neighbours import nearest_neighbours
+from analysis.outliers import find_outliers
+from analysis.projector import Projector
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
+from generative.config import CLUSTERINGS, load_interpreting_config
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+
+NUM_EPISODES, NUM_SAMPLES = 12, 6
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def blobs(sizes=(200, 80, 120, 40), dimensions=8):
+    """Well separated groups of unequal sizes, in a random order, and which is which."""
+    rng = np.random.default_rng(1)
+    labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    centres = 12 * np.eye(len(sizes), dimensions)
+    points = centres[labels] + 0.5 * rng.normal(size=(len(labels), dimensions))
+    return points.astype(np.float32), labels
+
+
+# Methods.
+
+
+def test_scale_counts_a_constant_unit_as_1_and_names_it():
+    states = normal(500, 4) * [1, 2, 3, 4] + [5, 6, 7, 8]
+    states[:, 2] = 0.1
+    scale = scale_of(states.astype(np.float32))
+    assert scale.constant == (2,) and scale.std[2] == 1
+    standardised = scale.standardise(states.astype(np.float32))
+    np.testing.assert_allclose(standardised.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(standardised.std(axis=0), [1, 1, 0, 1], atol=1e-5)
+
+
+def test_principal_components_have_the_planted_directions_and_variances():
+    rotation, _ = np.linalg.qr(normal(5, 5))
+    deviations = np.array([4, 3, 2, 0.3, 0.1], dtype=np.float32)
+    states = (normal(4000, 5, seed=1) * deviations) @ rotation.T
+    fit = principal_components(states.astype(np.float32), 4)
+    np.testing.assert_allclose(fit.variances, deviations[:4] ** 2, rtol=0.08)
+    np.testing.assert_allclose(np.abs(fit.components @ rotation), np.eye(4, 5), atol=0.05)
+    assert fit.total_variance == pytest.approx(np.var(states, axis=0, ddof=1).sum(), rel=1e-4)
+    # 16, 9 and 4 of 29.1 are 0.55, 0.86 and 0.9966 together.
+    assert [fit.number_for(share) for share in (0.5, 0.8, 0.95, 0.9999)] == [1, 2, 3, 4]
+    np.testing.assert_allclose(fit.coordinates(states).var(axis=0), fit.variances, rtol=1e-2)
+
+
+def test_independent_components_are_the_planted_sources_up_to_order_and_sign():
+    rng = np.random.default_rng(2)
+    sources = np.stack([rng.uniform(-1, 1, 4000), rng.laplace(size=4000),
+                        np.sign(rng.normal(size=4000))], axis=1)
+    states = (sources @ rng.normal(size=(3, 6))).astype(np.float32)
+    states = scale_of(states).standardise(states)
+    fit = principal_components(states, 3)
+    principal = fit.coordinates(states)
+    found = independent_components(principal, fit.variances, 1000, 1e-4, seed=0)
+    assert found.converged and found.iterations < 1000
+    signals = source_signals(principal, fit.variances, found.unmixing)
+    agreement = np.abs(np.corrcoef(signals.T, sources.T)[:3, 3:])
+    assert sorted(agreement.argmax(axis=1)) == [0, 1, 2]
+    assert agreement.max(axis=1).min() > 0.98
+    np.testing.assert_allclose(found.unmixing @ found.mixing, np.eye(3), atol=1e-5)
+    assert not independent_components(principal, fit.variances, 1, 1e-9, seed=0).converged
+
+
+def test_independent_components_of_states_that_do_not_vary_enough_are_refused():
+    states = np.repeat(normal(100, 2), 2, axis=1)  # four units, two of them copies
+    fit = principal_components(states, 4)
+    with pytest.raises(UserError, match="n_components_ica is 3, but only 2 principal"):
+        independent_components(fit.coordinates(states)[:, :3], fit.variances[:3], 10, 1e-2, seed=0)
+
+
+def far_groups(*sizes):
+    """A crowd, and beside it tight groups far from all else; which rows are of which group."""
+    crowd = normal(600, 6)
+    groups = [100 * (i + 1) * np.eye(6)[i] + 0.01 * normal(size, 6, seed=i)
+              for i, size in enumerate(sizes)]
+    group = np.concatenate([np.full(600, -1), np.repeat(np.arange(len(sizes)), sizes)])
+    return np.concatenate([crowd, *groups]).astype(np.float32), group
+
+
+@pytest.mark.parametrize(("max_k", "ks", "largest_outlying_group"), [
+    (6, (5,), 3), (7, (5,), 3), (8, (5, 7), 3), (10, (5, 7, 9), 4)])
+def test_outliers_are_those_that_most_medians_find(max_k, ks, largest_outlying_group):
+    """The median of 5, 7 and 9 distances is the third, fourth and fifth: of a group of 4 the third
+    is near, the others far."""
+    for size in (1, 3, 4, 5):
+        states, group = far_groups(size)
+        found = find_outliers(states, max_k, seed=0)
+        assert found.ks == ks
+        assert found.mask[group == 0].all() == (size <= largest_outlying_group), size
+        assert found.mask[group == 0].any() == found.mask[group == 0].all()
+        if size <= largest_outlying_group:
+            assert not found.mask[group == -1].any()
+
+
+def test_outliers_need_a_number_of_neighbours_and_enough_states():
+    with pytest.raises(UserError, match="outlier_max_k must be above 5, not 5"):
+        find_outliers(normal(100, 3), 5, seed=0)
+    with pytest.raises(UserError, match="only 7 states, too few for the 7 nearest"):
+        find_outliers(normal(7, 3), 8, seed=0)
+
+
+def test_exact_neighbours_are_the_nearest_other_rows():
+    rows = normal(300, 5)
+    distances = np.linalg.norm(rows[:, None] - rows, axis=2)
+    np.fill_diagonal(distances, np.inf)
+    found = nearest_neighbours(rows, 7, seed=0)
+    np.testing.assert_array_equal(found.indices, distances.argsort(axis=1)[:, :7])
+    np.testing.assert_allclose(found.distances, np.sort(distances, axis=1)[:, :7], rtol=1e-4)
+
+
+def test_approximate_neighbours_agree_with_exact_ones():
+    rows, _ = blobs((700, 500, 300), dimensions=64)
+    exact = nearest_neighbours(rows, 15, seed=0)
+    found = nearest_neighbours(rows, 15, seed=0, exact_rows=1000)
+    assert found.indices.shape == found.distances.shape == (1500, 15)
+    assert not (found.indices == np.arange(1500)[:, None]).any()
+    recall = np.mean([len(np.intersect1d(a, b)) / 15
+                      for a, b in zip(found.indices, exact.indices)])
+    assert recall > 0.95
+    np.testing.assert_allclose(found.distances[:, 7], exact.distances[:, 7], rtol=0.05)
+
+
+@pytest.mark.parametrize("fit_rows", [10_000, 150])
+@pytest.mark.parametrize("method", CLUSTERINGS)
+def test_clusters_are_the_planted_groups(method, fit_rows):
+    points, labels = blobs()
+    found = find_clusters(points, method, 4, seed=0, fit_rows=fit_rows)
+    assert adjusted_rand_score(labels, found.labels) == 1
+    assert found.means.shape == (4, 8)
+    for cluster in range(4):
+        np.testing.assert_allclose(found.means[cluster],
+                                   points[found.labels == cluster].mean(axis=0), rtol=1e-4)
+    assert found.fitted_rows == (440 if method == "kmeans" or fit_rows > 440 else 150)
+
+
+def test_hdbscan_leaves_noise_out_of_the_means_and_says_when_it_finds_nothing(caplog):
+    points, labels = blobs()
+    far = np.concatenate([points, [[300] * 8, [-300] * 8]]).astype(np.float32)
+    found = find_clusters(far, "hdbscan", 4, seed=0)
+    assert found.labels[-2:].tolist() == [NO_CLUSTER, NO_CLUSTER]
+    assert adjusted_rand_score(labels, found.labels[:-2]) > 0.98 and np.abs(found.means).max() < 13
+    even = find_clusters(normal(40, 3), "hdbscan", 2, seed=0)
+    assert (even.labels == 0).all() and "hdbscan finds no cluster" in caplog.text
+
+
+def test_a_cluster_may_have_one_member_but_not_none():
+    points, labels = blobs((60, 50, 1))
+    found = find_clusters(points, "agglomerative", 3, seed=0)
+    (alone,) = np.flatnonzero(np.bincount(found.labels) == 1)
+    np.testing.assert_allclose(found.means[alone], points[labels == 2][0], rtol=1e-5)
+    with pytest.raises(UserError, match="n_clusters is 112, but there are only 111 states"):
+        find_clusters(points, "kmeans", 112, seed=0)
+
+
+@pytest.mark.parametrize(("components", "fit_rows"), [(2, None), (2, 300), (3, None)])
+def test_neighbours_stay_neighbours_on_the_map(components, fit_rows):
+    points, _ = blobs()
+    found = embed(points, components, seed=0, fit_rows=fit_rows)
+    assert found.places.shape == (440, components) and found.places.dtype == np.float32
+    assert found.fitted_rows == (fit_rows or 440)
+    assert trustworthiness(points, found.places, n_neighbors=10) > 0.9
+    again = embed(points, components, seed=0, fit_rows=fit_rows)
+    np.testing.assert_array_equal(again.places, found.places)
+
+
+def test_a_map_that_cannot_be_made_is_refused():
+    for points, components, words in ((normal(50, 8), 4, "has at most 3"),
+                                      (normal(4, 8), 2, "at least 5 states"),
+                                      (normal(50, 1), 2, "and 1 components")):
+        with pytest.raises(UserError, match=words):
+            embed(points, components, seed=0)
+
+
+def test_factors_give_back_planted_states():
+    rng = np.random.default_rng(3)
+    weights, factors = rng.exponential(size=(400, 3)), rng.exponential(size=(3, 10))
+    weights[rng.random(weights.shape) < 0.5] = 0  # each factor is absent from many states
+    states = (weights @ factors - 2).astype(np.float32)
+    found = factorise(states, 3, 2000, 1e-5, seed=0)
+    assert found.converged and found.relative_error < 0.02
+    assert (found.weights >= 0).all() and (found.factors >= 0).all()
+    given_back = found.weights @ found.factors + found.minimum
+    assert np.linalg.norm(given_back - states) / np.linalg.norm(states - states.min(axis=0)) \
+        == pytest.approx(found.relative_error, rel=1e-2)
+    assert not factorise(states, 3, 1, 1e-9, seed=0).converged
+    with pytest.raises(UserError, match="no hidden unit varies"):
+        factorise(np.ones((20, 5), np.float32), 2, 10, 1e-4, seed=0)
+
+
+# The writer.
+
+
+def writer_of(folder, description, steps=None):
+    return HiddenStatesWriter(folder, description, None,
+                              lambda step, seconds: steps.append(step) if steps is not None
+                              else None)
+
+
+def never():
+    raise AssertionError("this was computed again")
+
+
+def test_a_killed_run_shows_nothing_and_goes_on_behind_its_last_step(tmp_path):
+    folder = HiddenStatesFolder(tmp_path / "out", 5)
+    first = Result({"mean": np.arange(3.0)}, {"constant_units": (1,)})
+    writer_of(folder, {"seed": 1}).step("scale", lambda: first)
+    assert not folder.file("mean").exists() and not folder.settings_file.exists()
+    resumed = writer_of(folder, {"seed": 1})
+    np.testing.assert_array_equal(resumed.step("scale", never)["mean"], [0, 1, 2])
+    assert resumed.facts["scale"] == {"constant_units": [1]}
+    resumed.step("pca", lambda: Result({"std": np.ones(3)}, {}))
+    written = resumed.finish()
+    assert {path.name for path in written} == {"hx_mu_5.npy", "hx_std_5.npy", "settings_5.json"}
+    assert {path.name for path in folder.path.iterdir()} == {path.name for path in written}
+    settings = folder.settings()
+    assert settings["seed"] == 1 and settings["steps"]["scale"] == {"constant_units": [1]}
+    assert set(settings["seconds"]) == {"scale", "pca"}
+
+
+def test_a_run_that_is_asked_for_something_else_computes_everything(tmp_path):
+    folder = HiddenStatesFolder(tmp_path / "out", 5)
+    writer_of(folder, {"seed": 1}).step("scale", lambda: Result({"mean": np.zeros(3)}, {}))
+    other = writer_of(folder, {"seed": 2})
+    other.step("scale", lambda: Result({"mean": np.ones(3)}, {}))
+    other.finish()
+    np.testing.assert_array_equal(folder.read("mean"), 1)
+
+
+# The scripts.
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory):
+    """A folder with the folder of six simulated samples of four steps."""
+    root = tmp_path_factory.mktemp("samples")
+    writer = SampleWriter(root / "informed_init", {"kind": "test"})
+    for number in range(NUM_SAMPLES):
+        rng = np.random.default_rng(number)
+        writer.add(number, SampleArrays(
+            np.zeros((4, 64, 64, 3), np.uint8), *np.zeros((3, 4), np.float32),
+            rng.uniform(-1, 1, (4, 64)).astype(np.float32), np.zeros((4, 15), np.float32),
+            np.zeros((4, 48), np.float32), np.zeros(16, np.float32), np.zeros(4, np.int64)),
+            SampleOrigin(number, None, None, None, None))
+    return root
+
+
+def arguments(data, samples, precomputed, *more):
+    return ["--interpreting_params_name", "tiny", "--data_dir", str(data), "--precomp_dir",
+            str(precomputed), *(["--generated_data_dir", str(samples)] if samples else []), *more]
+
+
+@pytest.fixture(scope="module")
+def precomputed(recording, samples, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("analysis") / "hx_analysis_precomp"
+    assert hidden_analysis_precompute.main(arguments(recording / "data", samples, folder)) == 0
+    return HiddenStatesFolder(folder, NUM_EPISODES)
+
+
+@pytest.fixture(scope="module")
+def states(recording):
+    """hx[1:] of all episodes."""
+    return np.concatenate([RolloutFolder(recording / "data").episode(number).hidden_states[1:]
+                           for number in range(NUM_EPISODES)])
+
+
+def test_files_have_their_published_names(precomputed):
+    stems = ["hx_mu", "hx_std", "hx_pca", "pcomponents", "pc_loading_variances",
+             "pc_singular_values", "ica_unmixing_matrix_hx", "ica_mixing_matrix_hx",
+             "ica_source_signals_hx", "clusters_hx", "cluster_means_hx", "tsne_hx", "nmf_hx",
+             "nmf_components_hx", "nmf_min_per_dim_hx", "hx_outlier_mask"]
+    assert {path.name for path in precomputed.path.iterdir()} == {
+        *(f"{stem}_12.npy" for stem in stems), "gen_hx_projected_real12_gen6.npy",
+        "hx_outlier_retention_fraction.npy", "settings_12.json"}
+
+
+def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
+        precomputed, states, samples):
+    projector = Projector.load(precomputed.path, NUM_EPISODES)
+    for kind, name in (("pca", "principal"), ("ica", "sources")):
+        found = projector.coordinates(torch.from_numpy(states), kind).numpy()
+        np.testing.assert_allclose(found, precomputed.read(name), atol=2e-3, err_msg=kind)
+    simulated = SampleFolder(samples / "informed_init").stacked_field("hidden_states")
+    found = projector.coordinates(torch.from_numpy(simulated.reshape(-1, 64)), "pca").numpy()
+    np.testing.assert_allclose(found, precomputed.read("generated", NUM_SAMPLES), rtol=1e-3,
+                               atol=2e-3)
+    # A unit of each independent coordinate moves that one alone.
+    moved = projector.change(projector.directions("ica"), "ica")
+    torch.testing.assert_close(moved, torch.eye(4), atol=1e-3, rtol=0)
+
+
+def test_components_are_fitted_without_outliers_and_signals_vary_by_1(precomputed, states):
+    kept = ~precomputed.read("outliers")
+    assert 0 < kept.sum() < len(kept)
+    assert precomputed.read("retention") == pytest.approx(kept.mean())
+    z = (states - precomputed.read("mean")) / precomputed.read("std")
+    np.testing.assert_allclose(z.std(axis=0), 1, rtol=1e-3)
+    principal, variances = precomputed.read("principal"), precomputed.read("variances")
+    np.testing.assert_allclose(principal[kept][:, :16].var(axis=0, ddof=1), variances[:16],
+                               rtol=1e-2)
+    signals = precomputed.read("sources")[kept]
+    np.testing.assert_allclose(np.cov(signals.T), np.eye(4), atol=0.02)
+
+
+def test_clusters_and_factors_belong_to_the_states(precomputed, states):
+    labels, means = precomputed.read("clusters"), precomputed.read("cluster_means")
+    assert np.unique(labels).tolist() == [0, 1, 2, 3] and len(labels) == len(states)
+    held = means.shape[1]
+    shares = np.cumsum(precomputed.read("variances")) / precomputed.settings()["steps"]["pca"][
+        "total_variance"]
+    assert shares[held - 1] >= 0.95 > shares[held - 2]
+    for cluster in range(4):
+        members = precomputed.read("principal")[labels == cluster, :held]
+        np.testing.assert_allclose(means[cluster], members.mean(axis=0), atol=1e-4)
+    given_back = (precomputed.read("nmf") @ precomputed.read("nmf_components")
+                  + precomputed.read("nmf_min"))
+    error = np.linalg.norm(given_back - states) / np.linalg.norm(states - states.min(axis=0))
+    assert error == pytest.approx(precomputed.settings()["steps"]["nmf"]["relative_error"],
+                                  rel=1e-2)
+    assert precomputed.read("tsne").shape == (len(states), 2)
+
+
+def test_settings_say_what_made_the_files(precomputed, recording):
+    settings = precomputed.settings()
+    assert settings["parameters"]["n_clusters"] == 4 and settings["tsne_seed"] == 42
+    assert settings["data_dir"] == str(recording / "data")
+    assert settings["generated_numbers"] == list(range(NUM_SAMPLES))
+    assert settings["versions"]["scikit-learn"] and settings["versions"]["openTSNE"]
+    assert settings["steps"]["clusters"]["method"] == "agglomerative"
+    assert set(settings["seconds"]) == {"scale", "outliers", "pca", "ica", "clusters", "tsne",
+                                        "nmf"}
+
+
+def error_of(capsys, main, argv):
+    assert main(argv) == 2
+    return capsys.readouterr().err
+
+
+def test_results_are_not_overwritten_unless_that_is_asked_for(
+        precomputed, recording, samples, tmp_path, capsys):
+    copy = shutil.copytree(precomputed.path, tmp_path / "copy")
+    argv = arguments(recording / "data", samples, copy, "--clustering", "kmeans")
+    message = error_of(capsys, hidden_analysis_precompute.main, argv)
+    assert "holds the results for 12 episodes" in message and "--overwrite" in message
+    assert hidden_analysis_precompute.main([*argv, "--overwrite"]) == 0
+    again = HiddenStatesFolder(copy, NUM_EPISODES)
+    assert again.settings()["steps"]["clusters"]["method"] == "kmeans"
+    np.testing.assert_array_equal(again.read("sources"), precomputed.read("sources"))
+    np.testing.assert_array_equal(again.read("tsne"), precomputed.read("tsne"))
+    assert sorted(path.name for path in copy.iterdir()) == sorted(
+        path.name for path in precomputed.path.iterdir())
+
+
+def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, capsys):
+    for more, words in (
+            (["--num_episodes", "40"], "40 episodes are asked for, but .* holds only 12"),
+            (["--num_generated_samples", "7"], "7 simulated samples .* holds only 6"),
+            (["--informed_or_random_init", "rand_init"], "rand_init holds no samples")):
+        argv = arguments(recording / "data", samples, tmp_path / "out", *more)
+        assert re.search(words, error_of(
+            capsys, hidden_analysis_precompute.main, argv))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"outlier_max_k": 5}, "outlier_max_k must be at least 6, not 5"),
+    ({"clustering": "k-means"}, "unknown clustering 'k-means'.*did you mean 'kmeans'"),
+    ({"informed_or_random_init": "informed"}, "unknown informed_or_random_init 'informed'"),
+    ({"n_components_ica": 65}, "n_components_ica is 65, more than the 64"),
+    ({"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
+    ({"n_clusters": 0}, "n_clusters must be above 0"), ({"ica_tol": 0}, "ica_tol must be above 0"),
+    ({"n_cluster": 3}, "unknown key 'n_cluster'.*did you mean 'n_clusters'")])
+def test_parameters_that_make_no_sense_are_named(changes, words):
+    with pytest.raises(UserError, match=words):
+        load_interpreting_config("tiny", {"analysis": {"agent_h": changes}})
+
+
+def damaged(recording, tmp_path, change):
+    data = shutil.copytree(recording / "data", tmp_path / "data")
+    for number in range(NUM_EPISODES):
+        path = data / f"episode_{number:05d}" / "hx.npy"
+        np.save(path, change(number, np.load(path)))
+    return data
+
+
+def test_nan_in_a_recorded_file_is_an_error_that_names_it(recording, samples, tmp_path, capsys):
+    def with_nan(number, hx):
+        hx[1, 5] = np.nan if number == 3 else hx[1, 5]
+        return hx
+    data = damaged(recording, tmp_path, with_nan)
+    message = error_of(capsys, hidden_analysis_precompute.main,
+                       arguments(data, samples, tmp_path / "out"))
+    assert "episode_00003/hx.npy holds NaN" in message
+
+
+def test_nan_in_a_sample_is_an_error_that_names_it(recording, samples, tmp_path, capsys):
+    copy = shutil.copytree(samples, tmp_path / "samples")
+    path = copy / "informed_init" / "sample_00002" / "agent_hs.npy"
+    hidden = np.load(path)
+    hidden[0, 0] = np.inf
+    np.save(path, hidden)
+    message = error_of(capsys, hidden_analysis_precompute.main,
+                       arguments(recording / "data", copy, tmp_path / "out"))
+    assert "sample_00002 hold NaN" in message
+
+
+def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path, capsys):
+    def constant(number, hx):
+        hx[:, 9] = 0.25
+        return hx
+    data = damaged(recording, tmp_path, constant)
+    assert hidden_analysis_precompute.main(
+        arguments(data, None, tmp_path / "out", "--no_generated_samples")) == 0
+    assert "hidden unit 9 does not vary" in capsys.readouterr().err
+    projector = Projector.load(tmp_path / "out", NUM_EPISODES)
+    assert projector.std[9] == 1
+    folder = HiddenStatesFolder(tmp_path / "out", NUM_EPISODES)
+    for name in ("principal", "sources", "tsne", "nmf", "cluster_means"):
+        assert np.isfinite(folder.read(name)).all(), name
+    assert not list(folder.path.glob("gen_hx_projected*"))
+    assert folder.settings()["generated_samples"] is None
+
+
+def test_steps_are_those_of_the_states(recording):
+    folder = RolloutFolder(recording / "data")
+    steps = recorded_steps(folder, NUM_EPISODES)
+    row = 0
+    for number in range(NUM_EPISODES):
+        episode = folder.episode(number)
+        length = len(episode.log_probs)
+        part = slice(row, row + length)
+        probs = np.exp(episode.log_probs)
+        np.testing.assert_allclose(steps.entropy[part], -(probs * np.log(probs)).sum(axis=1),
+                                   rtol=1e-5)
+        np.testing.assert_array_equal(steps.likeliest_action[part], probs.argmax(axis=1))
+        np.testing.assert_array_equal(steps.action[part], episode.steps["action"])
+        np.testing.assert_allclose(steps.value[part], episode.steps["value"])
+        np.testing.assert_allclose(steps.part[part], np.arange(length) / (length - 1))
+        assert (steps.length[part] == length).all() and (steps.episode[part] == number).all()
+        assert steps.done[part].tolist() == [False] * (length - 1) + [True]
+        assert (steps.rewarded[part] == (episode.steps["reward"] > 0).any()).all()
+        row += length
+    assert row == len(steps.reward)
+
+
+def test_all_figures_are_drawn(precomputed, recording, tmp_path, capsys):
+    output = tmp_path / "hx_plots"
+    argv = [*arguments(recording / "data", None, precomputed.path), "--output_dir", str(output)]
+    assert hidden_analysis_plotting.main(argv) == 0
+    colourings = ["entropy", "likeliest_action", "action", "cluster", "nmf_factor", "ic_factor",
+                  "episode_length", "part_of_episode", "done", "value", "episode_rewarded",
+                  "reward"]
+    expected = {f"{plane}_{what}.png" for plane in ("pca", "tsne") for what in colourings}
+    expected |= {"variance_explained.png", "paths.png", "rotating_cluster.gif",
+                 "rotating_value.gif", *(f"cluster_{number:02d}.png" for number in range(4))}
+    assert {path.name for path in output.iterdir()} == {*expected, "settings.json"}
+    for name in expected:
+        image = Image.open(output / name)
+        assert min(image.size) > 400 and np.asarray(image.convert("L")).std() > 5, name
+    assert Image.open(output / "rotating_value.gif").n_frames == 36
+    assert json.loads((output / "settings.json").read_text())["num_epi_paths"] == 3
+
+
+def test_figures_without_their_data_are_refused(precomputed, recording, samples, tmp_path, capsys):
+    main = hidden_analysis_plotting.main
+    argv = [*arguments(recording / "data", None, tmp_path / "nowhere"), "--output_dir",
+            str(tmp_path / "plots")]
+    assert "hidden_analysis_precompute.py writes it" in error_of(capsys, main, argv)
+    copy = shutil.copytree(precomputed.path, tmp_path / "copy")
+    path = HiddenStatesFolder(copy, NUM_EPISODES).file("tsne")
+    places = np.load(path)
+    argv = [*arguments(recording / "data", None, copy), "--output_dir", str(tmp_path / "plots")]
+    np.save(path, places[:-1])
+    assert f"tsne_hx_12.npy has {len(places) - 1} rows" in error_of(capsys, main, argv)
+    places[3] = np.nan
+    np.save(path, places)
+    assert "tsne_hx_12.npy holds NaN" in error_of(capsys, main, argv)
+    assert "num_epi_paths is 13" in error_of(capsys, main, [*argv, "--num_epi_paths", "13"])
+    assert not (tmp_path / "plots").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("precious")
+    argv[-1] = str(tmp_path / "other")
+    assert "holds other data" in error_of(capsys, main, argv)
