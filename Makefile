@@ -9,6 +9,7 @@ AGENT := pretrained/coinrun_easy/model.pth
 SIMULATOR := pretrained/coinrun_easy_simulator/model.pt
 # What the scripts that work with the simulator have in common.
 SIMULATED := --agent_file $(AGENT) --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data
+ANALYSED := --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data --num_episodes 20 --num_generated_samples 8 --save_dir $(DEMO)/analysis
 
 .PHONY: demo test lint benchmark clean
 
@@ -32,8 +33,11 @@ demo: .venv/installed
 	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 8 --data_save_dir $(DEMO)/samples --recording_rand_init
 	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 2 --data_save_dir $(DEMO)/samples --manual_action pattern
 	$(BIN)/python loss_over_time_experiment.py $(SIMULATED) --model_file $(SIMULATOR) --output_dir $(DEMO)/loss_over_time
+	$(BIN)/python hidden_analysis_precompute.py $(ANALYSED) --generated_data_dir $(DEMO)/samples
+	$(BIN)/python hidden_analysis_plotting.py $(ANALYSED)
+	$(BIN)/python saliency_experiments.py $(SIMULATED) --model_file $(SIMULATOR) --samples_dir $(DEMO)/samples/informed_init --sample_ids 0 to 4 --difference_demo_dir $(DEMO)/analysis/demo_with_without_env_grads --precomputed_analysis_data_path $(DEMO)/analysis/hx_analysis_precomp --num_episodes 20
 	@echo "Everything above is in $(DEMO)/:"
-	@cd $(DEMO) && find . -maxdepth 7 \( -name '*.png' -o -name 'model_*.pth' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data \) | sort
+	@cd $(DEMO) && find . -maxdepth 7 \( -name '*plot*.png' -o -name 'truth_*.png' -o -name 'model_*.pt*' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data -o -name videos -o -path './samples/*' -prune -o -path './analysis/*' -prune \) | sort
 
 test: .venv/installed
 	$(BIN)/python -m pytest tests
@@ -45,6 +49,7 @@ benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.saliency
+	$(BIN)/python -m benchmarks.analysis
 
 clean:
 	rm -rf .venv $(DEMO)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from analysis.projector import Projector, matrix_files
+from analysis.projector import Projector
 from common.cli import Parser, count, set_up_logging
 from common.devices import resolve_compute
 from common.env import ACTION_NAMES
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.files import sha256, versions
 from generative.agent_inside import HiddenChange
-from generative.cli import add_simulator_flags, interpreting_config
+from generative.cli import add_direction_flags, add_simulator_flags, interpreting_config
 from generative.config import InterpretingConfig
 from generative.dataset import RolloutDataset
 from generative.runs import open_simulator
@@ -62,9 +62,7 @@ def parser() -> Parser:
     flags.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
                        help="for each of them the direction that gets the same amount instead, "
                             "or None" + yaml)
-    flags.add_argument("--precomputed_analysis_data_path", type=Path,
-                       default=Path("analysis/hx_analysis_precomp"),
-                       help="folder of the matrices that define the directions")
+    add_direction_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
@@ -153,16 +151,12 @@ def swapped_run(args: argparse.Namespace, config: InterpretingConfig, unaltered:
     """The same run with some directions of the agent's state swapped."""
     taken, put = list(config.swap.swap_directions_from), list(config.swap.swap_directions_to)
     kind = config.analysis.saliency.direction_type
-    folder, num_episodes = (args.precomputed_analysis_data_path,
-                            config.analysis.agent_h.num_episodes)
-    projector = Projector.load(folder, num_episodes)
-    if len(projector.mean) != simulator.config.agent_hidden_size:
-        raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
-                        f"units, but the agent has {simulator.config.agent_hidden_size}")
+    projector, matrices = Projector.load_for(simulator.config.agent_hidden_size,
+                                             args.precomputed_analysis_data_path,
+                                             config.analysis.agent_h.num_episodes)
     name = "_".join([unaltered.name, "swapped", *map(str, taken), "to", *map(str, put)])
     swap = {"from": taken, "to": put, "direction_type": kind, "unaltered": unaltered.name,
-            "matrices_sha256": {path.name: sha256(path)
-                                for path in matrix_files(folder, num_episodes).values()}}
+            "matrices_sha256": matrices}
     return SamplerRun(name, {**unaltered.description, "swap": swap},
                       projector.swapped_step(taken, put, kind, device))
 

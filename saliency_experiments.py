@@ -8,12 +8,17 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.projector import Projector, matrix_files
+from analysis.projector import Projector
 from common.cli import Parser, set_up_logging
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from generative.cli import OneText, add_simulator_flags, interpreting_config
+from generative.cli import (
+    OneText,
+    add_direction_flags,
+    add_simulator_flags,
+    interpreting_config,
+)
 from generative.config import InterpretingConfig
 from generative.runs import open_simulator
 from generative.saliency import DIRECTION, FUNCTIONS, VALUE, SaliencyFunction, saliency_functions
@@ -72,9 +77,7 @@ def parser() -> Parser:
                             "these gradients, if it is among the functions; 0 to 0: none" + yaml)
     flags.add_argument("--difference_demo_dir", type=Path, default=DEMONSTRATION,
                        help="folder of this demonstration")
-    flags.add_argument("--precomputed_analysis_data_path", type=Path,
-                       default=Path("analysis/hx_analysis_precomp"),
-                       help="folder of the matrices that define the directions")
+    add_direction_flags(flags)
     flags.add_argument("--shard", type=shard, default="1/1", metavar="I/N",
                        help="do the I-th of N parts of the samples, counted from 1, for jobs that "
                             "run beside each other")
@@ -179,19 +182,15 @@ def check_origin(samples: SampleFolder, origin: dict) -> None:
 def directions(folder: Path, config: InterpretingConfig, simulator: Simulator,
                functions: tuple[SaliencyFunction, ...]) -> tuple[Projector, dict]:
     """The directions that functions need, and the checksums of their files."""
-    num_episodes = config.analysis.agent_h.num_episodes
-    projector = Projector.load(folder, num_episodes)
-    if len(projector.mean) != simulator.config.agent_hidden_size:
-        raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
-                        f"units, but the agent has {simulator.config.agent_hidden_size}")
+    projector, matrices = Projector.load_for(simulator.config.agent_hidden_size, folder,
+                                             config.analysis.agent_h.num_episodes)
     for function in functions:
         if function.direction is not None:
             there = len(projector.directions(function.direction_type))
             if function.direction >= there:
                 raise UserError(f"there is no {function.direction_type} direction "
                                 f"{function.direction}: they are numbered 0 to {there - 1}")
-    return projector, {path.name: sha256(path)
-                       for path in matrix_files(folder, num_episodes).values()}
+    return projector, matrices
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from analysis.hidden_files import matrix_files, read_array
 from common.errors import UserError
+from common.files import sha256
 
 DirectionType = Literal["pca", "ica"]
 
@@ -80,6 +81,21 @@ class Projector:
             array = read_array(path)
             tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
         return cls(**tensors)
+
+    @classmethod
+    def load_for(cls, num_units: int, folder: Path,
+                 num_episodes: int) -> tuple[Projector, dict[str, str]]:
+        """The same for an agent with this many hidden units, with the files' checksums by name.
+
+        Raises:
+            UserError: see ``load``; or if the matrices are another agent's.
+        """
+        projector = cls.load(folder, num_episodes)
+        if len(projector.mean) != num_units:
+            raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
+                            f"units, but the agent has {num_units}")
+        files = matrix_files(folder, num_episodes).values()
+        return projector, {path.name: sha256(path) for path in files}
 
     def on(self, device: torch.device | str) -> Projector:
         """The same with its matrices on a device."""

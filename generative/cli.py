@@ -78,6 +78,17 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                                  "num_threads"))
 
 
+def add_direction_flags(parser: Parser) -> None:
+    """The flags that say where directions of the hidden space are."""
+    parser.add_argument("--precomputed_analysis_data_path", type=Path,
+                        default=Path("analysis/hx_analysis_precomp"),
+                        help="folder of the matrices that define the directions, from "
+                             "hidden_analysis_precompute.py")
+    parser.add_argument("--num_episodes", type=count,
+                        help="recorded episodes that the matrices were made of, which stands in "
+                             "their names; the parameter set's if not given")
+
+
 def add_hidden_analysis_flags(parser: Parser) -> None:
     """The flags that the two scripts of the agent's hidden states share."""
     yaml = "; the parameter set's if not given"
