@@ -36,8 +36,7 @@ from pathlib import Path
 import numpy as np
 
 from common.description import read_description
-from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, atomic_path, save_json
+from common.files import TEMPORARY_SUFFIX, atomic_path, read_array, save_json
 
 SCRIPT = "analysis/hidden_analysis_precompute.py"
 MATRICES = {"mean": "hx_mu", "std": "hx_std", "components": "pcomponents",
@@ -54,20 +53,6 @@ def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
     """The files of the projector, by its attributes."""
     files = HiddenStatesFolder(folder, num_episodes)
     return {name: files.file(name) for name in MATRICES}
-
-
-def read_array(path: Path) -> np.ndarray:
-    """One array of the folder.
-
-    Raises:
-        UserError: if the file is missing or damaged.
-    """
-    try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}; {SCRIPT} writes it") from None
-    except (ValueError, EOFError):
-        raise UserError(f"{path} is damaged: it is not a numpy array") from None
 
 
 class HiddenStatesFolder:
@@ -95,7 +80,7 @@ class HiddenStatesFolder:
         Raises:
             UserError: if its file is missing or damaged.
         """
-        return read_array(self.file(name, num_samples))
+        return read_array(self.file(name, num_samples), written_by=SCRIPT)
 
     def settings(self) -> dict:
         """What made the arrays; empty for published ones, which do not say."""

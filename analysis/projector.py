@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.hidden_files import matrix_files, read_array
+from analysis.hidden_files import SCRIPT, matrix_files
 from common.errors import UserError
-from common.files import sha256
+from common.files import read_array, sha256
 
 DirectionType = Literal["pca", "ica"]
 
@@ -78,7 +78,7 @@ class Projector:
         """
         tensors = {}
         for name, path in matrix_files(folder, num_episodes).items():
-            array = read_array(path)
+            array = read_array(path, written_by=SCRIPT)
             tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
         return cls(**tensors)
 

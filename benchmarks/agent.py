@@ -28,7 +28,7 @@ import agents.ppo
 import record
 from agents.ppo import Rollout, update
 from agents.training import Worker
-from benchmarks.memory import peak_memory
+from benchmarks.measuring import best_of, peak_memory
 from common.agent_file import save_agent
 from common.config import load_agent_config
 from common.devices import Compute, keep_freed_memory, resolve_compute
@@ -99,25 +99,16 @@ def measure_training() -> None:
     frames = ours.rollout.frames.flatten(0, 1)[:2048]
     hidden = ours.policy.initial_states(64)
     for each in (plain, ours):
-        forward = _best(lambda each=each: [agents.acting.run_policy(
+        forward = best_of(lambda each=each: [agents.acting.run_policy(
             each.policy, each.compute, part, hidden) for part in frames[:512].split(64)])
         print(f"  a frame, {each.name}: forward {1e6 * forward / 512:.0f} us", end="")
-        both = _best(lambda each=each: agents.ppo.embed_frames(
+        both = best_of(lambda each=each: agents.ppo.embed_frames(
             each.policy, frames[:512], each.compute).sum().backward())
         print(f", forward and backward {1e6 * both / 512:.0f} us")
     env_seconds = CONFIG.n_envs * CONFIG.n_steps / raw_steps_per_second()
     total = CONFIG.n_envs * CONFIG.n_steps / ours.steps_per_second()
     print(f"  stepping the environments is {100 * env_seconds / total:.1f} % of the time, the "
           f"gradient {100 * median(ours.seconds['update']) / total:.0f} %: convolutions bound it")
-
-
-def _best(function, repeats: int = 3) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 
 from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter
 from analysis.hidden_steps import analyse
-from benchmarks.memory import peak_memory
+from benchmarks.measuring import peak_memory
 from generative.config import load_interpreting_config
 
 UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002

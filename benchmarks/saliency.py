@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.memory import peak_memory
+from benchmarks.measuring import peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.networks import build_policy
 from generative.config import SaliencyConfig, load_interpreting_config

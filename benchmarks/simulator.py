@@ -29,7 +29,7 @@ from torch import Tensor
 
 import generative.decoder
 import record
-from benchmarks.memory import peak_memory
+from benchmarks.measuring import best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.files import sha256
 from generative.alignment import AlignedBatch, align
@@ -183,9 +183,9 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         "agent": lambda: simulator.agent.sequence(images,
                                                   batch.first_hidden).hidden_states.sum(),
         "losses": lambda: simulator_losses(simulation, batch, simulator.config).total}
-    shares = {name: _best(lambda part=part: _forward_and_backward(run, part))
+    shares = {name: best_of(lambda part=part: _forward_and_backward(run, part))
               for name, part in parts.items()}
-    shares["optimiser"] = _best(lambda: _optimise(run))
+    shares["optimiser"] = best_of(lambda: _optimise(run))
     shares["the rest"] = max(seconds - sum(shares.values()), 0)
     text = ", ".join(f"{name} {100 * part / seconds:.0f} %" for name, part in shares.items())
     print(f"  where the time goes: {text}", flush=True)
@@ -205,15 +205,6 @@ def _optimise(run: SimulatorTraining) -> None:
     run.optimizer.step()
 
 
-def _best(function: Callable[[], None], repeats: int = 2) -> float:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def measure_reading(recording: Path) -> None:
     dataset = RolloutDataset(recording / "data", 3, NUM_STEPS)
     order = np.random.default_rng(0).permutation(len(dataset))
@@ -225,7 +216,7 @@ def measure_reading(recording: Path) -> None:
 
     read()  # from now on the files are cached
     windows = 16 * len(batches)
-    print(f"reading: {windows / _best(read):.0f} windows/s in one process, published about "
+    print(f"reading: {windows / best_of(read):.0f} windows/s in one process, published about "
           f"{PUBLISHED_WINDOWS_A_SECOND}", flush=True)
 
 

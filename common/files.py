@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from common.errors import UserError
+
 TEMPORARY_SUFFIX = ".partial"
 
 
@@ -78,6 +80,30 @@ def save_json(path: Path, content: dict) -> None:
     """Write a mapping as indented JSON, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
+               written_by: str = "") -> np.ndarray:
+    """Read a ``.npy`` file.
+
+    Args:
+        dtype, dimensions: that it must have, if given.
+        written_by: script that a missing file comes from, for the message.
+
+    Raises:
+        UserError: if the file is missing, damaged or holds something else.
+    """
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        source = f"; {written_by} writes it" if written_by else ""
+        raise UserError(f"there is no file {path}{source}") from None
+    except (ValueError, EOFError):
+        raise UserError(f"{path} is damaged: it is not a numpy array") from None
+    if (dtype is not None and array.dtype != dtype) or dimensions not in (None, array.ndim):
+        raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
+                        f"{np.dtype(dtype)} in {dimensions}")
+    return array
 
 
 def sha256(path: Path) -> str:

@@ -27,7 +27,7 @@ from PIL import Image
 
 from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_path, save_json
+from common.files import atomic_path, read_array, save_json
 from common.video import write_video
 from generative.sample_files import SampleFolder
 
@@ -105,16 +105,7 @@ class SaliencyFolder:
     def _read(self, number: int, function: str, field: str) -> np.ndarray:
         path = self.array_file(number, function, field)
         _, dtype, dimensions = _ARRAYS[field]
-        try:
-            array = np.load(path, allow_pickle=False)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}; saliency_experiments.py writes it") from None
-        except (ValueError, EOFError):
-            raise UserError(f"{path} is damaged: it is not a numpy array") from None
-        if array.dtype != dtype or array.ndim != dimensions:
-            raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
-                            f"{np.dtype(dtype)} in {dimensions}")
-        return array
+        return read_array(path, dtype, dimensions, "saliency_experiments.py")
 
 
 class SaliencyWriter:

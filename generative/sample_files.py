@@ -29,7 +29,7 @@ import numpy as np
 from common.config import typed
 from common.description import open_described_folder, read_description
 from common.errors import UserError
-from common.files import atomic_folder, save_json
+from common.files import atomic_folder, read_array, save_json
 from common.video import write_video
 
 _ORIGIN_NAME = "origin.json"
@@ -179,16 +179,7 @@ class SampleFolder:
     def _read(self, number: int, field: str) -> np.ndarray:
         path = self._array_file(number, field)
         _, dtype, dimensions = _ARRAYS[field]
-        try:
-            array = np.load(path, allow_pickle=False)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}") from None
-        except (ValueError, EOFError):
-            raise UserError(f"{path} is damaged: it is not a numpy array") from None
-        if array.dtype != dtype or array.ndim != dimensions:
-            raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
-                            f"{np.dtype(dtype)} in {dimensions}")
-        return array
+        return read_array(path, dtype, dimensions)
 
     def _actions(self, number: int) -> np.ndarray:
         if self._array_file(number, "actions").exists():
