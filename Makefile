@@ -37,7 +37,7 @@ demo: .venv/installed
 	$(BIN)/python hidden_analysis_plotting.py $(ANALYSED)
 	$(BIN)/python saliency_experiments.py $(SIMULATED) --model_file $(SIMULATOR) --samples_dir $(DEMO)/samples/informed_init --sample_ids 0 to 4 --difference_demo_dir $(DEMO)/analysis/demo_with_without_env_grads --precomputed_analysis_data_path $(DEMO)/analysis/hx_analysis_precomp --num_episodes 20
 	@echo "Everything above is in $(DEMO)/:"
-	@cd $(DEMO) && find . -maxdepth 7 \( -name '*plot*.png' -o -name 'truth_*.png' -o -name 'model_*.pt*' -o -name 'episode_*.mp4' -o -name evaluation.json -o -name data -o -name videos -o -path './samples/*' -prune -o -path './analysis/*' -prune \) | sort
+	@cd $(DEMO) && find . \( -path ./analysis -o -path ./samples -o -name data \) -prune -print -o \( -name '*.png' -o -name 'model_*.pt*' -o -name '*.mp4' -o -name evaluation.json \) -print | sort
 
 test: .venv/installed
 	$(BIN)/python -m pytest tests
