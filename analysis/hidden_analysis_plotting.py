@@ -59,9 +59,7 @@ def main(argv: list[str] | None = None) -> None:
             "data_dir": config.data_dir, "seed": args.seed, "precomputed": folder.settings(),
             "versions": versions()})
         shutil.rmtree(output, ignore_errors=True)  # an earlier drawing
-    for name in names:
-        print(f"wrote {output / name}")
-    print(f"{len(names)} figures in {time.perf_counter() - begin:.0f} s")
+    print(f"wrote {len(names)} figures to {output} in {time.perf_counter() - begin:.0f} s")
 
 
 if __name__ == "__main__":
