@@ -35,12 +35,12 @@ from analysis.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from common.cli import Parser, count, set_up_logging
+from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.video import write_strip
-from generative.cli import add_simulator_flags, interpreting_config
+from generative.cli import add_simulator_flags, parse
 from generative.dataset import RolloutDataset
 from generative.runs import SimulatorRunSettings, open_simulator, run_of
 from generative.straight_through import LatentDraw
@@ -76,11 +76,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    flags = parser()
-    args = flags.parse_args(argv)
-    explicit = flags.explicit(argv)
-    set_up_logging(args.log_level)
-    config = interpreting_config(args, explicit)
+    args, explicit, config = parse(parser(), argv)
     compute = resolve_compute(config.device, config.gpu_device, args.precision)
     session = (args.gen_mod_exp_name if "gen_mod_exp_name" in explicit
                else time.strftime("%Y%m%d_%H%M%S"))
@@ -90,9 +86,6 @@ def main(argv: list[str] | None = None) -> None:
 
     simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
     run = run_of(args.model_file)
-    if run and sha256(args.agent_file) != run.agent_sha256:
-        raise UserError(f"{args.agent_file} is not the agent of this simulator, which was "
-                        f"{run.agent_file}")
     num_init_steps = simulator.config.num_init_steps
     if args.num_initializing_steps not in (None, num_init_steps):
         raise UserError(f"--num_initializing_steps is {args.num_initializing_steps}, but this "

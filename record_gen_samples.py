@@ -1,5 +1,4 @@
-"""Record rollouts that a trained simulator imagines, with the agent inside; 32 at a time unless
---batch_size says otherwise."""
+"""Record rollouts that a trained simulator imagines, with the agent inside."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from pathlib import Path
 import torch
 
 from analysis.projector import Projector
-from common.cli import Parser, count, set_up_logging
+from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.env import ACTION_NAMES
 from common.errors import script_main
 from common.files import sha256, versions
 from generative.agent_inside import HiddenChange
-from generative.cli import add_direction_flags, add_simulator_flags, interpreting_config
+from generative.cli import add_direction_flags, add_simulator_flags, parse
 from generative.config import InterpretingConfig
 from generative.dataset import RolloutDataset
 from generative.runs import open_simulator
@@ -40,7 +39,8 @@ def direction(text: str) -> int | None:
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file", model_file_required=True)
+    add_simulator_flags(flags, "simulator file", model_file_required=True,
+                        at_a_time=SAMPLES_AT_A_TIME)
     yaml = "; the parameter set's if not given"
     flags.add_argument("--generated_data_dir", help="samples go to folders in here" + yaml)
     flags.add_argument("--data_save_dir", type=Path, help="the same, and wins")
@@ -73,11 +73,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    flags = parser()
-    args = flags.parse_args(argv)
-    explicit = flags.explicit(argv)
-    set_up_logging(args.log_level)
-    config = interpreting_config(args, explicit)
+    args, explicit, config = parse(parser(), argv)
     compute = resolve_compute(config.device, config.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
     plan = make_plan(args, explicit, config, simulator)
@@ -105,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     num_samples = config.record.max_samples * plan.samples_per_start
     for sampler, writer in zip(samplers, writers):
         status = record_samples(sampler, writer, config.record.max_samples,
-                                args.batch_size or SAMPLES_AT_A_TIME, not args.no_videos)
+                                args.batch_size, not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status

@@ -1,6 +1,5 @@
 """Take gradients of the agent's value, its actions and its hidden directions through the
-simulator, in samples that record_gen_samples.py recorded, over as many steps as those have; 4
-samples at a time unless --batch_size says otherwise."""
+simulator, in samples that record_gen_samples.py recorded, over as many steps as those have."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import re
 from pathlib import Path
 
 from analysis.projector import Projector
-from common.cli import Parser, set_up_logging
+from common.cli import Parser
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
@@ -17,7 +16,7 @@ from generative.cli import (
     OneText,
     add_direction_flags,
     add_simulator_flags,
-    interpreting_config,
+    parse,
 )
 from generative.config import InterpretingConfig
 from generative.runs import open_simulator
@@ -48,7 +47,8 @@ def shard(text: str) -> tuple[int, int]:
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_simulator_flags(flags, "simulator file", model_file_required=True)
+    add_simulator_flags(flags, "simulator file", model_file_required=True,
+                        at_a_time=SAMPLES_AT_A_TIME)
     flags.set_defaults(precision="float32")  # gradients are differences of small numbers
     yaml = "; the parameter set's if not given"
     flags.add_argument("--generated_data_dir", help=f"where {RECORDED} lies" + yaml)
@@ -89,10 +89,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    flags = parser()
-    args = flags.parse_args(argv)
-    config = interpreting_config(args, flags.explicit(argv))
-    set_up_logging(args.log_level)
+    args, _, config = parse(parser(), argv)
     settings = config.analysis.saliency
     samples = SampleFolder(args.samples_dir or Path(config.generated_data_dir) / RECORDED)
     numbers = settings.ids("sample_ids")
@@ -132,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     maker = SaliencyMaker(simulator, compute, plan, samples, description, matrices,
                           projector.coordinates if projector else None)
     part, parts = args.shard
-    rest = (args.batch_size or SAMPLES_AT_A_TIME, not args.no_videos, args.overwrite)
+    rest = (args.batch_size, not args.no_videos, args.overwrite)
     for write, folder, chosen in (
             (write_saliency, samples.path, numbers[part - 1::parts]),
             (write_demonstration, args.difference_demo_dir, demonstrated[part - 1::parts])):

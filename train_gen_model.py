@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from common.cli import Parser, set_up_logging
+from common.cli import Parser
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
 from common.settings import load_settings
-from generative.cli import add_simulator_flags, interpreting_config
+from generative.cli import add_simulator_flags, parse
 from generative.losses import LossScales
 from generative.runs import SimulatorRunSettings, checkpoints, new_run_folder
 from generative.training import SimulatorTraining
@@ -33,13 +33,9 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    flags = parser()
-    args = flags.parse_args(argv)
-    explicit = flags.explicit(argv)
-    set_up_logging(args.log_level)
+    args, explicit, config = parse(parser(), argv)
     if args.max_batches < 0:
         raise UserError(f"--max_batches must not be negative, but is {args.max_batches}")
-    config = interpreting_config(args, explicit)
     compute = resolve_compute(config.device, config.gpu_device, args.precision)
     if args.resume:
         folder = args.resume

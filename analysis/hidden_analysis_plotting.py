@@ -9,11 +9,11 @@ from pathlib import Path
 from analysis.hidden_figures import Figures
 from analysis.hidden_files import HiddenStatesFolder
 from analysis.hidden_states import recorded_steps
-from common.cli import Parser, count, seed, set_up_logging
+from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, versions
 from common.rollout_files import RolloutFolder
-from generative.cli import add_hidden_analysis_flags, interpreting_config
+from generative.cli import add_hidden_analysis_flags, parse
 
 SETTINGS_NAME = "settings.json"
 
@@ -32,10 +32,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    flags = parser()
-    args = flags.parse_args(argv)
-    set_up_logging(args.log_level)
-    config = interpreting_config(args, flags.explicit(argv))
+    args, _, config = parse(parser(), argv)
     agent_h = config.analysis.agent_h
     save_dir = Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "hx_plots"

@@ -10,11 +10,11 @@ from pathlib import Path
 from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter
 from analysis.hidden_states import chosen_samples, recorded_states, simulated_states
 from analysis.hidden_steps import analyse
-from common.cli import Parser, count, seed, set_up_logging
+from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.rollout_files import RolloutFolder
-from generative.cli import add_hidden_analysis_flags, interpreting_config
+from generative.cli import add_hidden_analysis_flags, parse
 from generative.config import CLUSTERINGS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
@@ -39,10 +39,7 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    flags = parser()
-    args = flags.parse_args(argv)
-    set_up_logging(args.log_level)
-    config = interpreting_config(args, flags.explicit(argv))
+    args, _, config = parse(parser(), argv)
     agent_h = config.analysis.agent_h
     folder = HiddenStatesFolder(
         args.precomp_dir or Path(config.analysis.save_dir) / "hx_analysis_precomp",

@@ -28,12 +28,11 @@ from torch.nn import functional
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
-from generative.alignment import AlignedBatch, align
+from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.losses import balanced_kl, until_first_terminal
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentDraw
-from generative.training import as_frames
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")

@@ -24,6 +24,19 @@ def read_description(path: Path) -> dict:
         raise UserError(f"{path} is damaged: it is not JSON") from None
 
 
+def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
+    """The first key in which a description differs from one that was read, or None.
+
+    Args:
+        informative: entries that may differ.
+    """
+    expected = json.loads(json.dumps(description))  # as it looks after a round trip
+    for key in sorted((expected.keys() | found.keys()) - set(informative)):
+        if found.get(key) != expected.get(key):
+            return key
+    return None
+
+
 def open_described_folder(path: Path, description: dict, what: str, flag: str, overwrite: bool,
                           informative: tuple[str, ...] = ("versions",)) -> None:
     """Make a folder, or go on with what it holds if that was made in the same way.
@@ -47,9 +60,8 @@ def open_described_folder(path: Path, description: dict, what: str, flag: str, o
         way_out = f"choose another {flag}, or give --overwrite to throw it away"
         if not found:
             raise UserError(f"{folder} holds other data; {way_out}")
-        expected = json.loads(json.dumps(description))  # as it looks after a round trip
-        for key in sorted((expected.keys() | found.keys()) - set(informative)):
-            if found.get(key) != expected.get(key):
-                raise UserError(f"{folder} holds {what} with another {key}; {way_out}")
+        key = first_difference(found, description, informative)
+        if key:
+            raise UserError(f"{folder} holds {what} with another {key}; {way_out}")
     folder.mkdir(parents=True, exist_ok=True)
     save_json(path, description)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,3 +61,8 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
                         terminals=windows.terminals[first:],
                         first_hidden=windows.hidden_states[first],
                         hidden_states=windows.hidden_states[first + 1:])
+
+
+def as_frames(images: Tensor) -> np.ndarray:
+    """Images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
+    return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

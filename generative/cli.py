@@ -6,7 +6,14 @@ import argparse
 import logging
 from pathlib import Path
 
-from common.cli import Parser, add_compute_flags, add_published_flags, count, seed
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_published_flags,
+    count,
+    seed,
+    set_up_logging,
+)
 from generative.config import InterpretingConfig, load_interpreting_config
 
 # Where the YAML has the value of a flag.
@@ -43,8 +50,14 @@ class OneText(argparse.Action):
         setattr(namespace, self.dest, " ".join(values))
 
 
-def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool) -> None:
-    """The flags of train_gen_model.py, which every later script takes, too."""
+def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool,
+                        at_a_time: int | None = None) -> None:
+    """The flags of train_gen_model.py, which every later script takes, too.
+
+    Args:
+        at_a_time: default of ``--batch_size`` where it is not the parameter set's, which is that
+            of training.
+    """
     yaml = "; the parameter set's if not given"
     parser.add_argument("--agent_file", type=Path, required=True, help="the agent inside")
     parser.add_argument("--model_file", type=Path, required=model_file_required,
@@ -56,7 +69,8 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     parser.add_argument("--data_dir", help="recorded rollouts, <logdir>/data of record.py" + yaml)
     parser.add_argument("--log_dir_base", help="simulators are written to <log_dir_base>/results/"
                         + yaml)
-    parser.add_argument("--batch_size", type=count, help="windows or samples at a time" + yaml)
+    parser.add_argument("--batch_size", type=count, default=at_a_time,
+                        help="samples at a time" if at_a_time else "windows at a time" + yaml)
     parser.add_argument("--num_sim_steps", type=count, help="simulated steps" + yaml)
     parser.add_argument("--num_initializing_steps", type=count,
                         help="frames from which a simulation starts" + yaml)
@@ -104,6 +118,18 @@ def add_hidden_analysis_flags(parser: Parser) -> None:
                         "<save_dir>/hx_analysis_precomp if not given")
     parser.add_argument("--log_level", default="info",
                         help="debug, info, warning, error, or a number as in Python's logging")
+
+
+def parse(flags: Parser,
+          argv: list[str] | None) -> tuple[argparse.Namespace, set[str], InterpretingConfig]:
+    """What every script begins with: its flags, which of them were given, the parameter set.
+
+    Raises:
+        UserError: see ``interpreting_config``.
+    """
+    args, explicit = flags.parse_args(argv), flags.explicit(argv)
+    set_up_logging(args.log_level)
+    return args, explicit, interpreting_config(args, explicit)
 
 
 def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> InterpretingConfig:

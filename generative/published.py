@@ -72,10 +72,12 @@ class PublishedSimulator:
     Attributes:
         simulator: ready to use.
         unused: tensors of the file that no computation reads, by published key.
+        more: the file's further entries, such as an optimiser's state.
     """
 
     simulator: Simulator
     unused: dict[str, Tensor]
+    more: dict
 
 
 def published_name(name: str) -> str:
@@ -102,10 +104,7 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy,
         UserError: if the file is missing, truncated, or not a simulator; a tensor that is
             missing, unknown or of the wrong shape is named. Or if the agent does not fit.
     """
-    content = load_tensors(path, "simulator file")
-    found = content.get(_KEY)
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is not a simulator file: it has no '{_KEY}'")
+    found, more = _weights(path)
     simulator = Simulator(config, policy)
     parts = _own_tensors(simulator)
     expected = {published_name(name): name for name in parts}
@@ -124,7 +123,7 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy,
     with torch.no_grad():
         for key, name in expected.items():
             parts[name].copy_(found[key])
-    return PublishedSimulator(simulator.to(device), unused)
+    return PublishedSimulator(simulator.to(device), unused, more)
 
 
 def published_state(simulator: Simulator,
@@ -160,12 +159,19 @@ def save_compact(path: Path, source: Path) -> None:
     Raises:
         UserError: if ``source`` is missing, truncated, or no simulator.
     """
-    found = load_tensors(source, "simulator file").get(_KEY)
-    if not isinstance(found, dict):
-        raise UserError(f"{source} is not a simulator file: it has no '{_KEY}'")
+    found, _ = _weights(source)
     unused = (_SECOND_DECODER, f"{_DECODER}vecobs.")
     save_tensors(path, {_KEY: {key: tensor.to(torch.float16) for key, tensor in found.items()
                                if not key.startswith(unused)}})
+
+
+def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
+    """The tensors of a simulator file, and its further entries."""
+    more = load_tensors(path, "simulator file")
+    found = more.pop(_KEY, None)
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a simulator file: it has no '{_KEY}'")
+    return found, more
 
 
 def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:

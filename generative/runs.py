@@ -20,6 +20,8 @@ import torch
 
 from common.agent_file import load_agent
 from common.devices import Compute
+from common.errors import UserError
+from common.files import sha256
 from common.metrics_log import read_metrics
 from common.settings import SETTINGS_NAME, load_settings
 from generative.config import InterpretingConfig, SimulatorConfig, TrainingConfig
@@ -135,6 +137,9 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     run = run_of(model_file)
     sizes = run.simulator if run else otherwise
     policy = load_agent(agent_file)
+    if run and sha256(agent_file) != run.agent_sha256:
+        raise UserError(f"{agent_file} is not the agent of this simulator, which was "
+                        f"{run.agent_file}")
     simulator = load_published(model_file, sizes, policy).simulator
     return prepared(simulator, compute).requires_grad_(False)
 

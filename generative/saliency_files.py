@@ -18,14 +18,13 @@ the environment.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from common.description import read_description
+from common.description import first_difference, read_description
 from common.errors import UserError
 from common.files import atomic_path, read_array, save_json
 from common.video import write_video
@@ -123,12 +122,11 @@ class SaliencyWriter:
         found = self.folder.description(number, function)
         if not found:
             return False
-        expected = json.loads(json.dumps(description))  # as it looks after a round trip
-        for key in sorted((expected.keys() | found.keys()) - set(_INFORMATIVE)):
-            if found.get(key) != expected.get(key):
-                raise UserError(f"{self.folder.description_file(number, function)} says that its "
-                                f"saliency was made with another {key}; give --overwrite to make "
-                                "it anew")
+        key = first_difference(found, description, _INFORMATIVE)
+        if key:
+            raise UserError(f"{self.folder.description_file(number, function)} says that its "
+                            f"saliency was made with another {key}; give --overwrite to make it "
+                            "anew")
         return True
 
     def forget(self, number: int, function: str) -> None:

@@ -23,12 +23,11 @@ from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
 from generative.agent_inside import HiddenChange
-from generative.alignment import AlignedBatch, align
+from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import Draw, LatentDraw, PresetDraw
-from generative.training import as_frames
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions

@@ -10,11 +10,10 @@ import math
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from common.agent_file import load_agent, load_tensors
+from common.agent_file import load_agent
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.metrics_log import MetricsLog
@@ -22,7 +21,7 @@ from common.progress import Progress
 from common.settings import save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
-from generative.alignment import AlignedBatch, align
+from generative.alignment import AlignedBatch, align, as_frames
 from generative.batches import BatchOrder, BatchReader
 from generative.dataset import RolloutDataset
 from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
@@ -99,8 +98,10 @@ class SimulatorTraining:
         policy = load_agent(Path(settings.agent_file))
         saved = checkpoints(folder)
         start_file = saved[-1] if saved else Path(settings.model_file)
+        more = {}
         if saved or settings.model_file:
-            simulator = load_published(start_file, config, policy).simulator
+            published = load_published(start_file, config, policy)
+            simulator, more = published.simulator, published.more
         else:
             simulator = Simulator(config, policy)
         self.simulator = prepared(simulator, compute)
@@ -110,7 +111,7 @@ class SimulatorTraining:
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
-            self._load_state(load_tensors(start_file, "simulator file"), start_file)
+            self._load_state(more, start_file)
         folder.mkdir(parents=True, exist_ok=True)
         save_settings(folder, settings)
         self.log = MetricsLog(folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
@@ -268,8 +269,3 @@ class _Speed:
                  "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
         self._start_anew()
         return speed
-
-
-def as_frames(images: Tensor) -> np.ndarray:
-    """Images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
-    return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, assert_same, start, wait_for
+from conftest import FLOAT32, assert_same, start, tiny_policy, wait_for
 from PIL import Image
 
 import plot_training_csv
 import train_gen_model
-from common.agent_file import load_agent
+from common.agent_file import load_agent, save_agent
 from common.config import typed
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
@@ -243,14 +243,20 @@ def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recordi
     assert run.batches == 0
 
 
-def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path):
-    """Without them the parameter set's count, which do not fit here."""
+def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_path):
+    """Without a file of sizes the given ones count, which do not fit here."""
     other = load_interpreting_config("demo").simulator
     file = checkpoints(undisturbed)[-1]
     assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
     with pytest.raises(UserError, match="has the shape"):
-        open_simulator(shutil.copy(file, file.parent.parent / "alone.pt"), agent_path, other,
-                       FLOAT32)
+        open_simulator(shutil.copy(file, tmp_path / "alone.pt"), agent_path, other, FLOAT32)
+
+
+def test_the_agent_of_another_simulator_is_refused(undisturbed, tmp_path):
+    other = tmp_path / "model_0.pth"
+    save_agent(other, tiny_policy(seed=1), {})
+    with pytest.raises(UserError, match="is not the agent of this simulator"):
+        open_simulator(checkpoints(undisturbed)[-1], other, TINY.simulator, FLOAT32)
 
 
 def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path, tmp_path):
@@ -266,9 +272,9 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
                         str(source.parent / "model.pt")]) == 2
 
 
-@pytest.mark.parametrize("ages", [[9, 8, 7, 5, 4, 3, 2, 1, 0]])
-def test_checkpoints_are_kept_by_number_and_by_age(tmp_path, ages):
+def test_checkpoints_are_kept_by_number_and_by_age(tmp_path):
     """The two newest, and the first in each block of three hours."""
+    ages = [9, 8, 7, 5, 4, 3, 2, 1, 0]
     for number, age in enumerate(ages):
         path = tmp_path / f"model_epoch0_batch{number}.pt"
         path.touch()
@@ -374,8 +380,8 @@ def test_published_values_are_the_defaults():
     (["--lr", "nan"], "lr must be above 0"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
-    (["--device", "gpu"], "finds no CUDA GPU")])
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is no mistake here")
+    pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(
+        torch.cuda.is_available(), reason="a GPU is no mistake here"))])
 def test_bad_input_is_one_sentence(agent_path, recording, tmp_path, capsys, more, message):
     assert train_gen_model.main([*arguments(agent_path, recording, tmp_path), *more]) == 2
     error = capsys.readouterr().err
