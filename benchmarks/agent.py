@@ -1,8 +1,9 @@
 """How fast training and recording are, against a plain variant of the same mathematics.
 
 The plain variant computes in float32 on contiguous tensors and takes the training pass one time
-step after the other, as a direct transcription of the algorithm would. Everything is measured in
-one process, in turns, because machines differ and drift.
+step after the other, with the memory that the C library gives by default, as a direct
+transcription of the algorithm would be run. The two are measured in turns, because machines differ
+and drift, each in a process of its own.
 
     python -m benchmarks.agent            everything, about five minutes on two cores
     python -m benchmarks.agent wrappers   one part: wrappers, training, recording or memory
@@ -11,6 +12,7 @@ one process, in turns, because machines differ and drift.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -28,7 +30,7 @@ import agents.ppo
 import record
 from agents.ppo import Rollout, update
 from agents.training import Worker
-from benchmarks.measuring import best_of, peak_memory
+from benchmarks.measuring import Apart, peak_memory
 from common.agent_file import save_agent
 from common.config import load_agent_config
 from common.devices import Compute, keep_freed_memory, resolve_compute
@@ -38,6 +40,8 @@ from common.networks import Policy, PolicyOutput, build_policy, to_images
 ENV = EnvConfig("coinrun", "easy")
 CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 envs x 256 steps
 VAL_INTERVAL = 10
+REPEATS = 2
+PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 
 def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
@@ -53,62 +57,51 @@ def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
 
 
 class Contestant:
-    """One variant of training, measured part by part."""
+    """One variant of training; called, it plays a rollout, updates on it, and returns the seconds
+    of both."""
 
-    def __init__(self, name: str, compute: Compute):
+    def __init__(self, plain: bool):
         torch.manual_seed(0)
-        self.name, self.compute = name, compute
+        self.plain, self.compute = plain, PLAIN if plain else resolve_compute("cpu")
+        if not plain:
+            keep_freed_memory()
         self.policy = build_policy("impala", 64, True, True)
-        layout = torch.channels_last if compute.channels_last else torch.contiguous_format
+        layout = torch.channels_last if self.compute.channels_last else torch.contiguous_format
         self.policy.to(memory_format=layout)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=1e-5)
-        self.worker = Worker(ENV, self.policy, compute, CONFIG.n_envs, 0, 2)
-        self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, compute.device)
-        self.seconds: dict[str, list[float]] = {"rollout": [], "update": []}
+        self.worker = Worker(ENV, self.policy, self.compute, CONFIG.n_envs, 0, 2)
+        self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, self.compute.device)
 
-    def one_update(self) -> None:
+    def __call__(self) -> tuple[float, float]:
         start = time.perf_counter()
         self.worker.play(CONFIG.n_steps, self.rollout, normalize=True)
         middle = time.perf_counter()
-        update(self.policy, self.optimizer, self.rollout, CONFIG, self.compute,
-               torch.Generator().manual_seed(0))
-        self.seconds["rollout"].append(middle - start)
-        self.seconds["update"].append(time.perf_counter() - middle)
-
-    def steps_per_second(self) -> float:
-        """End to end; a validation rollout costs what a training rollout does."""
-        rollout, gradient = (median(self.seconds[part]) for part in ("rollout", "update"))
-        return CONFIG.n_envs * CONFIG.n_steps / (rollout * (1 + 1 / VAL_INTERVAL) + gradient)
+        with (mock.patch.object(agents.ppo, "evaluate_rollout", step_by_step) if self.plain
+              else contextlib.nullcontext()):
+            update(self.policy, self.optimizer, self.rollout, CONFIG, self.compute,
+                   torch.Generator().manual_seed(0))
+        return middle - start, time.perf_counter() - middle
 
 
 def measure_training() -> None:
-    keep_freed_memory()  # speeds both up
-    plain = Contestant("plain", Compute(torch.device("cpu"), False, channels_last=False))
-    ours = Contestant("ours", resolve_compute("cpu"))
-    for _ in range(2):
-        ours.one_update()
-        with mock.patch.object(agents.ppo, "evaluate_rollout", step_by_step):
-            plain.one_update()
-    for each in (plain, ours):
-        parts = ", ".join(f"{name} {median(times):.1f} s" for name, times in each.seconds.items())
-        print(f"training, {each.name} ({each.compute.precision}): "
-              f"{each.steps_per_second():.0f} steps/s; {parts} for "
-              f"{CONFIG.n_envs * CONFIG.n_steps} steps")
-    print(f"training, ratio: {ours.steps_per_second() / plain.steps_per_second():.2f}")
+    ours, plain = Apart(Contestant, False), Apart(Contestant, True)
+    for contestant in (ours, plain):
+        contestant()  # memory is taken and kernels are prepared
+    times = [(*ours(), *plain()) for _ in range(REPEATS)]
+    medians = [median(column) for column in zip(*times)]
+    steps, seconds = CONFIG.n_envs * CONFIG.n_steps, {}
+    for name, (rollout, gradient) in {"ours": medians[:2], "plain": medians[2:]}.items():
+        # End to end; a validation rollout costs what a training rollout does.
+        seconds[name] = rollout * (1 + 1 / VAL_INTERVAL) + gradient
+        print(f"training, {name}: {steps / seconds[name]:.0f} steps/s; rollout {rollout:.1f} s, "
+              f"update {gradient:.1f} s for {steps} steps")
+    print(f"training, ratio: {seconds['plain'] / seconds['ours']:.2f}")
+    for contestant in (ours, plain):
+        contestant.close()
 
-    frames = ours.rollout.frames.flatten(0, 1)[:2048]
-    hidden = ours.policy.initial_states(64)
-    for each in (plain, ours):
-        forward = best_of(lambda each=each: [agents.acting.run_policy(
-            each.policy, each.compute, part, hidden) for part in frames[:512].split(64)])
-        print(f"  a frame, {each.name}: forward {1e6 * forward / 512:.0f} us", end="")
-        both = best_of(lambda each=each: agents.ppo.embed_frames(
-            each.policy, frames[:512], each.compute).sum().backward())
-        print(f", forward and backward {1e6 * both / 512:.0f} us")
-    env_seconds = CONFIG.n_envs * CONFIG.n_steps / raw_steps_per_second()
-    total = CONFIG.n_envs * CONFIG.n_steps / ours.steps_per_second()
-    print(f"  stepping the environments is {100 * env_seconds / total:.1f} % of the time, the "
-          f"gradient {100 * median(ours.seconds['update']) / total:.0f} %: convolutions bound it")
+    env_seconds = steps / raw_steps_per_second()
+    print(f"  stepping the environments is {100 * env_seconds / seconds['ours']:.1f} % of the "
+          f"time, the gradient {100 * medians[1] / seconds['ours']:.0f} %: convolutions bound it")
 
 
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:

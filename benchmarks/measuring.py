@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+
+class Apart:
+    """A piece of work in a process of its own, as its users run it: the memory that one variant
+    has taken, and how it asks for it, is not in the way of another.
+
+    Args:
+        make: called there with the other arguments; what it returns is called for every call of
+            this object, and its result comes back.
+    """
+
+    def __init__(self, make: Callable[..., Callable], *args):
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare,
+                                            (make, args))
+
+    def __call__(self, *args):
+        return self._process.submit(_work, *args).result()
+
+    def close(self) -> None:
+        self._process.shutdown()
+
+
+def _prepare(make: Callable[..., Callable], args: tuple) -> None:
+    global _made
+    _made = make(*args)
+
+
+def _work(*args):
+    return _made(*args)
 
 
 def peak_memory() -> float:

@@ -1,8 +1,9 @@
 """How fast the simulator trains and its data is read, against a plain variant and the published.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
-the other, as a direct transcription of the algorithm would compute it; that the two agree is
-checked first. Everything is measured in one process, in turns, because machines differ and drift.
+the other, with the memory that the C library gives by default, as a direct transcription of the
+algorithm would be run; that the two agree is checked first. They are measured in turns, because
+machines differ and drift, each in a process of its own.
 
     python -m benchmarks.simulator           everything, about three minutes on two cores
     python -m benchmarks.simulator reading   one part: training, reading, memory or following
@@ -29,7 +30,7 @@ from torch import Tensor
 
 import generative.decoder
 import record
-from benchmarks.measuring import best_of, peak_memory
+from benchmarks.measuring import Apart, best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.files import sha256
 from generative.alignment import AlignedBatch, align
@@ -48,7 +49,7 @@ NUM_STEPS = 32
 PUBLISHED_FRAMES_A_SECOND = {16: 79, 2: 25}  # by batch size
 PUBLISHED_WINDOWS_A_SECOND = 140
 MEMORY_LIMIT = 12  # GB, with which a batch of 28 x 28 has to do
-REPEATS = 3
+REPEATS = 5
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 
@@ -105,27 +106,42 @@ def some_batch(dataset: RolloutDataset, settings: SimulatorRunSettings,
     return align(dataset.batch(numbers), settings.simulator)
 
 
+class Contestant:
+    """One variant of training; called with a batch size, it takes a step and returns the seconds
+    of it."""
+
+    def __init__(self, plain: bool, recording: Path, folder: Path):
+        settings = settings_for("defaults", recording, 16, NUM_STEPS)
+        if plain:
+            self.run = PlainTraining(folder, settings)
+        else:
+            keep_freed_memory()
+            self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
+        self.batches = {size: some_batch(self.run.dataset, settings, size)
+                        for size in PUBLISHED_FRAMES_A_SECOND}
+
+    def __call__(self, size: int) -> float:
+        start = time.perf_counter()
+        self.run.one_batch(self.batches[size])
+        return time.perf_counter() - start
+
+
 def measure_training(recording: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        settings = settings_for("defaults", recording, 16, NUM_STEPS)
-        ours = SimulatorTraining(Path(folder) / "ours", settings, resolve_compute("cpu"))
-        plain = PlainTraining(Path(folder) / "plain", settings)
-        batches = {size: some_batch(ours.dataset, settings, size)
-                   for size in PUBLISHED_FRAMES_A_SECOND}
-        check_same_mathematics(plain.simulator, batches[2])
-        for size, batch in batches.items():
-            seconds: dict[SimulatorTraining, list[float]] = {ours: [], plain: []}
-            for repeat in range(REPEATS + 1):
-                for run, times in seconds.items():
-                    start = time.perf_counter()
-                    run.one_batch(batch)
-                    if repeat:  # the first time, memory is taken and kernels are prepared
-                        times.append(time.perf_counter() - start)
-            report_training(size, median(seconds[ours]), median(seconds[plain]), ours.compute)
-            if size == 16:
-                report_shares(ours, batch, median(seconds[ours]))
-        for run in (ours, plain):
-            run.log.close()
+        ours, plain = (Apart(Contestant, is_plain, recording, Path(folder) / str(is_plain))
+                       for is_plain in (False, True))
+        seconds = {}
+        for size in PUBLISHED_FRAMES_A_SECOND:
+            for contestant in (ours, plain):
+                contestant(size)  # memory is taken and kernels are prepared
+            times = [(ours(size), plain(size)) for _ in range(REPEATS)]
+            seconds[size] = tuple(median(column) for column in zip(*times))
+            report_training(size, *seconds[size])
+        for contestant in (ours, plain):
+            contestant.close()
+        contestant = Contestant(False, recording, Path(folder) / "shares")
+        check_same_mathematics(contestant.run.simulator, contestant.batches[2])
+        report_shares(contestant.run, contestant.batches[16], seconds[16][0])
 
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
@@ -143,9 +159,9 @@ def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
     print(f"training: losses of both variants agree to {largest:.1e} in float32")
 
 
-def report_training(batch_size: int, ours: float, plain: float, compute: Compute) -> None:
+def report_training(batch_size: int, ours: float, plain: float) -> None:
     frames, published = batch_size * NUM_STEPS, PUBLISHED_FRAMES_A_SECOND[batch_size]
-    print(f"training, batch {batch_size} x {NUM_STEPS}: ours ({compute.precision}) "
+    print(f"training, batch {batch_size} x {NUM_STEPS}: ours ({resolve_compute('cpu').precision}) "
           f"{frames / ours:.0f} frames/s ({ours:.2f} s a step), plain {frames / plain:.0f} "
           f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}; published {published} frames/s, "
           f"ours {frames / ours / published:.1f} times", flush=True)
@@ -265,7 +281,6 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
     chosen = parser.parse_args().part
-    keep_freed_memory()  # speeds both variants up
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(None):
