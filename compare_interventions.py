@@ -275,10 +275,13 @@ def write_results(folder: InterventionsFolder, arms: list[Arm], args: argparse.N
     unaltered, runs = folder.runs(UNALTERED), {arm.name: folder.runs(arm.name) for arm in arms}
     table = compare(arms, runs, unaltered, args.in_simulator, args.seed)
     over_time = divergence_over_time(arms, runs, unaltered)
-    where = "simulated starts" if args.in_simulator else "real levels"
+    where = f"real levels of {args.env_name} ({args.distribution_mode})"
+    acts = f"actions drawn from the policy, altered from step {args.alter_from_step} on"
+    if args.in_simulator:
+        where, acts = "simulated starts", f"{unaltered.lengths[0]} steps of most likely actions"
     title = "Altered directions of the agent's hidden state"
     what = (f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every "
-            f"alteration; {args.num_controls} random directions of equal size as controls")
+            f"alteration; {acts}; {args.num_controls} random directions of equal size as controls")
     outcomes = chosen_outcomes(args.in_simulator)
     folder.save_table(folder.effects_file, table)
     folder.save_table(folder.divergence_file, over_time)

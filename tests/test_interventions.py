@@ -317,6 +317,15 @@ def test_a_planted_effect_is_found_and_nothing_else():
     assert little["p_holm"] <= 0.05 < little["p_control"]  # real, but no larger than the controls'
 
 
+def test_a_run_is_held_against_the_unaltered_one_from_its_start():
+    unaltered = runs_of([[7] * 3] * 20, values=[[10.0 * start] * 3 for start in range(20)])
+    altered = dataclasses.replace(unaltered, values=unaltered.values + 1)
+    arms = [Arm(name, name, "p", name != "ic") for name in ("ic", "random_0", "random_1")]
+    table = compare(arms, {arm.name: altered for arm in arms}, unaltered, False, 0)
+    value = table[table["outcome"] == "value"].iloc[0]
+    assert value[["effect", "low_95", "high_95"]].tolist() == pytest.approx([1, 1, 1])
+
+
 def test_arms_of_other_starts_are_not_compared():
     rng = np.random.default_rng(0)
     unaltered, arm = made_up_arm(rng, 0.5, 0), Arm("x", "IC x out", "p", False)
@@ -374,8 +383,9 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
         assert runs.ends.tolist() == [episode.level_complete for episode in episodes]
         assert runs.actions.tolist() == [action for episode in episodes
                                          for action in episode.actions[:-1]]
-        returns = outcomes_of(runs, runs, False)[:, REAL.index("return")]
-        assert returns.tolist() == [episode.total_reward for episode in episodes]
+        assert runs.rewards.any()
+        assert runs.rewards.tolist() == [reward for episode in episodes
+                                         for reward in episode.rewards[1:]]
         np.testing.assert_allclose(runs.values, np.concatenate(
             [episode.values[:-1] for episode in episodes]), atol=1e-5)
     assert compared.runs("unaltered").moved == 0 < compared.runs("ic_1_to_None").moved
