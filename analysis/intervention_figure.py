@@ -107,9 +107,9 @@ def _key() -> list[Line2D | Patch]:
     def mark(label: str, **style) -> Line2D:
         return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [
-        mark("claimed: beats 0 after Holm's correction, and larger than the controls' effects",
+        mark("claimed: beats 0 after Holm's correction, and in absolute size also the controls",
              color=CLAIMED, marker="D"),
-        mark("beats 0 after the correction, but not its controls", color=DIRECTION, marker="o"),
+        mark("beats 0 after the correction, but not the controls", color=DIRECTION, marker="o"),
         mark("does not beat 0 after the correction (bars: 95 % intervals)", color=DIRECTION,
              marker="o", markerfacecolor="white"),
         Patch(color=CONTROL_RANGE, label="range of the random directions (grey lines over time)")]

@@ -63,9 +63,11 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
     return [
         f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed, of "
         f"{directions[directions['claimed']]['arm'].nunique()} of "
-        f"{directions['arm'].nunique()} alterations.",
+        f"{directions['arm'].nunique()} alterations; at most {_most_claims(directions)} of the "
+        "same one.",
         f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
-        "random directions, each held against the others. p (controls) is not corrected: of "
+        "random directions, each held against the others; at most "
+        f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
         f"{len(directions)} effects of directions that are no better than random ones, "
         f"{by_chance:.0f} would lie beyond the controls.",
         f"- {(directions['p_holm'] <= LEVEL).sum()} effects beat 0 after the correction; "
@@ -73,6 +75,10 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
         f"- The share of steps with another action is {diverging['altered'].min():.2f} to "
         f"{diverging['altered'].max():.2f}; any alteration makes it larger than 0, so only the "
         "comparison with the controls says something."]
+
+
+def _most_claims(rows: pd.DataFrame) -> int:
+    return rows.groupby("arm")["claimed"].sum().max()
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
