@@ -11,6 +11,7 @@ import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.episodes import Episode, play_episodes
+from analysis.swaps import configured_swap
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -20,7 +21,6 @@ from common.cli import (
     count,
     env_config,
     seed,
-    set_up_logging,
 )
 from common.config import load_agent_config
 from common.devices import resolve_compute
@@ -29,6 +29,7 @@ from common.files import sha256, versions
 from common.progress import with_progress
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
+from generative.cli import add_alter_from_flag, add_swap_flags, parse
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -47,6 +48,11 @@ def parser() -> Parser:
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     flags.add_argument("--no_action_noise", action="store_true",
                        help="do not flatten the policy as hyperparams/action_noise.yml says")
+    add_swap_flags(flags, "--num_direction_episodes")
+    add_alter_from_flag(flags, default=0)
+    flags.add_argument("--interpreting_params_name", default="defaults",
+                       help="parameter set in hyperparams/interpreting_configs.yml, for the "
+                            "swap alone")
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
@@ -75,8 +81,7 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args = parser().parse_args(argv)
-    set_up_logging(args.log_level)
+    args, _, interpreting = parse(parser(), argv, own=frozenset({"num_episodes"}))
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
     num_slots = load_agent_config(args.param_name).n_envs
@@ -84,12 +89,15 @@ def main(argv: list[str] | None = None) -> None:
     noise = load_action_noise()
     if args.no_action_noise or not noise.enabled:
         noise = None
+    swap = configured_swap(interpreting, args.precomputed_analysis_data_path,
+                           policy.hidden_state_size, compute.device, args.random_directions)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
         "env": vars(config), "seed": args.seed, "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
+        "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
         "versions": versions(),
     }, args.overwrite)
 
@@ -101,7 +109,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{already} of {args.num_episodes} episodes are already there")
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise)
+                             alter_logits=noise,
+                             alter_hidden=swap.alter_hidden if swap else None,
+                             alter_from=args.alter_from_step)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:

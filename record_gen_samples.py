@@ -6,16 +6,14 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-import torch
-
-from analysis.projector import Projector
+from analysis.swaps import configured_swap
 from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.env import ACTION_NAMES
 from common.errors import script_main
 from common.files import sha256, versions
-from generative.agent_inside import HiddenChange
-from generative.cli import add_direction_flags, add_simulator_flags, parse
+from common.networks import HiddenChange
+from generative.cli import add_simulator_flags, add_swap_flags, parse
 from generative.config import InterpretingConfig
 from generative.dataset import RolloutDataset
 from generative.runs import open_simulator
@@ -30,11 +28,6 @@ from generative.sampling import (
 from generative.simulator import Simulator
 
 SAMPLES_AT_A_TIME = 32
-
-
-def direction(text: str) -> int | None:
-    """The number of a direction, or None, as an argparse type."""
-    return None if text.lower() == "none" else int(text)
 
 
 def parser() -> Parser:
@@ -56,13 +49,7 @@ def parser() -> Parser:
                        help="action that enters every step: one or several of "
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
                             "a video in which each stands where it points")
-    flags.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
-                       help="directions of the hidden space to take out of every change of the "
-                            "agent's state" + yaml)
-    flags.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
-                       help="for each of them the direction that gets the same amount instead, "
-                            "or None" + yaml)
-    add_direction_flags(flags)
+    add_swap_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
@@ -92,8 +79,14 @@ def main(argv: list[str] | None = None) -> int:
 
     save_dir = args.data_save_dir or Path(config.generated_data_dir)
     runs = [SamplerRun(plan.folder_name, description, None)]
-    if config.swap.swap_directions_from:
-        runs.append(swapped_run(args, config, runs[0], simulator, compute.device))
+    swap = configured_swap(config, args.precomputed_analysis_data_path,
+                           simulator.config.agent_hidden_size, compute.device,
+                           args.random_directions)
+    if swap:
+        runs.append(SamplerRun(
+            f"{plan.folder_name}_swapped_{swap.name}",
+            {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
+            swap.alter_hidden))
     samplers = [Sampler(simulator, compute, plan, dataset, run.alter_hidden) for run in runs]
     samplers[0].check(config.record.max_samples)
     writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
@@ -140,21 +133,6 @@ def make_plan(args: argparse.Namespace, explicit: set[str], config: Interpreting
         num_init_steps = config.simulator.num_init_steps
     return SamplingPlan(config.record.rand_init, args.use_recorded_actions, actions, num_steps,
                         num_init_steps, args.sample_latents, args.seed)
-
-
-def swapped_run(args: argparse.Namespace, config: InterpretingConfig, unaltered: SamplerRun,
-                simulator: Simulator, device: torch.device) -> SamplerRun:
-    """The same run with some directions of the agent's state swapped."""
-    taken, put = list(config.swap.swap_directions_from), list(config.swap.swap_directions_to)
-    kind = config.analysis.saliency.direction_type
-    projector, matrices = Projector.load_for(simulator.config.agent_hidden_size,
-                                             args.precomputed_analysis_data_path,
-                                             config.analysis.agent_h.num_episodes)
-    name = "_".join([unaltered.name, "swapped", *map(str, taken), "to", *map(str, put)])
-    swap = {"from": taken, "to": put, "direction_type": kind, "unaltered": unaltered.name,
-            "matrices_sha256": matrices}
-    return SamplerRun(name, {**unaltered.description, "swap": swap},
-                      projector.swapped_step(taken, put, kind, device))
 
 
 if __name__ == "__main__":

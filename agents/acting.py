@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput, to_images
+from common.networks import HiddenChange, Policy, PolicyOutput, to_images
 
 
 def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
@@ -20,16 +20,16 @@ def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
 
 @torch.no_grad()
 def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
-               hidden_in: Tensor) -> PolicyOutput:
+               hidden_in: Tensor, alter_hidden: HiddenChange | None = None) -> PolicyOutput:
     """Run one step on uint8 frames (N, H, W, C) and the states that enter (N, D).
 
-    Frames travel to the device as bytes and become floats there.
+    Frames travel to the device as bytes and become floats there. ``alter_hidden``: see
+    ``Policy.step``.
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     with compute.autocast():
         embeddings = policy.embed(to_images(frames, compute.channels_last)).float()
-    output = policy.sequence(embeddings.unsqueeze(0), hidden_in, masks=None)
-    return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
+    return policy.step(embeddings, hidden_in, alter_hidden)
 
 
 def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:

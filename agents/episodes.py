@@ -18,7 +18,7 @@ from torch import Tensor
 from agents.acting import draw_actions, run_policy
 from common.devices import Compute
 from common.env import EnvConfig, LevelSlots
-from common.networks import Policy
+from common.networks import HiddenChange, Policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +86,7 @@ class _OpenEpisode:
 def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
                   greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
+                  alter_hidden: HiddenChange | None = None, alter_from: int = 0,
                   keep_frames: bool = True, person_view: bool = False) -> Iterator[Episode]:
     """Play one episode on each level and yield them as they end.
 
@@ -98,6 +99,9 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         num_slots: episodes played at a time.
         greedy: take the most likely action instead of drawing one.
         alter_logits: optional map of the policy's logits (N, A) to those actions are drawn from.
+        alter_hidden: optional change of the state that leaves each step, before action and value
+            are read off it; what is stored is the altered state.
+        alter_from: first step of an episode that is altered, counted from 0.
         keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
         person_view: whether to keep the 512-pixel view: 0.8 MB a step and episode at a time.
     """
@@ -120,7 +124,9 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             start(slot)
         while playing:
             active = sorted(playing)
-            output = run_policy(policy, compute, slots.frames[active], hidden[active])
+            change = alter_hidden and _of_rows(
+                alter_hidden, [len(playing[slot].rows) >= alter_from for slot in active])
+            output = run_policy(policy, compute, slots.frames[active], hidden[active], change)
             hidden[active] = output.hidden_states
             logits = output.logits if alter_logits is None else alter_logits(output.logits)
             log_probs = torch.log_softmax(logits, dim=-1)
@@ -148,3 +154,12 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                     episode.reward, episode.ended = slots.step(slot, actions[i])
     finally:
         slots.close()
+
+
+def _of_rows(change: HiddenChange, chosen: list[bool]) -> HiddenChange:
+    """The same change, of the chosen rows of a batch alone."""
+    def alter(entering: Tensor, leaving: Tensor) -> Tensor:
+        altered = leaving.clone()
+        altered[chosen] = change(entering[chosen], leaving[chosen])
+        return altered
+    return alter

@@ -10,8 +10,7 @@ prior. Beside it stand three predictors that any simulator must beat:
 A step counts up to and including the first terminal one of its window. What follows is black and
 trivial to predict; averaged in, it would make every later step look easier.
 
-Letters in shape comments: T simulated steps, N windows, B windows of a batch, E episodes, R
-resamplings, C H W a frame.
+Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from analysis.bootstrap import EpisodeBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -45,7 +45,6 @@ SETTINGS_NAME = "settings.json"
 
 COMPARED_STEPS = range(2, 11)
 MEAN_FRAME_EPISODES = 1000
-RESAMPLINGS = 2000
 
 
 def loss_name(kind: str, predictor: str) -> str:
@@ -209,40 +208,6 @@ def _imagination_losses(imagined: Simulation, posterior: Tensor, batch: AlignedB
 def image_loss(images: Tensor, labels: Tensor) -> Tensor:
     """0.5 times the sum of squared errors over a frame; (T, B, C, H, W) to (T, B)."""
     return 0.5 * (images - labels).square().flatten(2).sum(dim=-1)
-
-
-class EpisodeBootstrap:
-    """95 % intervals of means over windows, from episodes drawn anew with replacement.
-
-    Windows of one episode overlap and resemble each other, so drawing windows would make the
-    intervals far too narrow. With few episodes these are too narrow still.
-
-    Args:
-        episodes: of each window (N,).
-    """
-
-    def __init__(self, episodes: np.ndarray, seed: int):
-        names = np.unique(episodes)
-        self.num_episodes = len(names)
-        self._shows = (names[:, None] == episodes).astype(np.float64)  # (E, N)
-        even = np.full(len(names), 1 / len(names))
-        self._draws = np.random.default_rng(seed).multinomial(
-            len(names), even, RESAMPLINGS)  # (R, E), how often an episode was drawn
-
-    def interval(self, values: np.ndarray, counted: np.ndarray) -> np.ndarray:
-        """Lower and upper end (2, T) for values (T, N), of which those ``counted`` (T, N) count.
-
-        NaN at a step that fewer than two episodes reach.
-        """
-        sums = self._shows @ np.where(counted, values, 0).T  # (E, T)
-        counts = self._shows @ counted.T
-        drawn = self._draws @ counts  # (R, T)
-        means = np.divide(self._draws @ sums, drawn, out=np.full(drawn.shape, np.nan),
-                          where=drawn > 0)
-        ends = np.full((2, counted.shape[0]), np.nan)
-        reached = (counts > 0).sum(axis=0) >= 2
-        ends[:, reached] = np.nanquantile(means[:, reached], (0.025, 0.975), axis=0)
-        return ends
 
 
 def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:

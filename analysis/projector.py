@@ -10,17 +10,18 @@ Letters in shape comments: D hidden units, P principal components, k independent
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from scipy.stats import ortho_group
 from torch import Tensor
 
 from analysis.hidden_files import SCRIPT, matrix_files
 from common.errors import UserError
 from common.files import read_array, sha256
+from common.networks import HiddenChange
 
 DirectionType = Literal["pca", "ica"]
 
@@ -102,6 +103,25 @@ class Projector:
         return Projector(**{field.name: getattr(self, field.name).to(device)
                             for field in dataclasses.fields(self)})
 
+    def turned(self, seed: int) -> Projector:
+        """The same with random directions of equal size in place of the independent components.
+
+        The axes s of the independent coordinates become Q s with an orthogonal Q drawn evenly by
+        the seed (Haar measure). Over the states the components were made of, independent
+        coordinates have variance 1 and are uncorrelated, and so have and are the random ones; to
+        take one out takes as much of that variance away as an independent component does.
+
+        Raises:
+            UserError: if there is only one component, which has nowhere to turn to.
+        """
+        if self.num_ics < 2:
+            raise UserError("random directions need at least 2 independent components, but the "
+                            "projector has only one")
+        drawn = ortho_group.rvs(self.num_ics, random_state=np.random.default_rng(seed))
+        turn = torch.from_numpy(drawn).to(self.unmixing)  # (k, k)
+        return dataclasses.replace(self, unmixing=turn @ self.unmixing,
+                                   mixing=self.mixing @ turn.T)
+
     @property
     def num_ics(self) -> int:
         return len(self.unmixing)
@@ -165,8 +185,9 @@ class Projector:
         return delta
 
     def swapped_step(self, taken: list[int], put: list[int | None], kind: DirectionType,
-                     device: torch.device | str) -> Callable[[Tensor, Tensor], Tensor]:
-        """A swap as the simulator applies it: to the change of the agent's state in a step.
+                     device: torch.device | str) -> HiddenChange:
+        """A swap as simulator and real environment apply it: to the change of the agent's state
+        in a step.
 
         Args:
             taken, put, kind: see ``swap``.

@@ -34,6 +34,14 @@ def count(text: str) -> int:
     return value
 
 
+def from_zero(text: str) -> int:
+    """A whole number of at least 0, as an argparse type."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value
+
+
 def seed(text: str) -> int:
     """A seed that every generator in use takes, as an argparse type."""
     value = int(text)

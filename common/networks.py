@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from common.env import NUM_ACTIONS
+
+HiddenChange = Callable[[Tensor, Tensor], Tensor]
+"""(state that enters a step, state that leaves it), each (B, D), to the state to leave with."""
 
 
 class ResidualAdd(nn.Module):
@@ -249,13 +253,36 @@ class Policy(nn.Module):
         else:
             features = embeddings
             states = hidden.expand(len(embeddings), *hidden.shape)  # (T, B, 0)
-        return PolicyOutput(self.fc_policy(features), self.fc_value(features).squeeze(-1), states)
+        return self._heads(features, states)
+
+    def step(self, embeddings: Tensor, hidden: Tensor,
+             alter_hidden: HiddenChange | None = None) -> PolicyOutput:
+        """Run one step from embeddings.
+
+        The returned state is the tensor from which logits and value are computed, so a gradient
+        with respect to it counts both them and all later steps.
+
+        Args:
+            embeddings: (B, E), float32.
+            hidden: state that enters the step (B, D).
+            alter_hidden: changes the state that leaves the step before anything is read off it.
+                A feed-forward agent has no such state, and nothing is altered.
+        """
+        if not self.recurrent:
+            return self._heads(embeddings, hidden)
+        after = self.gru(embeddings.unsqueeze(0), hidden, None, self.initial_state()).squeeze(0)
+        if alter_hidden is not None:
+            after = alter_hidden(hidden, after)
+        return self._heads(after, after)
 
     def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
         """One step: images (N, C, H, W) in [0, 1], hidden (N, D), masks (N,)."""
         embeddings = self.embed(images).float()
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
+
+    def _heads(self, features: Tensor, states: Tensor) -> PolicyOutput:
+        return PolicyOutput(self.fc_policy(features), self.fc_value(features).squeeze(-1), states)
 
 
 def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,

@@ -6,16 +6,12 @@ Letters in shape comments: T steps, B batch, C H W an image, D agent hidden stat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.networks import Policy
-
-HiddenChange = Callable[[Tensor, Tensor], Tensor]
-"""(state that enters a step, state that leaves it), each (B, D), to the state to leave with."""
+from common.networks import HiddenChange, Policy, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +71,9 @@ class AgentInside(nn.Module):
             hidden: state that enters the first step (B, D).
         """
         embeddings = self.policy.embed(images.flatten(0, 1)).float()  # (T*B, E)
-        return self._act(self._remember(embeddings.unflatten(0, images.shape[:2]), hidden))
+        with _full_precision(hidden):
+            return _agent_output(self.policy.sequence(
+                embeddings.unflatten(0, images.shape[:2]), hidden, masks=None))
 
     def step(self, image: Tensor, hidden: Tensor,
              alter_hidden: HiddenChange | None = None) -> AgentOutput:
@@ -90,18 +88,14 @@ class AgentInside(nn.Module):
             alter_hidden: changes the state that leaves the step before anything is read off it.
         """
         embedding = self.policy.embed(image).float()  # (B, E)
-        after = self._remember(embedding.unsqueeze(0), hidden).squeeze(0)  # (B, D)
-        if alter_hidden is not None:
-            after = alter_hidden(hidden, after)
-        return self._act(after)
+        with _full_precision(hidden):
+            return _agent_output(self.policy.step(embedding, hidden, alter_hidden))
 
-    def _remember(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):  # as where the agent was trained
-            states, _ = self.policy.gru.gru(embeddings, hidden.unsqueeze(0).contiguous())
-        return states  # (T, B, D)
 
-    def _act(self, states: Tensor) -> AgentOutput:
-        with torch.autocast(states.device.type, enabled=False):
-            log_probs = torch.log_softmax(self.policy.fc_policy(states), dim=-1)
-            values = self.policy.fc_value(states).squeeze(-1)
-        return AgentOutput(states, log_probs, values)
+def _full_precision(tensor: Tensor) -> torch.autocast:
+    """GRU and heads compute in float32, as where the agent was trained."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _agent_output(output: PolicyOutput) -> AgentOutput:
+    return AgentOutput(output.hidden_states, output.log_probs, output.values)

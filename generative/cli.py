@@ -11,6 +11,7 @@ from common.cli import (
     add_compute_flags,
     add_published_flags,
     count,
+    from_zero,
     seed,
     set_up_logging,
 )
@@ -33,6 +34,7 @@ _OVERRIDES = {
         *((key, key) for key in ("direction_ids", "common_timesteps", "sample_ids",
                                  "difference_demo_sample_ids", "combine_samples_not_iterate")))},
     "save_dir": ("analysis", "save_dir"),
+    "num_direction_episodes": ("analysis", "agent_h", "num_episodes"),
     **{name: ("analysis", "agent_h", name) for name in (
         "informed_or_random_init", "num_episodes", "num_generated_samples", "num_epi_paths",
         "n_clusters", "clustering")},
@@ -92,15 +94,47 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                                  "num_threads"))
 
 
-def add_direction_flags(parser: Parser) -> None:
-    """The flags that say where directions of the hidden space are."""
+def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
+    """The flags that say where directions of the hidden space are.
+
+    Args:
+        num_episodes_flag: its name where ``--num_episodes`` means other episodes.
+    """
     parser.add_argument("--precomputed_analysis_data_path", type=Path,
                         default=Path("analysis/hx_analysis_precomp"),
                         help="folder of the matrices that define the directions, from "
                              "hidden_analysis_precompute.py")
-    parser.add_argument("--num_episodes", type=count,
+    parser.add_argument(num_episodes_flag, type=count,
                         help="recorded episodes that the matrices were made of, which stands in "
                              "their names; the parameter set's if not given")
+
+
+def direction(text: str) -> int | None:
+    """The number of a direction, or None, as an argparse type."""
+    return None if text.lower() == "none" else int(text)
+
+
+def add_swap_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
+    """The flags that alter the agent's hidden state; see ``add_direction_flags``."""
+    yaml = "; the parameter set's if not given"
+    parser.add_argument("--swap_directions_from", type=int, nargs="+", metavar="DIRECTION",
+                        help="directions of the hidden space to take out of every change of the "
+                             "agent's state" + yaml)
+    parser.add_argument("--swap_directions_to", type=direction, nargs="+", metavar="DIRECTION",
+                        help="for each of them the direction that gets the same amount instead, "
+                             "or None" + yaml)
+    parser.add_argument("--random_directions", type=seed, metavar="SEED",
+                        help="swap in random directions of equal size instead, drawn by this seed")
+    add_direction_flags(parser, num_episodes_flag)
+
+
+def add_alter_from_flag(parser: Parser, default: int) -> None:
+    """The flag that says when alterations in the real environment begin."""
+    parser.add_argument("--alter_from_step", type=from_zero, default=default,
+                        help="first step of an episode at which the hidden state is altered; 0 "
+                             "alters the first change too, which comes from the learned first "
+                             "state, far from all others, so that a direction that is taken out "
+                             "stays there")
 
 
 def add_hidden_analysis_flags(parser: Parser) -> None:
@@ -120,16 +154,19 @@ def add_hidden_analysis_flags(parser: Parser) -> None:
                         help="debug, info, warning, error, or a number as in Python's logging")
 
 
-def parse(flags: Parser,
-          argv: list[str] | None) -> tuple[argparse.Namespace, set[str], InterpretingConfig]:
+def parse(flags: Parser, argv: list[str] | None, own: frozenset[str] = frozenset(),
+          ) -> tuple[argparse.Namespace, set[str], InterpretingConfig]:
     """What every script begins with: its flags, which of them were given, the parameter set.
+
+    Args:
+        own: flags that mean something else to the script than to the parameter set.
 
     Raises:
         UserError: see ``interpreting_config``.
     """
     args, explicit = flags.parse_args(argv), flags.explicit(argv)
     set_up_logging(args.log_level)
-    return args, explicit, interpreting_config(args, explicit)
+    return args, explicit, interpreting_config(args, explicit - own)
 
 
 def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> InterpretingConfig:

@@ -19,10 +19,10 @@ from torch import Tensor
 from common.devices import Compute
 from common.env import ACTION_NAMES
 from common.errors import UserError, nearest
+from common.networks import HiddenChange
 from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
-from generative.agent_inside import HiddenChange
 from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter

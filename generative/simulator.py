@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.networks import Policy
-from generative.agent_inside import AgentInside, HiddenChange
+from common.networks import HiddenChange, Policy
+from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch
 from generative.cell import EnvironmentCell
 from generative.config import SimulatorConfig

@@ -15,12 +15,12 @@ from test_dataset import write_recording
 import loss_over_time_exp
 import loss_over_time_experiment
 import train_gen_model
+from analysis.bootstrap import EpisodeBootstrap
 from analysis.loss_over_time import (
     LAST_FRAME,
     MEAN_FRAME,
     SHUFFLED_ACTIONS,
     SIMULATOR,
-    EpisodeBootstrap,
     LossOverTime,
     choose_windows,
     comparisons,

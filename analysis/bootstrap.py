@@ -1,0 +1,49 @@
+"""Intervals from episodes drawn anew, for means over what several of them show.
+
+Letters in shape comments: N windows, E episodes, T steps or other quantities, R resamplings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+RESAMPLINGS = 2000
+
+
+class EpisodeBootstrap:
+    """95 % intervals of means over windows, from episodes drawn anew with replacement.
+
+    Windows of one episode overlap and resemble each other, so drawing windows would make the
+    intervals far too narrow. With few episodes these are too narrow still.
+
+    Args:
+        episodes: of each window (N,).
+    """
+
+    def __init__(self, episodes: np.ndarray, seed: int):
+        names, self._episode = np.unique(episodes, return_inverse=True)
+        self.num_episodes = len(names)
+        even = np.full(len(names), 1 / len(names))
+        self._draws = np.random.default_rng(seed).multinomial(
+            len(names), even, RESAMPLINGS)  # (R, E), how often an episode was drawn
+
+    def interval(self, values: np.ndarray, counted: np.ndarray) -> np.ndarray:
+        """Lower and upper end (2, T) for values (T, N), of which those ``counted`` (T, N) count.
+
+        NaN at a step that fewer than two episodes reach.
+        """
+        sums = self._by_episode(np.where(counted, values, 0))  # (E, T)
+        counts = self._by_episode(counted)
+        drawn = self._draws @ counts  # (R, T)
+        means = np.divide(self._draws @ sums, drawn, out=np.full(drawn.shape, np.nan),
+                          where=drawn > 0)
+        ends = np.full((2, counted.shape[0]), np.nan)
+        reached = (counts > 0).sum(axis=0) >= 2
+        ends[:, reached] = np.nanquantile(means[:, reached], (0.025, 0.975), axis=0)
+        return ends
+
+    def _by_episode(self, values: np.ndarray) -> np.ndarray:
+        """Sums over the windows of each episode, (T, N) to (E, T)."""
+        sums = np.zeros((self.num_episodes, len(values)))
+        np.add.at(sums, self._episode, values.T)
+        return sums

@@ -1,0 +1,142 @@
+"""Runs with and without an altered hidden state: writer and reader of ``analysis/interventions/``.
+
+Layout::
+
+    settings.json                       what made the runs
+    arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy
+                                        the runs of an arm, see ArmRuns
+    effects.csv                         a row for each arm and outcome
+    effects.md                          the same to read, and what may be claimed
+    action_divergence.csv               a row for each arm and step
+    effects.png
+
+An arm gets its folder at once, so what lies under its final name is complete.
+
+Letters in shape comments: N runs, S steps of all runs, one run behind the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.description import open_described_folder
+from common.errors import UserError
+from common.files import atomic_folder, atomic_path, read_array
+
+# Type and dimensions of each field of ArmRuns.
+_ARRAYS = {"starts": (np.int64, 1), "lengths": (np.int64, 1), "ends": (np.float32, 1),
+           "actions": (np.int64, 1), "values": (np.float32, 1), "rewards": (np.float32, 1),
+           "moved": (np.float64, 0)}
+_OF_STEPS = ("actions", "values", "rewards")
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmRuns:
+    """The runs of one arm: with one alteration of the hidden state, or with none.
+
+    Attributes:
+        starts: level seeds, or numbers of the simulations' starts, int64 (N,).
+        lengths: steps of each run, at least 1, int64 (N,).
+        ends: 1 where the game counts the level as solved, else 0; in the simulator, which does
+            not know, the largest predicted probability that the episode ends. float32 (N,).
+        actions: the agent's, int64 (S,).
+        values: its value estimates, float32 (S,).
+        rewards: that its actions brought, float32 (S,).
+        moved: how far the alteration moved a state in a step, in standard deviations of its
+            units: mean Euclidean norm, float64 ().
+
+    Raises:
+        UserError: if the arrays do not fit each other, or hold NaN or infinity.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+    actions: np.ndarray
+    values: np.ndarray
+    rewards: np.ndarray
+    moved: np.ndarray
+
+    def __post_init__(self):
+        for name in ("lengths", "ends"):
+            if len(getattr(self, name)) != len(self.starts):
+                raise UserError(f"{name} of an arm has {len(getattr(self, name))} runs, but "
+                                f"starts has {len(self.starts)}")
+        for name in _OF_STEPS:
+            if len(getattr(self, name)) != self.lengths.sum():
+                raise UserError(f"{name} of an arm has {len(getattr(self, name))} steps, but its "
+                                f"lengths come to {self.lengths.sum()}")
+        if (self.lengths < 1).any():
+            raise UserError("an arm has a run without a step")
+        for name in _ARRAYS:
+            if not np.isfinite(getattr(self, name)).all():
+                raise UserError(f"{name} of an arm holds NaN or infinity")
+
+
+class InterventionsFolder:
+    """Names, writer and reader of one comparison.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.effects_file = self.path / "effects.csv"
+        self.report_file = self.path / "effects.md"
+        self.divergence_file = self.path / "action_divergence.csv"
+        self.figure_file = self.path / "effects.png"
+
+    def open(self, description: dict, overwrite: bool) -> None:
+        """Make the folder, or go on with the arms it holds; old results are removed.
+
+        Args:
+            description: what makes the runs of an arm, whichever arms there are.
+            overwrite: throw away what the folder holds.
+
+        Raises:
+            UserError: if the folder holds anything else and ``overwrite`` is false.
+        """
+        open_described_folder(self.path / "settings.json", description, "arms", "--output_dir",
+                              overwrite, informative=("versions", "agent_file", "model_file",
+                                                      "data_dir", "arms"))
+        for path in (self.effects_file, self.report_file, self.divergence_file,
+                     self.figure_file):
+            path.unlink(missing_ok=True)
+
+    def has(self, arm: str) -> bool:
+        """Whether an arm is complete on disk."""
+        return self._arm_folder(arm).exists()
+
+    def add(self, arm: str, runs: ArmRuns) -> None:
+        """Store the runs of an arm."""
+        with atomic_folder(self._arm_folder(arm)) as temporary:
+            for name, (dtype, _) in _ARRAYS.items():
+                array = np.asarray(getattr(runs, name), dtype=dtype)
+                np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+
+    def runs(self, arm: str) -> ArmRuns:
+        """The runs of an arm.
+
+        Raises:
+            UserError: naming the folder or file that is missing or damaged.
+        """
+        folder = self._arm_folder(arm)
+        arrays = {name: read_array(folder / f"{name}.npy", *kind)
+                  for name, kind in _ARRAYS.items()}
+        try:
+            return ArmRuns(**arrays)
+        except UserError as error:
+            raise UserError(f"{folder} is damaged: {error}") from None
+
+    def save_table(self, path: Path, table: pd.DataFrame) -> None:
+        """Write one of the CSV files."""
+        with atomic_path(path) as temporary:
+            table.to_csv(temporary, index=False, float_format="%.6g")
+
+    def _arm_folder(self, arm: str) -> Path:
+        return self.path / "arms" / arm

@@ -1,0 +1,512 @@
+"""Altering the agent's hidden state: in the real environment, and counted."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, golden_projector, record_arguments, tiny_policy
+from test_samples import save_projector
+
+import compare_interventions
+import record
+from agents.acting import run_policy
+from agents.action_noise import load_action_noise
+from agents.episodes import play_episodes
+from analysis.bootstrap import EpisodeBootstrap
+from analysis.intervention_files import ArmRuns, InterventionsFolder
+from analysis.interventions import (
+    OUTCOMES,
+    Arm,
+    chosen_outcomes,
+    compare,
+    divergence,
+    divergence_over_time,
+    holm,
+    judged,
+    outcomes_of,
+    sign_flip_p,
+)
+from analysis.projector import Projector
+from analysis.swaps import MeasuredChange
+from common.agent_file import load_agent, save_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.files import sha256
+from common.networks import to_images
+from common.rollout_files import RolloutFolder
+from generative.agent_inside import AgentInside
+
+NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
+REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
+
+
+def unit_projector():
+    """Direction i is hidden unit i."""
+    identity, ones = torch.eye(64), torch.ones(64)
+    return Projector(0 * ones, ones, identity, ones, identity, identity)
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    return save_projector(tmp_path_factory.mktemp("golden") / "m", golden_projector())
+
+
+def swap_flags(matrices, taken, put, *more):
+    return ["--interpreting_params_name", "tiny", "--precomputed_analysis_data_path",
+            str(matrices), "--swap_directions_from", *map(str, taken), "--swap_directions_to",
+            *map(str, put), "--no_videos", *map(str, more)]
+
+
+# The real environment.
+
+
+@pytest.mark.parametrize(("make", "taken", "put", "from_step"), [
+    (unit_projector, [0, 7], [None, 9], 0), (golden_projector, [10, 5], [12, None], 0),
+    (golden_projector, [3], [None], 2)])
+def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path, make, taken, put,
+                                                           from_step):
+    projector = make()
+    folder = save_projector(tmp_path / "m", projector)
+    more = ["--alter_from_step", from_step] if from_step else []
+    assert record.main(record_arguments(agent_path, tmp_path, 3, *swap_flags(
+        folder, taken, put, *more))) == 0
+    data = RolloutFolder(tmp_path / "data")
+    policy, noise = load_agent(agent_path), load_action_noise()
+    for number in range(3):
+        episode = data.episode(number)
+        states = torch.from_numpy(np.array(episode.hidden_states))
+        unaltered = run_policy(policy, FLOAT32, np.array(episode.frames).transpose(0, 2, 3, 1),
+                               states[:-1]).hidden_states
+        change, stored = unaltered - states[:-1], states[1:] - states[:-1]
+        by_coordinates = projector.change(change, "ica")
+        amounts = by_coordinates[:, taken]
+        expected = change.clone()
+        directions = projector.directions("ica")
+        for column, (source, target) in enumerate(zip(taken, put)):
+            expected -= amounts[:, [column]] * directions[source]
+            if target is not None:
+                expected += amounts[:, [column]] * directions[target]
+        expected[:from_step] = change[:from_step]
+        torch.testing.assert_close(stored, expected, atol=1e-3, rtol=1e-3)
+        assert (change - expected).abs().max() > 0.01
+        with torch.no_grad():  # what is read off the altered state
+            logits, values = policy.fc_policy(states[1:]), policy.fc_value(states[1:])[:, 0]
+        np.testing.assert_allclose(values, episode.steps["value"], atol=1e-3)
+        np.testing.assert_allclose(torch.log_softmax(noise(logits), dim=-1), episode.log_probs,
+                                   atol=1e-3)
+    swap = data.description()["swap"]
+    assert (swap["from"], swap["to"], swap["direction_type"]) == (taken, put, "ica")
+    assert swap["from_step"] == from_step
+    assert swap["matrices_sha256"]["hx_mu_12.npy"] == sha256(folder / "hx_mu_12.npy")
+
+
+def test_swapping_a_direction_for_itself_records_the_same(recording, agent_path, matrices,
+                                                          tmp_path):
+    assert record.main(record_arguments(agent_path, tmp_path, 4, *swap_flags(
+        matrices, [3], [3]))) == 0
+    plain, swapped = RolloutFolder(recording / "data"), RolloutFolder(tmp_path / "data")
+    assert plain.description()["swap"] is None
+    for number in range(4):
+        a, b = plain.episode(number), swapped.episode(number)
+        assert a.steps["action"].tolist() == b.steps["action"].tolist()
+        np.testing.assert_allclose(a.hidden_states, b.hidden_states, atol=1e-4)
+
+
+def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path):
+    episode = RolloutFolder(recording / "data").episode(0)
+    frames = torch.from_numpy(np.array(episode.frames).transpose(0, 2, 3, 1))
+    entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
+    step = golden_projector().swapped_step([10, 5], [12, None], "ica", "cpu")
+    real = run_policy(load_agent(agent_path), FLOAT32, frames, entering, step)
+    with torch.no_grad():
+        inside = AgentInside(load_agent(agent_path), 64, 15).step(to_images(frames), entering,
+                                                                  step)
+    for name in ("hidden_states", "log_probs", "values"):
+        torch.testing.assert_close(getattr(inside, name), getattr(real, name), atol=1e-4,
+                                   rtol=1e-4)
+
+
+def test_recording_with_random_directions_says_so(agent_path, matrices, tmp_path):
+    argv = record_arguments(agent_path, tmp_path, 1, *swap_flags(
+        matrices, [0], ["None"], "--random_directions", 7))
+    assert record.main(argv) == 0
+    data = RolloutFolder(tmp_path / "data")
+    assert data.description()["swap"]["random_directions"] == 7
+    states = torch.from_numpy(np.array(data.episode(0).hidden_states))
+    held = golden_projector().turned(7).change(states - states[0], "ica")[:, 0]
+    torch.testing.assert_close(held, torch.zeros(len(held)), atol=5e-3, rtol=0)
+    assert golden_projector().change(states - states[0], "ica")[:, 0].abs().max() > 0.1
+
+
+def test_random_directions_are_as_large_as_the_components():
+    golden = golden_projector()
+    turned = golden.turned(1)
+    states = golden.mean + torch.randn(500, golden.num_ics, generator=torch.Generator(
+        ).manual_seed(0)) @ golden.directions("ica")  # coordinates of variance 1
+    before, after = (each.coordinates(states, "ica") for each in (golden, turned))
+    torch.testing.assert_close(after.square().sum(dim=1), before.square().sum(dim=1), rtol=1e-3,
+                               atol=1e-3)
+    assert (after.std(dim=0) - 1).abs().max() < 0.15
+    assert (after - before).abs().mean() > 0.5
+    torch.testing.assert_close(turned.change(turned.directions("ica"), "ica"),
+                               torch.eye(golden.num_ics), atol=1e-3, rtol=0)
+    assert torch.equal(golden.turned(1).unmixing, turned.unmixing)
+    assert not torch.allclose(golden.turned(2).unmixing, turned.unmixing, atol=0.1)
+
+
+def test_the_size_of_an_alteration_is_in_standard_deviations():
+    change = MeasuredChange(lambda entering, leaving: leaving + torch.tensor([6.0, 4.0]),
+                            torch.tensor([2.0, 1.0]))
+    change(torch.zeros(3, 2), torch.ones(3, 2))
+    assert change.moved == pytest.approx(5)
+
+
+# What a run gives.
+
+
+def runs_of(actions, ends=None, values=None, rewards=None):
+    """Runs from lists of actions; values and rewards are 0 if not given."""
+    lengths = np.array([len(each) for each in actions])
+    total = lengths.sum()
+
+    def steps(given):
+        return np.zeros(total, np.float32) if given is None else np.float32(np.concatenate(given))
+    return ArmRuns(np.arange(len(actions)), lengths,
+                   np.zeros(len(actions), np.float32) if ends is None else np.float32(ends),
+                   np.concatenate(actions), steps(values), steps(rewards), np.array(0.0))
+
+
+def test_outcomes_are_those_counted_by_hand():
+    unaltered = runs_of([[7, 7, 7, 7], [8, 4]])
+    altered = runs_of([[7, 7, 5], [8, 14, 1]], ends=[1, 0], values=[[1, 2, 6], [0, 0, 3]],
+                      rewards=[[0, 0, 10], [0, 0, 0]])
+    found = {name: column.tolist() for name, column in
+             zip(REAL, outcomes_of(altered, unaltered, simulated=False).T)}
+    third = 1 / 3
+    assert found == {
+        "success": [1, 0], "return": [10, 0], "length": [3, 3], "value": [3, 1],
+        "first_jump": [2, 0], "divergence": [0.5, 2 * third], "share_downleft": [0, 0],
+        "share_left": [0, third], "share_upleft": [0, 0], "share_down": [0, 0],
+        "share_null": [0, 0], "share_up": [third, 0], "share_downright": [0, 0],
+        "share_right": [2 * third, 0], "share_upright": [0, third], "share_other": [0, third]}
+    never = runs_of([[7, 7, 7], [0, 3]])
+    assert outcomes_of(never, unaltered, False)[:, REAL.index("first_jump")].tolist() == [3, 2]
+
+
+def test_the_simulator_has_the_outcomes_that_it_can_tell():
+    runs = runs_of([[7, 7], [8, 8]], ends=[0.25, 0.75])
+    names = [outcome.name for outcome in chosen_outcomes(simulated=True)]
+    assert not {"success", "length"} & set(names)
+    assert outcomes_of(runs, runs, True)[:, names.index("end")].tolist() == [0.25, 0.75]
+    assert {*names, *REAL} == {outcome.name for outcome in OUTCOMES}
+
+
+def test_divergence_counts_while_one_of_a_pair_is_going():
+    a, b = runs_of([[7, 7, 8], [1]]), runs_of([[7, 5], [1]])
+    differs, counted = divergence(a, b)
+    assert differs.tolist() == [[False, True, True], [False, False, False]]
+    assert counted.tolist() == [[True, True, True], [True, False, False]]
+    over_time = divergence_over_time([Arm("x", "x", "p", False)], {"x": a}, b)
+    assert over_time["pairs"].tolist() == [2, 1, 1]
+    assert over_time["unaltered_going"].tolist() == [2, 1, 0]
+    assert over_time["share"].tolist() == [0, 1, 1]
+    assert not divergence(a, a)[0].any()
+
+
+# Statistics.
+
+
+def test_holm_is_the_worked_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == pytest.approx([1, 1])
+
+
+def test_sign_flips_agree_with_all_of_them():
+    differences = np.array([[1.0, 1], [2, 1], [-0.5, 0], [3, 1], [1, 1], [0.5, -1]])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 6)).reshape(6, -1).T
+    exact = (np.abs(signs @ differences) >= np.abs(differences.sum(axis=0)) - 1e-9).mean(axis=0)
+    np.testing.assert_allclose(sign_flip_p(differences, 50_000, 0), exact, atol=0.01)
+    assert sign_flip_p(np.zeros((10, 1)), 1000, 0) == [1]
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_corrected_test_keeps_its_level_and_interval_its_coverage(discrete):
+    """600 experiments of 20 comparisons in which nothing happens."""
+    rng = np.random.default_rng(5)
+    shape = 60, 600 * 20
+    if discrete:  # success of a pair of runs
+        differences = rng.integers(0, 2, shape) - rng.integers(0, 2, shape).astype(float)
+    else:
+        differences = rng.standard_t(4, shape) - rng.standard_t(4, shape)
+    p = np.concatenate([sign_flip_p(differences[:, begin:begin + 20], 2000, seed)
+                        for seed, begin in enumerate(range(0, shape[1], 20))])
+    assert (0.025 if discrete else 0.04) < (p <= 0.05).mean() < 0.056
+    families = np.apply_along_axis(holm, 1, p.reshape(600, 20)).min(axis=1)
+    assert 0.005 < (families <= 0.05).mean() < 0.08
+    some = differences[:, :1000]
+    low, high = EpisodeBootstrap(np.arange(60), 0).interval(some.T, np.ones(some.T.shape, bool))
+    assert 0.92 < ((low <= 0) & (high >= 0)).mean() < 0.97
+
+
+def effects(directions, controls):
+    """A table of effects that beat zero beyond doubt, one outcome a column."""
+    rows = []
+    for control, values in ((False, directions), (True, controls)):
+        for arm, outcomes in enumerate(values):
+            name = f"{'random' if control else 'ic'}_{arm}"
+            rows += [(name, name, "p", control, f"o{number}", effect)
+                     for number, effect in enumerate(outcomes)]
+    table = pd.DataFrame(rows, columns=["arm", "label", "pattern", "control", "outcome", "effect"])
+    return table.assign(p=1e-9, low_95=table["effect"] - 1e-6, high_95=table["effect"] + 1e-6)
+
+
+def test_directions_like_the_controls_are_rarely_claimed():
+    rng = np.random.default_rng(2)
+    table = judged(effects(rng.normal(size=(10, 150)), rng.normal(size=(19, 150))))
+    directions = table[~table["control"]]
+    assert 0.03 < directions["claimed"].mean() < 0.07  # one in twenty ranks
+    assert (directions["num_controls"] == 19).all()
+    assert (table[table["control"]]["num_controls"] == 18).all()
+    assert not judged(effects(rng.normal(size=(10, 50)) * 9, rng.normal(size=(18, 50)))
+                      )["claimed"].any()  # too few controls to claim anything
+
+
+def test_an_effect_must_exceed_the_controls_in_size_whatever_its_sign():
+    controls = -np.linspace(0.1, 2, 20)[:, None]
+    table = judged(effects([[1.95], [-2.1], [2.1], [-0.5]], controls)).set_index("arm")
+    assert table.loc[["ic_0", "ic_1", "ic_2", "ic_3"], "claimed"].tolist() == [
+        False, True, True, False]
+    assert table.loc["ic_0", "p_control"] == pytest.approx(2 / 21)
+    assert table.loc["ic_1", "p_control"] == pytest.approx(1 / 21)
+    assert table.loc["ic_0", ["control_low", "control_high"]].tolist() == [-2, -0.1]
+
+
+def made_up_arm(rng, right, value):
+    """60 runs that go right with this probability, else jump, with these values."""
+    lengths = rng.integers(20, 40, 60)
+    return runs_of([np.where(rng.random(length) < right, 7, 8) for length in lengths],
+                   ends=rng.random(60) < 0.7,
+                   values=[rng.normal(value, 1, length) for length in lengths])
+
+
+def test_a_planted_effect_is_found_and_nothing_else():
+    rng = np.random.default_rng(0)
+    arms = [Arm("much", "much", "p", False), Arm("little", "little", "p", False),
+            Arm("none", "none", "p", False),
+            *(Arm(f"random_{k}", f"random {k}", "p", True) for k in range(20))]
+    unaltered = made_up_arm(rng, 0.5, 0)
+    runs = {arm.name: made_up_arm(rng, 0.5, 0.5 * (k % 3 - 1))
+            for k, arm in enumerate(arms)}  # the controls move the value by half a unit
+    runs["much"] = made_up_arm(rng, 0.9, 0)
+    runs["little"] = made_up_arm(rng, 0.5, 0.3)
+    runs["none"] = made_up_arm(rng, 0.5, 0)
+    table = compare(arms, runs, unaltered, False, 0).set_index(["arm", "outcome"])
+    claimed = table[table["claimed"] & ~table["control"]]
+    assert {("much", "share_right"), ("much", "share_upright")} <= set(claimed.index)
+    # The planted arm also jumps later, which follows.
+    assert set(claimed.index) <= {("much", name) for name in (
+        "share_right", "share_upright", "first_jump")}
+    planted = table.loc[("much", "share_right")]
+    assert planted["low_95"] < 0.4 < planted["high_95"]
+    assert planted["effect"] == pytest.approx(planted["altered"] - planted["unaltered"])
+    little = table.loc[("little", "value")]
+    assert little["p_holm"] <= 0.05 < little["p_control"]  # real, but no larger than the controls'
+
+
+def test_a_run_is_held_against_the_unaltered_one_from_its_start():
+    unaltered = runs_of([[7] * 3] * 20, values=[[10.0 * start] * 3 for start in range(20)])
+    altered = dataclasses.replace(unaltered, values=unaltered.values + 1)
+    arms = [Arm(name, name, "p", name != "ic") for name in ("ic", "random_0", "random_1")]
+    table = compare(arms, {arm.name: altered for arm in arms}, unaltered, False, 0)
+    value = table[table["outcome"] == "value"].iloc[0]
+    assert value[["effect", "low_95", "high_95"]].tolist() == pytest.approx([1, 1, 1])
+
+
+def test_arms_of_other_starts_are_not_compared():
+    rng = np.random.default_rng(0)
+    unaltered, arm = made_up_arm(rng, 0.5, 0), Arm("x", "IC x out", "p", False)
+    other = dataclasses.replace(unaltered, starts=unaltered.starts + 1)
+    with pytest.raises(UserError, match="x do not have the starts of the unaltered ones"):
+        compare([arm], {"x": other}, unaltered, False, 0)
+    with pytest.raises(UserError, match="IC x out has no other control"):
+        compare([arm], {"x": unaltered}, unaltered, False, 0)
+    few = runs_of([[7]] * 9)
+    with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
+        compare([arm], {"x": few}, few, False, 0)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"lengths": np.array([2])}, "lengths of an arm has 1 runs, but starts has 2"),
+    ({"lengths": np.array([2, 2])}, "actions of an arm has 3 steps, but its lengths come to 4"),
+    ({"lengths": np.array([3, 0])}, "a run without a step"),
+    ({"values": np.array([0, np.nan, 0])}, "values of an arm holds NaN")])
+def test_runs_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(runs_of([[7, 7], [8]]), **changes)
+
+
+# The script.
+
+
+def arguments(agent_path, matrices, output, *more):
+    """A later flag wins over an earlier one."""
+    return [*map(str, (
+        "--agent_file", agent_path, "--interpreting_params_name", "tiny",
+        "--precomputed_analysis_data_path", matrices, "--env_name", "fruitbot", "--num_episodes",
+        10, "--num_controls", 2, "--directions", 0, "--seed", 3, "--precision", "float32",
+        "--device", "cpu", "--output_dir", output, *more))]
+
+
+@pytest.fixture(scope="module")
+def compared(agent_path, matrices, tmp_path_factory):
+    path = tmp_path_factory.mktemp("compared") / "out"
+    assert compare_interventions.main(arguments(
+        agent_path, matrices, path, "--directions", "0 to 2", "--swaps", "3:5")) == 0
+    return InterventionsFolder(path)
+
+
+def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
+    levels = list(enumerate(EnvConfig("fruitbot", "easy").draw_levels(10, 3)))
+    step = golden_projector().swapped_step([1], [None], "ica", "cpu")
+    for arm, change in (("unaltered", None), ("ic_1_to_None", step)):
+        episodes = sorted(play_episodes(load_agent(agent_path), FLOAT32,
+                                        EnvConfig("fruitbot", "easy"), levels, 3, 64,
+                                        alter_hidden=change, alter_from=1, keep_frames=False),
+                          key=lambda episode: episode.number)
+        runs = compared.runs(arm)
+        assert runs.starts.tolist() == [level for _, level in levels]
+        assert runs.lengths.tolist() == [episode.length for episode in episodes]
+        assert runs.ends.tolist() == [episode.level_complete for episode in episodes]
+        assert runs.actions.tolist() == [action for episode in episodes
+                                         for action in episode.actions[:-1]]
+        assert runs.rewards.any()
+        assert runs.rewards.tolist() == [reward for episode in episodes
+                                         for reward in episode.rewards[1:]]
+        np.testing.assert_allclose(runs.values, np.concatenate(
+            [episode.values[:-1] for episode in episodes]), atol=1e-5)
+    assert compared.runs("unaltered").moved == 0 < compared.runs("ic_1_to_None").moved
+
+
+def test_everything_is_written(compared):
+    table = pd.read_csv(compared.effects_file)
+    arms = ["ic_0_to_None", "ic_1_to_None", "ic_3_to_5",
+            *(f"random_{k:03d}_0_to_{to}" for to in (None, 1) for k in range(2))]
+    assert sorted(set(table["arm"])) == sorted(arms)
+    assert len(table) == len(arms) * len(REAL)
+    assert not table.isna().any().any()
+    assert compared.figure_file.stat().st_size > 20_000
+    text = compared.report_file.read_text()
+    assert "nan" not in text
+    assert "Nothing can be claimed with fewer than 19 controls" in text
+    assert text.count("| IC 3 to 5 |") == 4  # three tables of outcomes and one of sizes
+    course = pd.read_csv(compared.divergence_file)
+    assert course["share"].between(0, 1).all() and set(course["arm"]) == set(arms)
+    settings = json.loads((compared.path / "settings.json").read_text())
+    assert settings["arms"]["random_001_0_to_1"] == {"from": [0], "to": [1], "turned_by_seed": 1}
+
+
+def test_a_killed_comparison_goes_on_and_a_finished_one_can_grow(compared, agent_path, matrices,
+                                                                 tmp_path, capsys):
+    path = tmp_path / "again"
+    shutil.copytree(compared.path, path)
+    for lost in ("ic_1_to_None", "random_000_0_to_1"):
+        shutil.rmtree(path / "arms" / lost)
+    (path / "arms" / ".ic_1_to_None.partial").mkdir()  # what a kill leaves
+    again = arguments(agent_path, matrices, path, "--directions", "0 to 2", "--swaps", "3:5")
+    assert compare_interventions.main(again) == 0
+    played = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()
+              if "alterations): " in line]
+    assert played == ["ic_1_to_None", "random_000_0_to_1"]
+    assert not list(path.rglob("*partial*"))
+    pd.testing.assert_frame_equal(pd.read_csv(path / "effects.csv"),
+                                  pd.read_csv(compared.effects_file))
+    assert compare_interventions.main([*again, "--directions", "1 2"]) == 0
+    played = capsys.readouterr().out
+    assert "ic_2_to_None (2 of 7" in played and "ic_1_to_None (" not in played
+    assert compare_interventions.main([*again, "--seed", "4"]) == 2
+    assert "holds arms with another seed" in capsys.readouterr().err
+
+
+def test_a_damaged_arm_is_named(compared, agent_path, matrices, tmp_path, capsys):
+    path = tmp_path / "damaged"
+    shutil.copytree(compared.path, path)
+    values = path / "arms" / "ic_0_to_None" / "values.npy"
+    np.save(values, np.load(values)[:-1])
+    assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
+    error = capsys.readouterr().err
+    assert "ic_0_to_None is damaged: values of an arm has" in error
+    values.unlink()
+    assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
+    assert f"there is no file {values}" in capsys.readouterr().err
+    assert not (path / "effects.csv").exists()  # nothing old beside what is damaged
+
+
+def test_simulated_starts_are_compared_too(simulator_file, agent_path, recording, matrices,
+                                           tmp_path):
+    argv = arguments(agent_path, matrices, tmp_path / "sim", "--in_simulator", "--model_file",
+                     simulator_file, "--data_dir", recording / "data", "--batch_size", 4,
+                     "--swaps", "3:3")
+    assert compare_interventions.main(argv) == 0
+    folder = InterventionsFolder(tmp_path / "sim")
+    unaltered, same, out = map(folder.runs, ("unaltered", "ic_3_to_3", "ic_0_to_None"))
+    assert unaltered.lengths.tolist() == [4] * 10
+    assert not divergence(unaltered, same)[0].any()
+    np.testing.assert_allclose(same.values, unaltered.values, atol=1e-4)
+    assert np.abs(out.values - unaltered.values).max() > 0.01
+    table = pd.read_csv(folder.effects_file)
+    assert set(table["outcome"]) == {each.name for each in chosen_outcomes(simulated=True)}
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--num_episodes", 9], "at least 10 levels or starts, not 9"),
+    (["--num_controls", 1], "--num_controls must be at least 2"),
+    (["--directions", "16"], "no ica direction 16: they are numbered 0 to 15"),
+    (["--directions", "0 0"], "--directions names 0 more than once"),
+    (["--directions", "a"], "--directions must be numbers"),
+    (["--swaps", "3-5"], "--swaps takes pairs such as 10:12 or 10:12,5:None, not '3-5'"),
+    (["--swaps", "3:77"], "no ica direction 77"),
+    (["--swaps", "0:None"], "the alteration ic_0_to_None is asked for twice"),
+    (["--in_simulator"], "--in_simulator needs --model_file"),
+    (["--num_direction_episodes", 77], "hx_mu_77.npy; analysis/hidden_analysis_precompute.py"),
+    (["--env_name", "coinrum"], "did you mean 'coinrun'")])
+def test_mistakes_are_one_sentence_and_write_nothing(agent_path, matrices, tmp_path, capsys, more,
+                                                     message):
+    output = tmp_path / "out"
+    assert compare_interventions.main(arguments(agent_path, matrices, output, *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+    assert not output.exists()
+
+
+def test_matrices_of_another_agent_are_refused(agent_path, matrices, tmp_path, capsys):
+    small = save_projector(tmp_path / "small", Projector(
+        torch.zeros(3), torch.ones(3), torch.eye(3), torch.ones(3), torch.eye(3), torch.eye(3)))
+    feed_forward = tmp_path / "model_0.pth"
+    save_agent(feed_forward, tiny_policy(recurrent=False), {})
+    for main, argv in (
+            (compare_interventions.main, arguments(agent_path, small, tmp_path / "out")),
+            (record.main, record_arguments(agent_path, tmp_path / "out", 1,
+                                           *swap_flags(small, [0], [1])))):
+        assert main(argv) == 2
+        assert "those of 3 hidden units, but the agent has 64" in capsys.readouterr().err
+    assert record.main(record_arguments(feed_forward, tmp_path / "out", 1,
+                                        *swap_flags(matrices, [0], [1]))) == 2
+    assert "the agent has 0" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--random_directions", "3"], "needs --swap_directions_from"),
+    (["--swap_directions_from", "3"], "swap_directions_from has 1 directions, but"),
+    (["--swap_directions_from", "30", "--swap_directions_to", "None"], "no ica direction 30")])
+def test_record_refuses_swaps_that_say_nothing(agent_path, matrices, tmp_path, capsys, more,
+                                               message):
+    argv = record_arguments(agent_path, tmp_path / "out", 1, "--interpreting_params_name", "tiny",
+                            "--precomputed_analysis_data_path", str(matrices), *more)
+    assert record.main(argv) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
