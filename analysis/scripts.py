@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from analysis.result_files import ResultFolder, ResultWriter
@@ -54,14 +55,36 @@ def finish(writer: ResultWriter) -> None:
         print(f"wrote {path}")
 
 
-def check_output(output: Path) -> None:
-    """See that figures can be written to a folder.
+def check_output(output: Path, flag: str = "--output_dir") -> None:
+    """See that figures or tables can be written to a folder.
+
+    Args:
+        flag: that chooses it, for the message.
 
     Raises:
-        UserError: if it holds anything but an earlier drawing.
+        UserError: if it holds anything but an earlier output.
     """
     if output.exists() and any(output.iterdir()) and not (output / SETTINGS_NAME).exists():
-        raise UserError(f"{output} holds other data; choose another --output_dir")
+        raise UserError(f"{output} holds other data; choose another {flag}")
+
+
+@contextlib.contextmanager
+def replaced_folder(output: Path, settings: dict) -> Iterator[Path]:
+    """Yield a hidden folder that takes the place of an earlier output if the body succeeds.
+
+    Args:
+        settings: what the output depends on; stored with it.
+    """
+    with atomic_folder(output) as temporary:
+        yield temporary
+        save_json(temporary / SETTINGS_NAME, {**settings, "versions": versions()})
+        shutil.rmtree(output, ignore_errors=True)
+
+
+def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
+    """Draw figures into a folder."""
+    for name, job in with_progress(jobs, len(jobs), "figure"):
+        job(folder / name)
 
 
 def draw(output: Path, jobs: Sequence[Job], folder: ResultFolder, settings: dict) -> None:
@@ -72,11 +95,8 @@ def draw(output: Path, jobs: Sequence[Job], folder: ResultFolder, settings: dict
         settings: what else the drawing depends on.
     """
     begin = time.perf_counter()
-    with atomic_folder(output) as temporary:
-        for name, job in with_progress(jobs, len(jobs), "figure"):
-            job(temporary / name)
-        save_json(temporary / SETTINGS_NAME, {
+    with replaced_folder(output, {
             "precomp_dir": str(folder.path), "number": folder.number, **settings,
-            "precomputed": folder.settings(), "versions": versions()})
-        shutil.rmtree(output, ignore_errors=True)
+            "precomputed": folder.settings()}) as temporary:
+        draw_jobs(temporary, jobs)
     print(f"wrote {len(jobs)} figures to {output} in {time.perf_counter() - begin:.0f} s")
