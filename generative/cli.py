@@ -106,9 +106,14 @@ def add_direction_flags(parser: Parser) -> None:
                         default=Path("analysis/hx_analysis_precomp"),
                         help="folder of the matrices that define the directions, from "
                              "hidden_analysis_precompute.py")
+    add_direction_number_flag(parser)
+
+
+def add_direction_number_flag(parser: Parser) -> None:
+    """The flag that says which directions of a folder are meant."""
     parser.add_argument("--num_episodes", type=count,
-                        help="recorded episodes that the matrices were made of, which stands in "
-                             "their names; the parameter set's if not given")
+                        help="recorded episodes that the directions were found in, which stands "
+                             "in the names of their files; the parameter set's if not given")
 
 
 def add_hidden_analysis_flags(parser: Parser) -> None:
@@ -140,6 +145,32 @@ def add_sample_analysis_flags(parser: Parser, precomputed: str) -> None:
 def samples_of(args: argparse.Namespace, config: InterpretingConfig) -> SampleFolder:
     """The folder of samples that the flags of ``add_sample_analysis_flags`` mean."""
     return SampleFolder(args.samples_dir or Path(config.generated_data_dir) / SAMPLE_STARTS[0])
+
+
+def add_influence_flags(parser: Parser) -> None:
+    """The flags of the scripts that look at what components do to components."""
+    yaml = "; the parameter set's if not given"
+    add_sample_analysis_flags(parser, "hx_analysis_precomp")
+    add_direction_number_flag(parser)
+    parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
+                        help="numbers of the samples that are used, or a range: 0 to 100 ends "
+                             "before 100" + yaml)
+    parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
+                        help="the one simulated step at which the functions of the saliency were "
+                             "read, from 0" + yaml)
+    parser.add_argument("--behaviours_dir", type=Path,
+                        help="folder of the behaviours, found in --num_samples samples; "
+                             "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
+    parser.add_argument("--no_behaviours", action="store_true",
+                        help="look at all samples together alone")
+
+
+def add_story_flags(parser: Parser) -> None:
+    """The flags of causal_stories.py that say what lies where."""
+    _add_analysis_flags(parser, "hx_analysis_precomp")
+    add_direction_number_flag(parser)
+    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the one that the "
+                        "comparison was made of if not given")
 
 
 def add_precompute_flags(parser: Parser, what: str) -> None:

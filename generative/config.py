@@ -102,6 +102,16 @@ def positive(config, *names: str) -> None:
             raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
 
 
+def share_of_an_end(config, name: str) -> None:
+    """Check that a field is a share that can be taken at both ends of a quantity.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if not 0 < getattr(config, name) <= 0.5:
+        raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
+
+
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Check that a value is one of these.
 
@@ -319,10 +329,12 @@ class SaliencyConfig:
     combine_samples_not_iterate: bool
     gaussian_kernel_size: int
     sigma: float
+    extrema_threshold: float
 
     def __post_init__(self):
         positive(self, "num_sim_steps", "num_sim_steps_manual_actions", "batch_size",
                  "gaussian_kernel_size", "sigma")
+        share_of_an_end(self, "extrema_threshold")
         one_of("direction_type", self.direction_type, ("ica", "pca"))
         if self.gaussian_kernel_size % 2 == 0:
             raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
@@ -344,6 +356,16 @@ class SaliencyConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class XplotsConfig:
+    """Cross-causation among samples in which an independent component is extreme."""
+
+    extrema_threshold: float
+
+    def __post_init__(self):
+        share_of_an_end(self, "extrema_threshold")
+
+
+@dataclasses.dataclass(frozen=True)
 class AnalysisConfig:
     """What is done with a trained simulator, by method."""
 
@@ -356,6 +378,7 @@ class AnalysisConfig:
     jacobian: JacobianConfig
     loss_over_time: LossOverTimeConfig
     saliency: SaliencyConfig
+    xplots: XplotsConfig
 
 
 @dataclasses.dataclass(frozen=True)
