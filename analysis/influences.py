@@ -34,7 +34,7 @@ from generative.sample_files import SampleFolder
 # up to the rounding of the matrices.
 _IDENTITY_TOLERANCE = 0.02
 _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action",
-            "leftwards": "log-probability of going left",
+            "leftwards": "mean log-probability of going left",
             "jumping_up": "log-probability of jumping up",
             "jumping_right": "log-probability of jumping right"}
 

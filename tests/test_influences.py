@@ -554,7 +554,7 @@ def test_a_sentence_says_no_more_than_its_row(compared):
     row[["source", "target", "gradient", "steadiness", "lag", "explained"]] = [
         "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
     text = influence_sentence(row, None)
-    assert ("**IC 3 lowers the log-probability of going left 2 steps later, on average.**"
+    assert ("**IC 3 lowers the mean log-probability of going left 2 steps later, on average.**"
             in text and "their covariance has another sign" in text)
     row[["steadiness", "explained", "lag"]] = [0.95, 1.4, 0]
     text = influence_sentence(row, None)
