@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     if not functions or not numbers:
         needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
         raise UserError(f"there is nothing to do without {needed}")
-    check_numbers(samples, numbers)
+    samples.check(numbers)
     origin = {"agent_file": args.agent_file.name, "agent_sha256": checksum(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": checksum(args.model_file)}
     check_origin(samples, origin)
@@ -154,16 +154,6 @@ def checksum(path: Path) -> str:
     if not path.is_file():
         raise UserError(f"there is no file {path}")
     return sha256(path)
-
-
-def check_numbers(samples: SampleFolder, numbers: tuple[int, ...]) -> None:
-    """Refuse numbers of samples that are not there."""
-    there = samples.numbers()
-    absent = sorted(set(numbers) - set(there))
-    if absent:
-        more = f" and lacks {len(absent) - 1} more" if len(absent) > 1 else ""
-        raise UserError(f"{samples.path} has no sample {absent[0]}{more}; its {len(there)} lie "
-                        f"between {there[0]} and {there[-1]}, see --sample_ids")
 
 
 def check_origin(samples: SampleFolder, origin: dict) -> None:

@@ -14,6 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from common.errors import UserError
 
+WIDE = 2_000  # units beyond which principal components are found by a randomised decomposition
+PIECE_ROWS = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
@@ -72,21 +74,52 @@ class PrincipalComponents:
         return min(int((held < share).sum()) + 1, len(self.variances))
 
 
-def principal_components(states: np.ndarray, number: int) -> PrincipalComponents:
-    """Fit to standardised states (N, D).
+def principal_components(states: np.ndarray, number: int, seed: int = 0) -> PrincipalComponents:
+    """Fit to standardised states, float32 (N, D).
+
+    Up to WIDE units the components are eigenvectors of the covariance, added up in double precision
+    piece by piece, so that no second copy of many states is needed. Beyond, they are found by a
+    randomised decomposition (Halko et al. 2011), in time and memory that grow with N times D.
+
+    Args:
+        seed: of that decomposition.
 
     Raises:
-        UserError: if more components are asked for than there are units or states.
+        UserError: if more components are asked for than there are units or states, or no unit
+            varies.
     """
     most = min(states.shape)
     if number > most:
         raise UserError(f"n_components_pca is {number}, but {states.shape[0]} states of "
                         f"{states.shape[1]} units have at most {most} principal components")
-    model = PCA(number, svd_solver="covariance_eigh").fit(states.astype(np.float64))
+    if states.shape[1] > WIDE:
+        model = PCA(number, svd_solver="randomized", random_state=seed).fit(states)
+        components, variances = model.components_, model.explained_variance_
+        total = variances.sum() / model.explained_variance_ratio_.sum()
+    else:
+        covariance = _covariance(states)
+        total = np.trace(covariance)
+        variances, vectors = np.linalg.eigh(covariance)
+        variances = np.maximum(variances[::-1][:number], 0)
+        components = vectors[:, ::-1][:, :number].T
+        largest = components[np.arange(number), np.abs(components).argmax(axis=1)]
+        components = components * np.sign(largest)[:, None]  # eigenvectors have no sign
+    if not total > 0:
+        raise UserError(f"none of the {states.shape[1]} units varies over {len(states)} states, "
+                        "so they have no principal components")
     return PrincipalComponents(
-        model.components_.astype(np.float32), model.explained_variance_.astype(np.float32),
-        model.singular_values_.astype(np.float32),
-        float(model.explained_variance_.sum() / model.explained_variance_ratio_.sum()))
+        components.astype(np.float32), variances.astype(np.float32),
+        np.sqrt(variances * (len(states) - 1)).astype(np.float32), float(total))
+
+
+def _covariance(states: np.ndarray) -> np.ndarray:
+    """Of the units, float64 (D, D)."""
+    mean = states.mean(axis=0, dtype=np.float64)
+    products = np.zeros((states.shape[1], states.shape[1]))
+    for begin in range(0, len(states), PIECE_ROWS):
+        centred = states[begin:begin + PIECE_ROWS] - mean
+        products += centred.T @ centred
+    return products / max(len(states) - 1, 1)
 
 
 @dataclasses.dataclass(frozen=True)

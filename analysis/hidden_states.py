@@ -1,4 +1,4 @@
-"""The hidden states that are analysed: of recorded episodes and of simulated samples."""
+"""The hidden states of recorded episodes, and what happened at each of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from common.errors import UserError
 from common.progress import with_progress
 from common.rollout_files import RolloutFolder
-from generative.sample_files import SampleFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,35 +54,6 @@ def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
     if available < num_episodes:
         raise UserError(f"{num_episodes} episodes are asked for, but {folder.path} holds only "
                         f"{available}; record more, or give --num_episodes {available}")
-
-
-def chosen_samples(folder: SampleFolder, num_samples: int) -> list[int]:
-    """Numbers of the first ``num_samples`` samples.
-
-    Raises:
-        UserError: if there are fewer, saying how many.
-    """
-    numbers = folder.numbers()
-    if len(numbers) < num_samples:
-        raise UserError(f"{num_samples} simulated samples are asked for, but {folder.path} holds "
-                        f"only {len(numbers)}; record more, or give --num_generated_samples "
-                        f"{len(numbers)}")
-    return numbers[:num_samples]
-
-
-def simulated_states(folder: SampleFolder, numbers: list[int]) -> np.ndarray:
-    """The states of samples, one below the other (M * T, D).
-
-    Raises:
-        UserError: naming a file that is missing, damaged or of another shape, or a sample whose
-            states hold NaN.
-    """
-    states = folder.stacked_field("hidden_states", numbers)  # (M, T, D)
-    for number, sample in zip(numbers, states):
-        if not np.isfinite(sample).all():
-            raise UserError(f"the hidden states of {folder.sample_folder(number)} hold NaN or "
-                            "infinity; record this sample again")
-    return states.reshape(-1, states.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)

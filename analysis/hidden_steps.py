@@ -6,27 +6,29 @@ import logging
 
 import numpy as np
 
-from analysis.clustering import find_clusters
 from analysis.components import (
     Scale,
     independent_components,
     principal_components,
-    scale_of,
     source_signals,
 )
-from analysis.embedding import embed
 from analysis.factorisation import factorise
-from analysis.hidden_files import HiddenStatesWriter, Result
 from analysis.outliers import find_outliers
+from analysis.result_files import Result, ResultWriter
+from analysis.result_steps import (
+    clusters_result,
+    pca_result,
+    scale_from,
+    scale_result,
+    tsne_result,
+)
 from generative.config import AgentHiddenConfig
-
-CLUSTERED_SHARE = 0.95  # of the variance, in the PCs that are clustered and mapped
 
 logger = logging.getLogger(__name__)
 
 
 def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHiddenConfig, seed: int,
-            tsne_seed: int, writer: HiddenStatesWriter) -> None:
+            tsne_seed: int, writer: ResultWriter) -> None:
     """Do all steps and store what they give.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE are of
@@ -42,27 +44,20 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     Raises:
         UserError: if there are too few states for what is asked for.
     """
-    found = writer.step("scale", lambda: _scale(states))
-    scale = Scale(found["mean"], found["std"], ())
+    found = writer.step("scale", lambda: scale_result(states, "hidden unit"))
+    scale = scale_from(found)
     standardised = scale.standardise(states)
     found = writer.step("outliers", lambda: _outliers(standardised, config, seed))
     kept = ~found["outliers"]
-    found = writer.step("pca", lambda: _pca(standardised, kept, scale, simulated, config))
+    found = writer.step("pca", lambda: _pca(standardised, kept, scale, simulated, config, seed))
     principal, variances = found["principal"], found["variances"]
     held = writer.facts["pca"]["components_for_95_percent"]
     clustered = np.ascontiguousarray(principal[:, :held])
     writer.step("ica", lambda: _ica(principal, kept, variances, config, seed))
-    writer.step("clusters", lambda: _clusters(clustered, config, seed))
-    writer.step("tsne", lambda: _tsne(clustered, config, tsne_seed))
+    writer.step("clusters", lambda: clusters_result(clustered, config.clustering,
+                                                    config.n_clusters, seed))
+    writer.step("tsne", lambda: tsne_result(clustered, config.n_components_tsne, tsne_seed))
     writer.step("nmf", lambda: _nmf(states, config, seed))
-
-
-def _scale(states: np.ndarray) -> Result:
-    scale = scale_of(states)
-    if scale.constant:
-        logger.warning("hidden unit %s does not vary over these states; its standard deviation "
-                       "counts as 1", ", ".join(map(str, scale.constant)))
-    return Result({"mean": scale.mean, "std": scale.std}, {"constant_units": scale.constant})
 
 
 def _outliers(standardised: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:
@@ -74,14 +69,13 @@ def _outliers(standardised: np.ndarray, config: AgentHiddenConfig, seed: int) ->
 
 
 def _pca(standardised: np.ndarray, kept: np.ndarray, scale: Scale, simulated: np.ndarray | None,
-         config: AgentHiddenConfig) -> Result:
-    fit = principal_components(standardised[kept], config.n_components_pca)
-    arrays = {"components": fit.components, "variances": fit.variances,
-              "singular_values": fit.singular_values, "principal": fit.coordinates(standardised)}
+         config: AgentHiddenConfig, seed: int) -> Result:
+    fit = principal_components(standardised[kept], config.n_components_pca, seed)
+    result = pca_result(fit, standardised)
+    result.arrays["singular_values"] = fit.singular_values
     if simulated is not None:
-        arrays["generated"] = fit.coordinates(scale.standardise(simulated))
-    return Result(arrays, {"total_variance": fit.total_variance,
-                           "components_for_95_percent": fit.number_for(CLUSTERED_SHARE)})
+        result.arrays["generated"] = fit.coordinates(scale.standardise(simulated))
+    return result
 
 
 def _ica(principal: np.ndarray, kept: np.ndarray, variances: np.ndarray,
@@ -93,19 +87,6 @@ def _ica(principal: np.ndarray, kept: np.ndarray, variances: np.ndarray,
     return Result({"unmixing": fit.unmixing, "mixing": fit.mixing,
                    "sources": source_signals(principal[:, :k], variances[:k], fit.unmixing)},
                   {"iterations": fit.iterations, "converged": fit.converged})
-
-
-def _clusters(principal: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:
-    fit = find_clusters(principal, config.clustering, config.n_clusters, seed)
-    return Result({"clusters": fit.labels, "cluster_means": fit.means},
-                  {"method": config.clustering, "clusters": len(fit.means),
-                   "states_in_none": int((fit.labels < 0).sum()),
-                   "fitted_states": fit.fitted_rows})
-
-
-def _tsne(principal: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:
-    fit = embed(principal, config.n_components_tsne, seed)
-    return Result({"tsne": fit.places}, {"fitted_states": fit.fitted_rows})
 
 
 def _nmf(states: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:

@@ -1,6 +1,6 @@
-"""Figures of the agent's hidden states on a plane, and rotating in space.
+"""Figures of states on a plane, and rotating in space.
 
-Letters in shape comments: N recorded states, M simulated ones.
+Letters in shape comments: N states, M others that are drawn in black.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from PIL import Image
 
@@ -24,8 +24,8 @@ from PIL import Image
 # are more categories the marker changes, and their numbers stand where their states are.
 COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
-NO_CATEGORY_COLOUR, SIMULATED_COLOUR = "#BBBBBB", "black"
-SIMULATED_SIZE = 6  # at least, in square points: they are few
+NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
+OTHERS_SIZE = 6  # at least, in square points: they are few
 COLOUR_MAP = "viridis"
 DPI = 110
 LEGEND_ROWS = 20
@@ -40,15 +40,38 @@ class Plane:
     """Where states are drawn.
 
     Attributes:
-        places: of the recorded states (N, 2), or (N, 3) in space.
-        simulated: places of the simulated ones (M, 2 or 3), or None.
+        places: of the states (N, 2), or (N, 3) in space.
         names: of the axes.
         title: what the states are and how many.
+        others: places of the others (M, 2 or 3), or None.
+        others_name: what they are: "simulated".
     """
 
     places: np.ndarray
-    simulated: np.ndarray | None
     names: tuple[str, ...]
+    title: str
+    others: np.ndarray | None = None
+    others_name: str = ""
+
+    def dimensions(self, number: int) -> Plane:
+        """The first ``number`` dimensions of it."""
+        others = None if self.others is None else self.others[:, :number]
+        return dataclasses.replace(self, places=self.places[:, :number],
+                                   names=self.names[:number], others=others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """Frames to show side by side.
+
+    Attributes:
+        frames: each uint8 (H, W, C).
+        captions: what to write above each of them.
+        title: what they are.
+    """
+
+    frames: Sequence[np.ndarray]
+    captions: Sequence[str]
     title: str
 
 
@@ -83,13 +106,13 @@ class Category:
 
 
 def plot_plane(path: Path, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
-    """All states on a plane, coloured, with the simulated ones in black."""
+    """All states on a plane, coloured, with the others in black."""
     figure, axes = _figure(plane.names)
     _draw_states(axes, plane, colouring, seed)
     figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
                     ha="left")
     _add_key(figure, axes, colouring, plane)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_variance(path: Path, variances: np.ndarray, total: float, title: str) -> None:
@@ -106,17 +129,19 @@ def plot_variance(path: Path, variances: np.ndarray, total: float, title: str) -
              title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="center right")
-    _save(figure, path)
+    save(figure, path)
 
 
-def plot_paths(path: Path, plane: Plane, episodes: np.ndarray, chosen: Sequence[int],
+def plot_paths(path: Path, plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[int],
                notes: Sequence[str]) -> None:
-    """The ways of some episodes through the plane, one panel each, an arrow for each step.
+    """The ways of some sequences of states through the plane, one panel each, an arrow for each
+    step.
 
     Args:
         plane: of all states.
-        episodes: number of each state's episode (N,).
-        chosen: episodes to draw.
+        sequences: number of each state's sequence (N,).
+        what: a sequence is: "episode".
+        chosen: sequences to draw.
         notes: what to write above each of them.
     """
     columns = int(np.ceil(np.sqrt(len(chosen))))
@@ -124,9 +149,9 @@ def plot_paths(path: Path, plane: Plane, episodes: np.ndarray, chosen: Sequence[
     figure = Figure(figsize=(4 * columns + 1, 3.6 * rows + 0.8), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     density = _density(plane.places)
-    for axes, episode, note in zip(panels.flat, chosen, notes):
+    for axes, sequence, note in zip(panels.flat, chosen, notes):
         _draw_density(axes, density)
-        way = plane.places[episodes == episode]
+        way = plane.places[sequences == sequence]
         part = np.linspace(0, 1, max(len(way) - 1, 1))[:len(way) - 1]
         if len(way) > 1:
             axes.quiver(*way[:-1].T, *np.diff(way, axis=0).T, part, cmap=COLOUR_MAP, angles="xy",
@@ -135,16 +160,16 @@ def plot_paths(path: Path, plane: Plane, episodes: np.ndarray, chosen: Sequence[
                   linestyle="")
         axes.plot(*way[-1], marker="X", color=COLOURS[3], markeredgecolor="black", markersize=9,
                   linestyle="")
-        axes.set_title(f"episode {episode}: {note}", fontsize=10)
+        axes.set_title(f"{what} {sequence}: {note}", fontsize=10)
     for axes in panels.flat[len(chosen):]:
         axes.axis("off")
     figure.supxlabel(plane.names[0])
     figure.supylabel(plane.names[1])
     figure.colorbar(ScalarMappable(Normalize(0, 1), COLOUR_MAP), ax=panels, shrink=0.6,
-                    label="part of the episode")
-    figure.suptitle(f"Ways of {len(chosen)} episodes: arrows from state to state, ring: first, "
+                    label=f"part of the {what}")
+    figure.suptitle(f"Ways of {len(chosen)} {what}s: arrows from state to state, ring: first, "
                     f"cross: last, grey: {plane.title}", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 class ClusterPlots:
@@ -159,10 +184,25 @@ class ClusterPlots:
         self.planes, self.labels = planes, labels
         self._densities = [_density(plane.places) for plane in planes]
 
-    def plot(self, path: Path, cluster: int, note: str) -> None:
-        """Draw a cluster; ``note`` is written above it."""
+    def plot(self, path: Path, cluster: int, note: str, pictures: Pictures | None = None) -> None:
+        """Draw a cluster; ``note`` is written above it, pictures of it stand below."""
+        width = 6.5 * len(self.planes)
+        if pictures is None:
+            figure = Figure(figsize=(width, 5.8), layout="constrained")
+            self.draw(figure, cluster)
+        else:
+            figure = Figure(figsize=(width, 5.8 + 0.5 + width / len(pictures.frames)),
+                            layout="constrained")
+            above, below = figure.subfigures(
+                2, 1, height_ratios=(5.8, 0.5 + width / len(pictures.frames)))
+            self.draw(above, cluster)
+            draw_pictures(below, pictures)
+        figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
+        save(figure, path)
+
+    def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
+        """Draw the planes of a cluster into a figure or a part of one."""
         members = self.labels == cluster
-        figure = Figure(figsize=(6.5 * len(self.planes), 5.8), layout="constrained")
         for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
                                         self.planes, self._densities):
             _draw_density(axes, density)
@@ -171,11 +211,19 @@ class ClusterPlots:
             axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
             low, high = _limits(plane.places)
             axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        figure.legend(handles=[_handle(COLOURS[3], f"cluster {cluster}"), _handle(
+        figure.legend(handles=[_handle(COLOURS[3], f"{what} {cluster}"), _handle(
             NO_CATEGORY_COLOUR, "all states, darker where they are dense", "s")],
             fontsize=9, loc="outside lower center", ncols=2)
-        figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
-        _save(figure, path)
+
+
+def draw_pictures(figure: FigureBase, pictures: Pictures) -> None:
+    """Draw pictures side by side into a figure or a part of one."""
+    for axes, frame, caption in zip(figure.subplots(1, len(pictures.frames), squeeze=False).flat,
+                                    pictures.frames, pictures.captions):
+        axes.imshow(frame, interpolation="nearest")
+        axes.set_title(caption, fontsize=8)
+        axes.axis("off")
+    figure.suptitle(pictures.title, fontsize=10)
 
 
 def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: int) -> None:
@@ -190,9 +238,9 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
     axes = figure.add_axes((0.06, 0.03, 0.6, 0.86), projection="3d")
     size = _size(len(shown))
     _scatter(axes, space.places, colouring, shown, size, depthshade=False)
-    if space.simulated is not None:
-        inside = space.simulated[_inside(space.simulated, *_limits(space.places))]
-        axes.scatter(*inside.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE), linewidths=0,
+    if space.others is not None:
+        inside = space.others[_inside(space.others, *_limits(space.places))]
+        axes.scatter(*inside.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
                      depthshade=False)
     for set_label, set_limits, name, limits in zip(
             (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
@@ -238,8 +286,8 @@ def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed:
     _scatter(axes, plane.places, colouring, order, size)
     if isinstance(colouring, Category) and colouring.numbered:
         _write_numbers(axes, plane.places, colouring.values)
-    if plane.simulated is not None:
-        axes.scatter(*plane.simulated.T, c=SIMULATED_COLOUR, s=max(size, SIMULATED_SIZE),
+    if plane.others is not None:
+        axes.scatter(*plane.others.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE),
                      linewidths=0, rasterized=True)
     low, high = _limits(plane.places)
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
@@ -305,10 +353,10 @@ def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D
         in_none = int((colouring.values < 0).sum())
         if in_none:
             handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
-    if plane.simulated is not None:
-        outside = int((~_inside(plane.simulated, *_limits(plane.places))).sum())
+    if plane.others is not None:
+        outside = int((~_inside(plane.others, *_limits(plane.places))).sum())
         beyond = f", {outside} not in view" if outside else ""
-        handles.append(_handle(SIMULATED_COLOUR, f"simulated ({len(plane.simulated)}{beyond})"))
+        handles.append(_handle(OTHERS_COLOUR, f"{plane.others_name} ({len(plane.others)}{beyond})"))
     return handles
 
 
@@ -354,5 +402,6 @@ def _draw_density(axes: Axes, density: tuple[np.ndarray, tuple]) -> None:
                 cmap="Greys", norm=LogNorm(0.1, max(counts.max() * 5, 1)), interpolation="nearest")
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure."""
     figure.savefig(path, dpi=DPI)

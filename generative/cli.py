@@ -15,7 +15,13 @@ from common.cli import (
     seed,
     set_up_logging,
 )
-from generative.config import InterpretingConfig, load_interpreting_config
+from generative.config import (
+    CLUSTERINGS,
+    SAMPLE_STARTS,
+    InterpretingConfig,
+    load_interpreting_config,
+)
+from generative.sample_files import SampleFolder
 
 # Where the YAML has the value of a flag.
 _OVERRIDES = {
@@ -36,9 +42,11 @@ _OVERRIDES = {
     "save_dir": ("analysis", "save_dir"),
     "num_direction_episodes": ("analysis", "agent_h", "num_episodes"),
     **{name: ("analysis", "agent_h", name) for name in (
-        "informed_or_random_init", "num_episodes", "num_generated_samples", "num_epi_paths",
-        "n_clusters", "clustering")},
+        "informed_or_random_init", "num_episodes", "num_generated_samples")},
+    "num_env_samples": ("analysis", "env_h", "num_samples"),
 }
+# Flags that mean a key of the section of the analysis whose script takes them.
+_OF_AN_ANALYSIS = ("num_samples", "num_epi_paths", "n_clusters", "clustering", "grad_timestep")
 # Names of terms of an older model.
 _LOSSES_WITHOUT_EFFECT = ("act_log_probs", "gen_adv")
 
@@ -104,9 +112,14 @@ def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes
                         default=Path("analysis/hx_analysis_precomp"),
                         help="folder of the matrices that define the directions, from "
                              "hidden_analysis_precompute.py")
-    parser.add_argument(num_episodes_flag, type=count,
-                        help="recorded episodes that the matrices were made of, which stands in "
-                             "their names; the parameter set's if not given")
+    add_direction_number_flag(parser, num_episodes_flag)
+
+
+def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
+    """The flag that says which directions of a folder are meant."""
+    parser.add_argument(name, type=count,
+                        help="recorded episodes that the directions were found in, which stands "
+                             "in the names of their files; the parameter set's if not given")
 
 
 def direction(text: str) -> int | None:
@@ -140,25 +153,106 @@ def add_alter_from_flag(parser: Parser, default: int) -> None:
 def add_hidden_analysis_flags(parser: Parser) -> None:
     """The flags that the two scripts of the agent's hidden states share."""
     yaml = "; the parameter set's if not given"
-    parser.add_argument("--interpreting_params_name", default="defaults",
-                        help="parameter set in hyperparams/interpreting_configs.yml")
+    _add_analysis_flags(parser, "hx_analysis_precomp")
     parser.add_argument("--data_dir", help="recorded rollouts, <logdir>/data of record.py" + yaml)
     parser.add_argument("--num_episodes", type=count, help="recorded episodes" + yaml)
     parser.add_argument("--num_generated_samples", type=count, help="simulated samples" + yaml)
     parser.add_argument("--no_generated_samples", action="store_true",
                         help="work on the recorded states alone")
-    parser.add_argument("--save_dir", help="where the folders of all analyses are" + yaml)
+
+
+def add_sample_analysis_flags(parser: Parser, precomputed: str) -> None:
+    """The flags that the scripts of an analysis of simulated samples share.
+
+    Args:
+        precomputed: name of the folder of its arrays.
+    """
+    yaml = "; the parameter set's if not given"
+    _add_analysis_flags(parser, precomputed)
+    parser.add_argument("--generated_data_dir", help="folder with the folders of simulated "
+                        "samples, from record_gen_samples.py" + yaml)
+    parser.add_argument("--samples_dir", type=Path, help="folder of samples to read; "
+                        f"<generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
+    parser.add_argument("--num_samples", type=count, help="simulated samples" + yaml)
+
+
+def samples_of(args: argparse.Namespace, config: InterpretingConfig) -> SampleFolder:
+    """The folder of samples that the flags of ``add_sample_analysis_flags`` mean."""
+    return SampleFolder(args.samples_dir or Path(config.generated_data_dir) / SAMPLE_STARTS[0])
+
+
+def add_influence_flags(parser: Parser) -> None:
+    """The flags of the scripts that look at what components do to components."""
+    yaml = "; the parameter set's if not given"
+    add_sample_analysis_flags(parser, "hx_analysis_precomp")
+    add_direction_number_flag(parser)
+    parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
+                        help="numbers of the samples that are used, or a range: 0 to 100 ends "
+                             "before 100" + yaml)
+    parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
+                        help="the one simulated step at which the functions of the saliency were "
+                             "read, from 0" + yaml)
+    parser.add_argument("--behaviours_dir", type=Path,
+                        help="folder of the behaviours, found in --num_samples samples; "
+                             "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
+    parser.add_argument("--no_behaviours", action="store_true",
+                        help="look at all samples together alone")
+
+
+def add_story_flags(parser: Parser) -> None:
+    """The flags of causal_stories.py that say what lies where."""
+    _add_analysis_flags(parser, "hx_analysis_precomp")
+    add_direction_number_flag(parser)
+    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the one that the "
+                        "comparison was made of if not given")
+
+
+def add_precompute_flags(parser: Parser, what: str) -> None:
+    """The flags of the scripts that precompute an analysis.
+
+    Args:
+        what: the number of which stands in the names of the files: "episodes" or "samples".
+    """
+    yaml = "; the parameter set's if not given"
+    parser.add_argument("--n_clusters", type=count, help="number of clusters" + yaml)
+    parser.add_argument("--clustering", choices=CLUSTERINGS,
+                        help="method; hdbscan finds its own number of clusters" + yaml)
+    parser.add_argument("--seed", type=seed, default=0,
+                        help="of every random choice but those of t-SNE")
+    parser.add_argument("--overwrite", action="store_true",
+                        help=f"replace the results for this number of {what}")
+
+
+def add_plotting_flags(parser: Parser, plots: str) -> None:
+    """The flags of the scripts that draw an analysis.
+
+    Args:
+        plots: name of the folder of its figures.
+    """
+    parser.add_argument("--output_dir", type=Path,
+                        help=f"folder to write to; <save_dir>/{plots} if not given")
+    parser.add_argument("--seed", type=seed, default=0,
+                        help="of what is drawn on top and of every choice of what is shown")
+
+
+def _add_analysis_flags(parser: Parser, precomputed: str) -> None:
+    parser.add_argument("--interpreting_params_name", default="defaults",
+                        help="parameter set in hyperparams/interpreting_configs.yml")
+    parser.add_argument("--save_dir", help="where the folders of all analyses are; the parameter "
+                        "set's if not given")
     parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
-                        "<save_dir>/hx_analysis_precomp if not given")
+                        f"<save_dir>/{precomputed} if not given")
     parser.add_argument("--log_level", default="info",
                         help="debug, info, warning, error, or a number as in Python's logging")
 
 
-def parse(flags: Parser, argv: list[str] | None, own: frozenset[str] = frozenset(),
+def parse(flags: Parser, argv: list[str] | None, analysis: str | None = None,
+          own: frozenset[str] = frozenset()
           ) -> tuple[argparse.Namespace, set[str], InterpretingConfig]:
     """What every script begins with: its flags, which of them were given, the parameter set.
 
     Args:
+        analysis: section of the YAML that an analysis' flags mean.
         own: flags that mean something else to the script than to the parameter set.
 
     Raises:
@@ -166,20 +260,25 @@ def parse(flags: Parser, argv: list[str] | None, own: frozenset[str] = frozenset
     """
     args, explicit = flags.parse_args(argv), flags.explicit(argv)
     set_up_logging(args.log_level)
-    return args, explicit, interpreting_config(args, explicit - own)
+    return args, explicit, interpreting_config(args, explicit - own, analysis)
 
 
-def interpreting_config(args: argparse.Namespace, explicit: set[str]) -> InterpretingConfig:
+def interpreting_config(args: argparse.Namespace, explicit: set[str],
+                        analysis: str | None = None) -> InterpretingConfig:
     """The parameter set that was asked for, with the flags that stand on the command line.
 
     Args:
         explicit: their names, from ``Parser.explicit``.
+        analysis: see ``parse``.
 
     Raises:
         UserError: see ``load_interpreting_config``.
     """
     overrides: dict = {}
-    for flag, (*sections, key) in _OVERRIDES.items():
+    places = dict(_OVERRIDES)
+    if analysis:
+        places |= {flag: ("analysis", analysis, flag) for flag in _OF_AN_ANALYSIS}
+    for flag, (*sections, key) in places.items():
         if flag in explicit:
             place = overrides
             for section in sections:

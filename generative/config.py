@@ -102,6 +102,16 @@ def positive(config, *names: str) -> None:
             raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
 
 
+def share_of_an_end(config, name: str) -> None:
+    """Check that a field is a share that can be taken at both ends of a quantity.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if not 0 < getattr(config, name) <= 0.5:
+        raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
+
+
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Check that a value is one of these.
 
@@ -110,6 +120,16 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     """
     if value not in choices:
         raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
+
+
+def map_dimensions(number: int) -> None:
+    """Check the dimensions of a t-SNE map.
+
+    Raises:
+        UserError: if such a map cannot be drawn.
+    """
+    if number not in (2, 3):
+        raise UserError(f"n_components_tsne must be 2 or 3, not {number}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,11 +204,76 @@ class AgentHiddenConfig:
         if self.n_components_ica > self.n_components_pca:
             raise UserError(f"n_components_ica is {self.n_components_ica}, more than the "
                             f"{self.n_components_pca} of n_components_pca")
-        if self.n_components_tsne not in (2, 3):
-            raise UserError(f"n_components_tsne must be 2 or 3, not {self.n_components_tsne}")
+        map_dimensions(self.n_components_tsne)
         if self.outlier_max_k < 6:
             raise UserError(f"outlier_max_k must be at least 6, not {self.outlier_max_k}, because "
                             "the smallest number of neighbours below it is 5")
+
+
+@dataclasses.dataclass(frozen=True)
+class MapConfig:
+    """What the analyses of simulated samples have in common: principal components, clusters and a
+    t-SNE map.
+
+    Attributes:
+        num_samples: simulated samples.
+    """
+
+    num_samples: int
+    n_components_pca: int
+    n_components_tsne: int
+    n_clusters: int
+    clustering: str
+
+    def __post_init__(self):
+        positive(self, "num_samples", "n_clusters")
+        one_of("clustering", self.clustering, CLUSTERINGS)
+        map_dimensions(self.n_components_tsne)
+        if self.n_components_pca < 2:
+            raise UserError(f"n_components_pca must be at least 2, not {self.n_components_pca}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvHiddenConfig(MapConfig):
+    """Analysis of the environment's states."""
+
+    num_epi_paths: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "num_epi_paths")
+
+
+@dataclasses.dataclass(frozen=True)
+class BottleneckConfig(MapConfig):
+    """Analysis of the bottleneck vectors."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BehavioursConfig(MapConfig):
+    """Analysis of behaviours: the agent's and the environment's states together."""
+
+    n_components_env: int
+    timestep_differences: tuple[int, ...]
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "n_components_env")
+        if min(self.timestep_differences, default=1) < 1:
+            raise UserError("timestep_differences must be above 0, but holds "
+                            f"{min(self.timestep_differences)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class JacobianConfig(MapConfig):
+    """Analysis of the gradients of independent components."""
+
+    grad_timestep: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.grad_timestep < 0:
+            raise UserError(f"grad_timestep must not be negative, but is {self.grad_timestep}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,10 +329,12 @@ class SaliencyConfig:
     combine_samples_not_iterate: bool
     gaussian_kernel_size: int
     sigma: float
+    extrema_threshold: float
 
     def __post_init__(self):
         positive(self, "num_sim_steps", "num_sim_steps_manual_actions", "batch_size",
                  "gaussian_kernel_size", "sigma")
+        share_of_an_end(self, "extrema_threshold")
         one_of("direction_type", self.direction_type, ("ica", "pca"))
         if self.gaussian_kernel_size % 2 == 0:
             raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
@@ -269,14 +356,29 @@ class SaliencyConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class XplotsConfig:
+    """Cross-causation among samples in which an independent component is extreme."""
+
+    extrema_threshold: float
+
+    def __post_init__(self):
+        share_of_an_end(self, "extrema_threshold")
+
+
+@dataclasses.dataclass(frozen=True)
 class AnalysisConfig:
     """What is done with a trained simulator, by method."""
 
     tsne_seed: int
     save_dir: str
     agent_h: AgentHiddenConfig
+    env_h: EnvHiddenConfig
+    combined_agent_env_hx: BehavioursConfig
+    bottleneck: BottleneckConfig
+    jacobian: JacobianConfig
     loss_over_time: LossOverTimeConfig
     saliency: SaliencyConfig
+    xplots: XplotsConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,14 +32,15 @@ Coordinates = Callable[[Tensor, str], Tensor]
 VALUE, VALUE_DELTA, DIRECTION = "value", "value_delta", "hx_direction"
 WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
 _LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
-_OF_A_STEP: dict[str, Callable[[Step], Tensor]] = {  # one number for each row of the batch
-    VALUE: lambda step: step.values,
-    "action": lambda step: step.log_probs.max(dim=-1).values,
-    "leftwards": lambda step: step.log_probs[:, _LEFTWARDS].mean(dim=-1),
-    "jumping_up": lambda step: step.log_probs[:, ACTION_NAMES.index("up")],
-    "jumping_right": lambda step: step.log_probs[:, ACTION_NAMES.index("upright")],
+# What the agent answers a step with, as one number: of its values (…,) and log_probs (…, A).
+OUTPUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    VALUE: lambda values, log_probs: values,
+    "action": lambda values, log_probs: log_probs.max(dim=-1).values,
+    "leftwards": lambda values, log_probs: log_probs[..., _LEFTWARDS].mean(dim=-1),
+    "jumping_up": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("up")],
+    "jumping_right": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("upright")],
 }
-FUNCTIONS = (*_OF_A_STEP, VALUE_DELTA, DIRECTION)
+FUNCTIONS = (*OUTPUTS, VALUE_DELTA, DIRECTION)
 _COPIES = 1  # stream of random numbers, beside the seed and the sample's number
 
 
@@ -76,7 +77,8 @@ class SaliencyFunction:
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
         chosen = [steps[t] for t in common_timesteps]
         if self.direction is None:
-            return torch.stack([_OF_A_STEP[self.what](step) for step in chosen]).mean(dim=0)
+            return torch.stack([OUTPUTS[self.what](step.values, step.log_probs)
+                                for step in chosen]).mean(dim=0)
         hidden_states = torch.stack([step.hidden_states for step in chosen])
         return coordinates(hidden_states, self.direction_type)[..., self.direction].mean(dim=0)
 

@@ -126,6 +126,19 @@ class SampleFolder:
             raise UserError(f"{self.path} holds no samples; record_gen_samples.py writes them")
         return found
 
+    def check(self, numbers: Sequence[int]) -> None:
+        """Refuse numbers of samples that are not there.
+
+        Raises:
+            UserError: naming the first.
+        """
+        there = self.numbers()
+        absent = sorted(set(numbers) - set(there))
+        if absent:
+            more = f" and lacks {len(absent) - 1} more" if len(absent) > 1 else ""
+            raise UserError(f"{self.path} has no sample {absent[0]}{more}; its {len(there)} lie "
+                            f"between {there[0]} and {there[-1]}, see --sample_ids")
+
     def sample(self, number: int) -> SampleArrays:
         """One sample.
 

@@ -16,6 +16,7 @@ from conftest import ROOT, record_arguments
 import evaluate
 import loss_over_time_experiment
 import plot_training_csv
+import plot_value_and_action_weights
 import record
 import record_gen_samples
 import render
@@ -73,6 +74,7 @@ SIMULATOR_FLAGS = shlex.split(
                                    "--tgm_exp_name dev --param_name hard-rec"])
 @pytest.mark.parametrize(("script", "more"), [
     (train_gen_model, ""), (loss_over_time_experiment, ""), (saliency_experiments, ""),
+    (plot_value_and_action_weights, ""),
     (record_gen_samples, "--recording_rand_init --generated_data_dir g/ --data_save_dir d/ "
                          "--swap_directions_from 10 5 --swap_directions_to 12 None "
                          "--manual_action jump")])

@@ -1,0 +1,78 @@
+"""Write causal stories: for each behaviour a page with its samples and the influences on components
+of the agent's state and on what it answers that gradients and correlations agree on."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from analysis.influence_files import ComparisonFolder
+from analysis.influences import Inputs
+from analysis.scripts import check_output, replaced_folder
+from analysis.story_pages import StoryPages
+from common.cli import Parser, count, seed
+from common.errors import UserError, script_main
+from generative.cli import add_story_flags, parse
+from generative.sample_files import SampleFolder
+
+
+def named(text: str) -> tuple[int, str]:
+    """A behaviour's number and name, as an argparse type."""
+    match = re.fullmatch(r"\s*(\d+)\s*=\s*(\S.*?)\s*", text, re.DOTALL)
+    if not match:
+        raise argparse.ArgumentTypeError(
+            f"must be a number and a name, such as 3=jumps, not {text}")
+    return int(match[1]), match[2]
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_story_flags(flags)
+    flags.add_argument("--comparison_dir", type=Path, help="tables and matrices of "
+                       "dynamics_grads_consistency_plots.py; <save_dir>/dyn_grad_comparison_data "
+                       "if not given")
+    flags.add_argument("--comparison_plots_dir", type=Path, help="its figures, which pages link "
+                       "to; <save_dir>/dyn_grad_comparison_plots if not given")
+    flags.add_argument("--output_dir", type=Path,
+                       help="folder of the pages; <save_dir>/causal_stories if not given")
+    flags.add_argument("--num_films", type=count, default=5,
+                       help="samples of a behaviour that are shown")
+    flags.add_argument("--behaviour_names", type=named, nargs="+", default=[],
+                       metavar="NUMBER=NAME", help="names of behaviours, for the pages")
+    flags.add_argument("--seed", type=seed, default=0, help="of the samples that are shown")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv)
+    save_dir = Path(config.analysis.save_dir)
+    output = args.output_dir or save_dir / "causal_stories"
+    check_output(output)
+    comparison = ComparisonFolder(args.comparison_dir or save_dir / "dyn_grad_comparison_data")
+    settings = comparison.settings()
+    numbers = comparison.sample_ids().tolist()
+    samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
+    inputs = Inputs.read(samples, numbers, args.precomp_dir or save_dir / "hx_analysis_precomp",
+                         config.analysis.agent_h.num_episodes, None)
+    if inputs.matrices != settings["matrices_sha256"]:
+        raise UserError(f"the comparison in {comparison.path} was made with other directions than "
+                        "those in --precomp_dir")
+    names = dict(args.behaviour_names)
+    pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
+                       config.analysis.saliency.extrema_threshold, args.num_films, names,
+                       args.comparison_plots_dir or save_dir / "dyn_grad_comparison_plots",
+                       args.seed)
+    with replaced_folder(output, {"comparison": settings, "num_films": args.num_films,
+                                  "extrema_threshold":
+                                      config.analysis.saliency.extrema_threshold,
+                                  "behaviour_names": {str(key): name
+                                                      for key, name in names.items()},
+                                  "seed": args.seed}) as temporary:
+        written = pages.write(temporary, output)
+    print(f"wrote {len(written)} pages to {output}; begin with {output / written[-1].name}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

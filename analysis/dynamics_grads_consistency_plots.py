@@ -1,0 +1,92 @@
+"""Hold the gradients between independent components of the agent's state against how these go
+together: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag, with
+and without gradients through the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.comparison import Comparison
+from analysis.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
+from analysis.influence_files import ComparisonFolder
+from analysis.influence_scripts import SECTION, open_inputs, open_reader
+from analysis.scripts import check_output, draw_jobs, replaced_folder
+from common.agent_file import load_agent
+from common.cli import Parser, count, seed
+from common.errors import UserError, script_main
+from generative.cli import add_influence_flags, parse
+from generative.saliency import OUTPUTS
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_influence_flags(flags)
+    flags.add_argument("--output_dir", type=Path, help="folder of the figures; "
+                       "<save_dir>/dyn_grad_comparison_plots if not given")
+    flags.add_argument("--data_output_dir", type=Path, help="folder of the tables and matrices; "
+                       "<save_dir>/dyn_grad_comparison_data if not given")
+    flags.add_argument("--only_with_env_grads", action="store_true",
+                       help="go on without the gradients that do not pass through the environment")
+    flags.add_argument("--agent_file", type=Path,
+                       help="agent, whose read-out weights stand for the saliency of its answers "
+                            "where the samples have none; not given: leave the answers out")
+    flags.add_argument("--num_shuffles", type=count, default=2000,
+                       help="of the null distribution; its smallest p-value is one in so many")
+    flags.add_argument("--seed", type=seed, default=0, help="of the shuffles")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, SECTION)
+    save_dir = Path(config.analysis.save_dir)
+    plots = args.output_dir or save_dir / "dyn_grad_comparison_plots"
+    data = args.data_output_dir or save_dir / "dyn_grad_comparison_data"
+    check_output(plots)
+    check_output(data, "--data_output_dir")
+    if 1 / (args.num_shuffles + 1) > LEVEL:
+        raise UserError(f"--num_shuffles is {args.num_shuffles}, too few for a p-value of {LEVEL}")
+    inputs = open_inputs(args, config)
+    reader = open_reader(inputs, config)
+    variants = (False,) if args.only_with_env_grads else (False, True)
+    for without in variants:
+        lacking = reader.lacking(without)
+        if lacking:
+            raise UserError(f"there is no file {lacking}; saliency_experiments.py "
+                            + ("--without_env_grads writes it, or give --only_with_env_grads to go "
+                               "on without" if without else "writes it"))
+    answers = [name for name in OUTPUTS if all(reader.has(name, without) for without in variants)]
+    policy = None
+    if not answers and args.agent_file:
+        answers, policy = list(OUTPUTS), load_agent(args.agent_file)
+    print("influences on " + ", ".join(["ICs", *answers]) + (
+        " (answers through the read-out weights alone)" if policy else ""), flush=True)
+
+    found = {}
+    for without in variants:
+        influences = reader.read(answers, without, policy)
+        found[without] = agreements(influences, inputs.groups, args.num_shuffles, args.seed)
+    comparison = Comparison(found, influences.target_names, influences.lags,
+                            influences.num_ics, influences.step)
+    settings = {**inputs.description(), "saliency_step": influences.step,
+                "answers": answers, "answers_from": "read-out weights" if policy else "saliency",
+                "num_shuffles": args.num_shuffles, "seed": args.seed, "level": LEVEL,
+                "min_effect": MIN_EFFECT, "min_samples": MIN_SAMPLES}
+    labels = inputs.labels
+    with replaced_folder(data, settings) as temporary:
+        folder = ComparisonFolder(temporary)
+        comparison.save(folder)
+        np.save(folder.sample_ids_file, np.array(inputs.coordinates.numbers, np.int64))
+        np.save(folder.behaviours_file, np.full(len(inputs.coordinates.numbers), -1, np.int64)
+                if labels is None else labels.astype(np.int64))
+    with replaced_folder(plots, {**settings, "data": str(data)}) as temporary:
+        draw_jobs(temporary, comparison.jobs())
+    for line in comparison.summary():
+        print(line)
+    print(f"wrote {len(comparison.jobs())} figures to {plots}, tables and matrices to {data}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""The figures of the environment's states, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.env_files import EnvStatesFolder
+from analysis.figure_jobs import (
+    TSNE_NAMES,
+    Variances,
+    cluster_category,
+    cluster_jobs,
+    largest_clusters,
+    note_on_members,
+    paths_job,
+    plane_jobs,
+    space_jobs,
+    step_colourings,
+)
+from analysis.scripts import Job
+from analysis.simulated_steps import ENDED, SimulatedSteps
+from analysis.state_plots import Pictures, Plane
+from generative.sample_files import SampleFolder
+
+MOST_CLUSTERS = 32  # that have a figure of their own
+PICTURES = 8  # of a cluster
+
+
+def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedSteps, num_paths: int,
+            seed: int) -> list[Job]:
+    """All figures of one analysis.
+
+    Args:
+        folder: what was precomputed.
+        samples: where the frames are.
+        steps: of the same samples.
+        num_paths: samples whose ways are drawn.
+        seed: of what is drawn on top, and of these samples.
+
+    Raises:
+        UserError: if a file is missing or damaged, or is not of these samples.
+    """
+    num_states = len(steps.sample)
+    principal = folder.read_finite("principal", num_states)  # (N, P)
+    labels = folder.read_finite("clusters", num_states)
+    means = folder.read_finite("cluster_means")
+    variances = Variances(folder)
+    title = (f"{num_states} states of the environment in {steps.num_samples} simulated samples of "
+             f"{steps.num_steps} steps")
+    space = Plane(principal[:, :3], variances.axis_names, title)
+    plane = space.dimensions(2)
+    tsne = Plane(folder.read_finite("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
+    colourings = step_colourings(steps)
+    colourings["cluster"] = cluster_category(labels, len(means))
+
+    drawn = largest_clusters(labels, len(means), MOST_CLUSTERS)
+    some = f" (one of the {len(drawn)} largest of {len(means)})" if len(drawn) < len(means) else ""
+
+    def note(number: int) -> str:
+        return note_on_members(labels == number, steps.sample, "sample", steps.value,
+                               steps.action) + some
+
+    def pictures(number: int) -> Pictures:
+        members = np.flatnonzero(labels == number)
+        rows = most_central(principal[members, :means.shape[1]], means[number],
+                            steps.sample[members], PICTURES)
+        return pictures_of(samples, steps, members[rows])
+
+    return [
+        *plane_jobs({"pca": plane, "tsne": tsne}, colourings, seed),
+        *space_jobs(space, {what: colourings[what] for what in ("cluster", "value")}, seed),
+        variances.job(title),
+        paths_job(plane, steps.sample, "sample", num_paths,
+                  lambda sample: note_on_sample(steps, sample), seed),
+        *cluster_jobs((plane, tsne), labels, drawn, note, pictures)]
+
+
+def note_on_sample(steps: SimulatedSteps, sample: int) -> str:
+    """What it brings, and whether it ends."""
+    rows = steps.sample == sample
+    return (f"reward {steps.reward[rows].sum():.1f}, "
+            f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
+
+
+def most_central(places: np.ndarray, mean: np.ndarray, sequences: np.ndarray,
+                 most: int) -> np.ndarray:
+    """Rows of the places (N, d) nearest to their mean, nearest first, one of each sequence.
+
+    Args:
+        sequences: number of each row's sequence (N,).
+        most: rows.
+    """
+    nearest = np.argsort(((places - mean) ** 2).sum(axis=1), kind="stable")
+    _, first = np.unique(sequences[nearest], return_index=True)
+    return nearest[np.sort(first)[:most]]
+
+
+def pictures_of(samples: SampleFolder, steps: SimulatedSteps, rows: np.ndarray) -> Pictures:
+    """What the simulator shows at these rows of the steps."""
+    frames = samples.stacked_field("frames", steps.sample[rows].tolist())  # (n, T, H, W, C)
+    return Pictures(
+        [of_sample[step] for of_sample, step in zip(frames, steps.step[rows])],
+        [f"sample {sample}, step {step}" for sample, step in zip(steps.sample[rows],
+                                                                 steps.step[rows])],
+        f"The {len(rows)} most central states of it, one of each sample")

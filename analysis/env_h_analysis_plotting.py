@@ -1,0 +1,43 @@
+"""Draw what env_h_analysis_precompute.py has found in the states of the simulated environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.env_figures import figures
+from analysis.env_files import EnvStatesFolder
+from analysis.scripts import check_output, draw
+from analysis.simulated_steps import chosen_samples, simulated_steps
+from common.cli import Parser, count
+from common.errors import UserError, script_main
+from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_sample_analysis_flags(flags, "env_analysis_precomp")
+    flags.add_argument("--num_epi_paths", type=count,
+                       help="samples whose paths are drawn; the parameter set's if not given")
+    add_plotting_flags(flags, "env_plots")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, "env_h")
+    env_h, save_dir = config.analysis.env_h, Path(config.analysis.save_dir)
+    output = args.output_dir or save_dir / "env_plots"
+    check_output(output)
+    if env_h.num_epi_paths > env_h.num_samples:
+        raise UserError(f"num_epi_paths is {env_h.num_epi_paths}, more than the "
+                        f"{env_h.num_samples} samples")
+    folder = EnvStatesFolder(args.precomp_dir or save_dir / "env_analysis_precomp",
+                             env_h.num_samples)
+    samples = samples_of(args, config)
+    steps = simulated_steps(samples, chosen_samples(samples, env_h.num_samples))
+    draw(output, figures(folder, samples, steps, env_h.num_epi_paths, args.seed), folder,
+         {"samples": str(samples.path), "num_epi_paths": env_h.num_epi_paths, "seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,156 @@
+"""Figures that several analyses have, as jobs for ``analysis.scripts.draw``.
+
+Letters in shape comments: N states, P principal components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from analysis.result_files import ResultFolder
+from analysis.scripts import Job
+from analysis.simulated_steps import SimulatedSteps
+from analysis.state_plots import (
+    Category,
+    ClusterPlots,
+    Pictures,
+    Plane,
+    Quantity,
+    plot_paths,
+    plot_plane,
+    plot_space,
+    plot_variance,
+)
+from common.env import ACTION_NAMES, NUM_ACTIONS
+
+ACTIONS = (*ACTION_NAMES, *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
+TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
+Colourings = dict[str, Quantity | Category]
+"""By the end of the name of a figure's file."""
+
+
+class Variances:
+    """The variances of principal components, for axes and for a figure of their own.
+
+    Args:
+        folder: what was precomputed; published results do not say the total variance, and the sum
+            of what is there stands for it.
+    """
+
+    def __init__(self, folder: ResultFolder):
+        self.variances = folder.read_finite("variances")
+        facts = folder.settings().get("steps", {}).get("pca", {})
+        self.total = facts.get("total_variance", float(self.variances.sum()))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Of the first three components."""
+        return tuple(f"PC {i + 1} ({100 * variance / self.total:.1f} % of the variance)"
+                     for i, variance in enumerate(self.variances[:3]))
+
+    def job(self, title: str) -> Job:
+        """The share of the variance that each component holds.
+
+        Args:
+            title: what the states are and how many.
+        """
+        held = np.cumsum(self.variances) / self.total
+        enough = int((held < 0.95).sum()) + 1
+        hold = (f"{enough} of {len(held)} principal components hold 95 % of the variance"
+                if enough <= len(held) else
+                f"{len(held)} principal components hold {100 * held[-1]:.0f} % of the variance")
+        return ("variance_explained.png",
+                lambda path: plot_variance(path, self.variances, self.total, f"{title}:\n{hold}"))
+
+
+def plane_jobs(planes: dict[str, Plane], colourings: Colourings, seed: int) -> list[Job]:
+    """Every plane, by the beginning of its files' names, in every colouring."""
+    return [(f"{name}_{what}.png", lambda path, plane=plane, colouring=colouring:
+             plot_plane(path, plane, colouring, seed))
+            for name, plane in planes.items() for what, colouring in colourings.items()]
+
+
+def space_jobs(space: Plane, colourings: Colourings, seed: int) -> list[Job]:
+    """Rotating figures, if there are three dimensions."""
+    if space.places.shape[1] < 3:
+        return []
+    return [(f"rotating_{what}.gif", lambda path, colouring=colouring:
+             plot_space(path, space, colouring, seed)) for what, colouring in colourings.items()]
+
+
+def paths_job(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
+              note: Callable[[int], str], seed: int) -> Job:
+    """The ways of some sequences of states, drawn by the seed.
+
+    Args:
+        sequences: number of each state's sequence (N,).
+        what: a sequence is: "episode".
+        note: what to write above the panel of a sequence.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(np.unique(sequences), num_paths, replace=False)).tolist()
+    return "paths.png", lambda path: plot_paths(path, plane, sequences, what, chosen,
+                                                [note(sequence) for sequence in chosen])
+
+
+def cluster_jobs(planes: Sequence[Plane], labels: np.ndarray, numbers: Iterable[int],
+                 note: Callable[[int], str],
+                 pictures: Callable[[int], Pictures | None] = lambda number: None) -> list[Job]:
+    """A figure for each of these clusters.
+
+    Args:
+        labels: cluster of each state (N,).
+        note: what to write above the figure of a cluster.
+        pictures: of a cluster, to stand below; None for none.
+    """
+    plots = ClusterPlots(planes, labels)
+    return [(f"cluster_{number:02d}.png", lambda path, number=number:
+             plots.plot(path, number, note(number), pictures(number))) for number in numbers]
+
+
+def largest_clusters(labels: np.ndarray, num_clusters: int, most: int) -> list[int]:
+    """Numbers of all clusters, or of the ``most`` with most members, in ascending order."""
+    sizes = np.bincount(labels[labels >= 0], minlength=num_clusters)
+    return np.sort(np.argsort(-sizes, kind="stable")[:most]).tolist()
+
+
+def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster") -> Category:
+    """The colouring by clusters (N,)."""
+    return Category(labels, what, tuple(f"{what} {i}" for i in range(num_clusters)), numbered=True)
+
+
+def step_colourings(steps: SimulatedSteps) -> Colourings:
+    """The colourings of steps of simulated samples."""
+    return {
+        "value": Quantity(steps.value, "value estimate"),
+        "time_step": Quantity(steps.step, "step of the sample"),
+        "reward": Quantity(steps.reward, "reward of the step"),
+        "terminal": Quantity(steps.terminal, "probability that the episode ends"),
+        "action": Category(steps.action, "action that entered the step", ACTIONS)}
+
+
+def note_on_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
+                    actions: np.ndarray) -> str:
+    """How many states a cluster has, where they come from and what the agent does there.
+
+    Args:
+        members: bool (N,).
+        sequences: number of each state's sequence (N,).
+        what: a sequence is: "episode".
+        values: the agent's (N,).
+        actions: (N,), -1 where it is not known.
+    """
+    number = int(members.sum())
+    if not number:
+        return "no states"
+    there = len(np.unique(sequences[members]))
+    known = actions[members & (actions >= 0)]
+    counts = np.bincount(known, minlength=NUM_ACTIONS)
+    most = int(counts.argmax())
+    action = (f"; most frequent action {ACTIONS[most]} ({100 * counts[most] / len(known):.0f} %)"
+              if len(known) else "")
+    return (f"{number} of {len(members)} states ({100 * number / len(members):.1f} %), from "
+            f"{there} of {len(np.unique(sequences))} {what}s; mean value "
+            f"{values[members].mean():.2f}{action}")

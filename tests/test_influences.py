@@ -1,0 +1,800 @@
+"""Cross-correlation, cross-causation, their consistency and the stories, on planted data."""
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import golden_projector, tiny_policy
+from PIL import Image
+from torch import nn
+
+import causal_stories
+import dynamics_grads_consistency_plots
+import plot_value_and_action_weights
+import xcorr_and_xcaus_plots
+from analysis.behaviour_files import BehavioursFolder
+from analysis.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
+from analysis.correlation import (
+    cosine_similarity,
+    extreme_rows,
+    lags_of,
+    mean_products,
+    members,
+    seriate,
+)
+from analysis.hidden_files import matrix_files
+from analysis.influence_files import ComparisonFolder, CorrelationFolder
+from analysis.influences import Influences, readout_gradient
+from analysis.projector import Projector
+from analysis.readout import readout
+from analysis.stories import escape, influence_sentence
+from common.agent_file import save_agent
+from common.errors import UserError
+from generative.config import load_interpreting_config
+from generative.saliency import OUTPUTS, WITHOUT_ENV_GRADS
+from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+
+NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
+LABELS = np.repeat([1, 0, 2, -1], [30, 32, 1, 1])  # behaviour 2 has one sample
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# Correlation.
+
+
+def test_mean_products_equal_a_direct_sum():
+    earlier, later = normal(5, 7, 3), normal(5, 7, 2, seed=1)
+    for lag in (0, 2, 6):
+        expected = np.zeros((3, 2))
+        for sample in range(5):
+            for t in range(7 - lag):
+                expected += np.outer(earlier[sample, t], later[sample, t + lag])
+        np.testing.assert_allclose(mean_products(earlier, later, lag),
+                                   expected / (5 * (7 - lag)), atol=1e-12)
+
+
+def test_a_planted_lag_is_found_from_source_to_target():
+    x = normal(400, 9, 2)
+    x[:, 3:, 1] = 0.9 * x[:, :-3, 0] + 0.1 * x[:, 3:, 1]
+    strength = [mean_products(x, x, lag)[0, 1] for lag in range(9)]
+    assert int(np.argmax(strength)) == 3 and strength[3] == pytest.approx(0.9, abs=0.1)
+    assert np.abs([mean_products(x, x, lag)[1, 0] for lag in range(1, 9)]).max() < 0.15
+
+
+def test_lags_that_do_not_exist_are_said_and_refused():
+    assert lags_of(10) == (list(range(10)), [10])
+    assert lags_of(30) == (list(range(11)), [])
+    with pytest.raises(UserError, match="10 steps have no two steps that are 10 apart"):
+        mean_products(normal(3, 10, 2), normal(3, 10, 2), 10)
+    with pytest.raises(UserError, match="no sample"):
+        mean_products(normal(0, 10, 2), normal(0, 10, 2), 1)
+
+
+def test_seriation_is_an_order_that_puts_what_goes_together_side_by_side():
+    drivers = normal(4000, 3, 3)
+    planted = np.array([0, 1, 2, 0, 1, 2, 0])
+    signs = np.array([1, -1, 1, -1, 1, 1, 1])
+    x = (drivers[..., planted] + 0.3 * normal(4000, 3, 7, seed=1)) * signs
+    found = seriate(np.stack([mean_products(x, x, lag) for lag in (0, 1)]))
+    assert sorted(found.order) == list(range(7)) and len(found.linkage) == 6
+    assert (np.diff(planted[found.order]) != 0).sum() == 2
+    assert seriate(np.ones((2, 1, 1))).order.tolist() == [0]
+
+
+def test_extreme_rows_are_the_lowest_and_the_highest():
+    values = np.random.default_rng(0).permutation(200)
+    found = extreme_rows(values, 0.02)
+    assert values[found.bottom].tolist() == [0, 1, 2, 3]
+    assert values[found.top].tolist() == [196, 197, 198, 199]
+    assert len(extreme_rows(values, 0.0001).top) == 1
+    with pytest.raises(UserError, match="no extreme"):
+        extreme_rows(values[:1], 0.02)
+
+
+def test_members_leave_out_what_is_in_no_behaviour():
+    found = members(np.array([3, -1, 0, 3]))
+    assert {label: rows.tolist() for label, rows in found.items()} == {0: [2], 3: [0, 3]}
+
+
+def test_cosines_of_directions():
+    found = cosine_similarity(np.array([[2.0, 0], [0, 1], [-3, 3]]))
+    half = np.sqrt(0.5)
+    np.testing.assert_allclose(found, [[1, 0, -half], [0, 1, half], [-half, half, 1]], atol=1e-12)
+
+
+# Consistency. Sources 0, 1 and 2 of five; what they move is target 3 unless said otherwise.
+
+
+def planted(seed, num_samples=240, num_ics=5, step=3, **parts):
+    """Influences without any link, but for the parts given: noise in states and gradients.
+
+    Args:
+        parts: ``cause``: gradient from IC 0 at lag 1 to IC 3, which moves it; ``common``: what
+            ICs 1 at lag 1 and 3 owe to a common cause; ``steady``: gradient of IC 1 on 3, the same
+            in all samples, which moves nothing; ``idle``: the same of IC 2, which goes with
+            nothing.
+    """
+    rng = np.random.default_rng(seed)
+    sources = rng.normal(size=(num_samples, step + 2, num_ics))
+    gradients = 0.3 * rng.normal(size=(num_samples, step + 1, num_ics, num_ics))
+    gradients[:, 0] = np.eye(num_ics)
+    earlier = sources[:, step - 1]
+    if "cause" in parts:
+        sources[:, step, 3] += parts["cause"] * earlier[:, 0]
+        gradients[:, 1, 0, 3] = parts["cause"] + 0.1 * rng.normal(size=num_samples)
+    if "common" in parts:
+        shared = parts["common"] * rng.normal(size=num_samples)
+        earlier[:, 1] += shared
+        sources[:, step, 3] += shared
+    if "steady" in parts:
+        gradients[:, 1, 1, 3] = parts["steady"]
+    if "idle" in parts:
+        gradients[:, 1, 2, 3] = parts["idle"]
+    return Influences(step, tuple(range(step + 1)), (), gradients.astype(np.float32), sources,
+                      sources)
+
+
+def claims(influences, groups=None, num_shuffles=400):
+    found = agreements(influences, groups or {}, num_shuffles, seed=0)[ALL_SAMPLES]
+    return {tuple(place) for place in np.argwhere(found.claimed).tolist()}
+
+
+@pytest.mark.parametrize("strength", [0.8, -0.8])
+def test_a_planted_cause_is_claimed_and_nothing_else(strength):
+    influences = planted(0, cause=strength)
+    assert claims(influences) == {(1, 0, 3)}
+    found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
+    assert found.agreement[1, 0, 3] > 0.65 and found.steadiness[1, 0, 3] > 0.99
+    assert found.gradients[1, 0, 3] == pytest.approx(strength, abs=0.05)
+    assert found.effects[1, 0, 3] == pytest.approx(0.8 / np.sqrt(1.64), abs=0.1)
+    (variance, covariance), _ = np.cov(influences.sources[:, 2, 0], influences.targets[:, 3, 3])
+    assert found.explained[1, 0, 3] == pytest.approx(
+        found.gradients[1, 0, 3] * variance / covariance)
+    assert found.p_corrected[1, 0, 3] == pytest.approx(1 / 401)
+
+
+@pytest.mark.parametrize("parts", [
+    {"common": 1.5},  # gradients of either sign
+    {"common": 1.5, "steady": 0.02},  # one sign, but next to nothing
+    {"common": 1.5, "steady": -0.5},  # against the correlation
+    {"idle": 0.8}])  # a gradient, but states that do not go together
+def test_mere_correlations_and_idle_gradients_are_not_claimed(parts):
+    for seed in range(5):
+        influences = planted(seed, **parts)
+        if "common" in parts:
+            together = mean_products(influences.sources, influences.sources, 1)[1, 3]
+            assert together > 0.4  # the correlation is there, one pair of steps in four
+        found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
+        assert not found.claimed.any()
+        if "steady" not in parts:  # chance alone, before any look at sizes and means
+            assert found.agreement[1, 1:3, 3].min() > 0.35 and (found.p_corrected > LEVEL).all()
+
+
+def test_a_cause_is_claimed_beside_a_common_cause_and_in_its_own_behaviour_alone():
+    first, second = planted(1, cause=0.9), planted(2, common=1.5)
+    both = Influences(3, (0, 1, 2, 3), (), *(np.concatenate([getattr(each, field)
+                                          for each in (first, second)])
+                                          for field in ("gradients", "targets", "sources")))
+    rows = {4: np.arange(240), 7: np.arange(240, 480)}
+    found = agreements(both, rows, 400, seed=0)
+    assert np.argwhere(found[4].claimed).tolist() == [[1, 0, 3]] and not found[7].claimed.any()
+    alone = agreements(first, {}, 400, seed=0)[ALL_SAMPLES]
+    for field in ("gradients", "correlations", "agreement", "effects", "steadiness"):
+        np.testing.assert_allclose(getattr(found[4], field), getattr(alone, field), err_msg=field)
+
+
+def test_the_level_holds_over_repeated_draws():
+    """Without any link, and with a common cause, one draw in twenty may have a small corrected
+    p-value anywhere."""
+    for parts in ({}, {"common": 1.5}):
+        hits = matrix_hits = 0
+        for seed in range(120):
+            influences = planted(1000 + seed, num_samples=40, num_ics=4, **parts)
+            groups = {0: np.arange(20), 1: np.arange(20, 40)}
+            found = agreements(influences, groups, 99, seed).values()
+            hits += any((each.p_corrected <= LEVEL).any() for each in found)
+            matrix_hits += any((each.matrix_p_corrected <= LEVEL).any() for each in found)
+        # 6 are expected; 13 or more have a probability of 0.6 %.
+        assert hits <= 12 and matrix_hits <= 12, parts
+
+
+def test_p_values_of_one_pair_are_even_without_a_link():
+    values = np.concatenate([
+        agreements(planted(seed, num_samples=61, num_ics=4), {}, 199, seed)[ALL_SAMPLES].p[1:]
+        .ravel() for seed in range(20)])
+    for share in (0.1, 0.25, 0.5):
+        # Ties between shares of samples make p-values a little too large.
+        assert share - 0.09 < (values <= share).mean() < share + 0.03
+
+
+def test_whole_matrices_agree_when_planted_and_not_on_their_diagonals():
+    rng = np.random.default_rng(5)
+    gradients = rng.normal(size=(1, 2, 8, 8))
+    alike = gradients * rng.uniform(0.5, 2, size=gradients.shape)
+    share, p, corrected = matrix_agreements(gradients, alike, 200, seed=0)
+    np.testing.assert_allclose(share, 1)
+    assert (corrected == 1 / 201).all() and (p == 1 / 201).all()
+    other = rng.normal(size=gradients.shape)
+    other[..., np.arange(8), np.arange(8)] = gradients[..., np.arange(8), np.arange(8)]
+    share, p, corrected = matrix_agreements(gradients, other, 200, seed=0)
+    assert (np.abs(share - 0.5) < 0.2).all() and (corrected > LEVEL).all()
+    assert (corrected > p).all()  # two lags were looked at
+
+
+def test_small_behaviours_are_not_tested_but_hold_no_nan():
+    influences = planted(3, cause=0.8)
+    found = agreements(influences, {0: np.array([5]), 1: np.arange(7)}, 100, seed=0)
+    for group in (0, 1):
+        for field in dataclasses.fields(found[group]):
+            assert np.isfinite(getattr(found[group], field.name)).all(), field.name
+        assert (found[group].p_corrected == 1).all() and not found[group].claimed.any()
+    np.testing.assert_allclose(found[0].gradients, influences.gradients[5], rtol=1e-5)
+
+
+def test_shuffles_follow_the_seed_alone():
+    influences = planted(4, cause=0.4)
+    first, again, other = (agreements(influences, {}, 50, seed)[ALL_SAMPLES]
+                           for seed in (1, 1, 2))
+    for field in ("p", "p_corrected", "matrix_p", "matrix_p_corrected"):
+        np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
+        assert (getattr(first, field) != getattr(other, field)).any(), field
+
+
+# Read-out weights.
+
+
+def test_read_out_weights_are_finite_differences_of_logits_and_value():
+    policy, projector = tiny_policy(), golden_projector()
+    weights = readout(policy, projector)
+    state = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for component in range(projector.num_ics):
+            # The point one unit further along this coordinate and none of the others.
+            moved = state + projector.directions("ica")[component]
+            change = (projector.coordinates(moved, "ica") - projector.coordinates(state, "ica"))
+            torch.testing.assert_close(change, torch.eye(projector.num_ics)[component], atol=1e-3,
+                                       rtol=0)
+            np.testing.assert_allclose(
+                weights.policy[:, component],
+                (policy.fc_policy(moved) - policy.fc_policy(state)).numpy(), atol=1e-3)
+            np.testing.assert_allclose(
+                weights.value[component],
+                (policy.fc_value(moved) - policy.fc_value(state)).item(), atol=1e-3)
+    np.testing.assert_allclose(weights.preferences.sum(axis=0), 0, atol=1e-4)
+
+
+@pytest.mark.parametrize("answer", list(OUTPUTS))
+def test_gradients_of_answers_through_the_heads_are_finite_differences(answer):
+    policy = tiny_policy().double()
+    states = torch.randn(3, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def answers(where):
+        return OUTPUTS[answer](policy.fc_value(where).squeeze(-1),
+                               torch.log_softmax(policy.fc_policy(where), dim=-1))
+
+    found = readout_gradient(policy, answer, states)
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        difference = (answers(states + 1e-6 * direction) - answers(states - 1e-6 * direction))
+    torch.testing.assert_close(found @ direction, difference / 2e-6, atol=1e-5, rtol=1e-4)
+
+
+# Saliency on disk: a smooth surrogate of the simulator in which IC 0 moves IC 1 through the
+# environment, and ICs 2 and 3 have a common cause.
+
+
+@pytest.fixture(scope="module")
+def projector():
+    rng = np.random.default_rng(7)
+    rotation, _ = np.linalg.qr(rng.normal(size=(UNITS, UNITS)))
+    unmixing = np.eye(UNITS) + 0.3 * rng.normal(size=(UNITS, UNITS))
+    arrays = (rng.normal(size=UNITS), rng.uniform(0.5, 2, UNITS), rotation,
+              np.array([3, 2, 1, 0.5]), unmixing, np.linalg.inv(unmixing))
+    return Projector(*(torch.from_numpy(array).float() for array in arrays))
+
+
+@pytest.fixture(scope="module")
+def heads():
+    torch.manual_seed(3)
+    return nn.Linear(UNITS, 15).requires_grad_(False), nn.Linear(UNITS, 1).requires_grad_(False)
+
+
+def surrogate(projector, noise, without_env_grads=False, moved=None):
+    """States (M, UNITS) of all steps.
+
+    Args:
+        moved: an IC and a step at which it is moved by an amount.
+    """
+    inner = 0.5 * torch.eye(UNITS)
+    through_environment = torch.zeros(UNITS, UNITS)
+    through_environment[0, 1] = 1.2
+    directions = projector.directions("ica")
+    state = (projector.mean + noise[:, 0] @ directions).requires_grad_()
+    states = []
+    for step in range(NUM_STEPS):
+        if step:
+            ics = projector.coordinates(states[-1], "ica")
+            outer = ics.detach() if without_env_grads else ics
+            following = torch.tanh(ics @ inner + outer @ through_environment) + noise[:, step]
+            state = projector.mean + following @ directions
+        if moved is not None and moved[1] == step:
+            state = state + moved[2] * directions[moved[0]]
+        states.append(state)
+    return states
+
+
+@pytest.fixture(scope="module")
+def noise():
+    rng = np.random.default_rng(11)
+    noise = 0.5 * rng.normal(size=(NUM_SAMPLES, NUM_STEPS, UNITS))
+    noise[..., 2:] += rng.normal(size=(NUM_SAMPLES, NUM_STEPS, 1))  # the common cause
+    return torch.from_numpy(noise).float()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, projector, heads, noise):
+    """Samples with saliency, directions and behaviours on disk."""
+    root = tmp_path_factory.mktemp("influences")
+    precomputed = root / "analysis" / "hx_analysis_precomp"
+    precomputed.mkdir(parents=True)
+    for name, path in matrix_files(precomputed, EPISODES).items():
+        np.save(path, getattr(projector, name).numpy())
+    behaviours = BehavioursFolder(
+        root / "analysis" / "combined_agent_env_hx_analysis_precomp", NUM_SAMPLES)
+    behaviours.path.mkdir()
+    np.save(behaviours.file("per_sample"), LABELS)
+
+    samples = root / "informed_init"
+    writer, rng = SampleWriter(samples, {"kind": "test"}), np.random.default_rng(0)
+    states = torch.stack(surrogate(projector, noise), dim=1).detach()
+    log_probs = torch.log_softmax(heads[0](states), dim=-1).numpy()
+    values = heads[1](states).squeeze(-1).numpy()
+    for number in range(NUM_SAMPLES):
+        writer.add(number, SampleArrays(
+            rng.integers(0, 256, (NUM_STEPS, 20, 20, 3), np.uint8), np.zeros(NUM_STEPS),
+            np.zeros(NUM_STEPS), values[number], states[number].numpy(), log_probs[number],
+            np.zeros((NUM_STEPS, 8)), np.zeros(4), np.arange(NUM_STEPS) % 9),
+            SampleOrigin(number, None, None, None, None))
+    matrices = Projector.load_for(UNITS, precomputed, EPISODES)[1]
+    for without in (False, True):
+        write_surrogate_saliency(samples, projector, heads, noise, without, matrices)
+    return root
+
+
+def write_surrogate_saliency(samples, projector, heads, noise, without, matrices):
+    writer = SaliencyWriter(samples)
+    states = surrogate(projector, noise, without)
+    ics = projector.coordinates(states[STEP], "ica")
+    log_probs = torch.log_softmax(heads[0](states[STEP]), dim=-1)
+    values = heads[1](states[STEP]).squeeze(-1)
+    functions = {f"hx_direction_{i}_ica": ics[:, i] for i in range(UNITS)}
+    functions |= {name: function(values, log_probs) for name, function in OUTPUTS.items()}
+    for name, scalars in functions.items():
+        found = torch.autograd.grad(scalars.sum(), states, retain_graph=True,
+                                    materialize_grads=True)
+        gradients = torch.stack(found, dim=1).numpy() / COPIES  # as they are stored
+        file_name = name + (WITHOUT_ENV_GRADS if without else "")
+        for number in range(NUM_SAMPLES):
+            writer.add(number, file_name, SaliencyArrays(
+                np.zeros((NUM_STEPS, 3, 2, 2)), gradients[number], np.zeros((NUM_STEPS, 8)),
+                np.zeros((NUM_STEPS, 2, 2, 3))))
+            writer.finish(number, file_name, {
+                "function": name, "common_timesteps": [STEP], "num_copies": COPIES,
+                "without_env_grads": without,
+                "matrices_sha256": matrices if name.startswith("hx") else None})
+
+
+def arguments(root, *more):
+    return ["--interpreting_params_name", "tiny", "--samples_dir", str(root / "informed_init"),
+            "--save_dir", str(root / "analysis"), "--num_episodes", str(EPISODES),
+            "--num_samples", str(NUM_SAMPLES), "--sample_ids", "0", "to", str(NUM_SAMPLES),
+            "--common_timesteps", str(STEP), *more]
+
+
+@pytest.fixture(scope="module")
+def compared(folders):
+    """The same folders after all scripts have run."""
+    assert xcorr_and_xcaus_plots.main(arguments(folders)) == 0
+    assert dynamics_grads_consistency_plots.main(
+        arguments(folders, "--num_shuffles", "300")) == 0
+    assert causal_stories.main(story_arguments(folders)) == 0
+    return folders
+
+
+def story_arguments(root, *more):
+    return ["--interpreting_params_name", "tiny", "--save_dir", str(root / "analysis"),
+            "--num_episodes", str(EPISODES), *more]
+
+
+def test_jacobians_are_finite_differences_of_the_surrogate(compared, projector, noise):
+    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    amount = 1e-2
+    for lag in (1, 2):
+        stored = np.load(folder.causation_file(ALL_SAMPLES, lag))
+        for source in range(UNITS):
+            ends = [projector.coordinates(surrogate(
+                projector, noise, moved=(source, STEP - lag, sign * amount))[STEP], "ica").detach()
+                for sign in (1, -1)]
+            differences = (ends[0] - ends[1]).mean(dim=0).numpy() / (2 * amount)
+            np.testing.assert_allclose(stored[source], differences, atol=2e-3)
+    assert np.load(folder.causation_file(ALL_SAMPLES, 1))[0, 1] > 0.3
+
+
+def test_each_behaviour_gets_its_own_samples(compared, projector):
+    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    states = torch.from_numpy(SampleFolder(compared / "informed_init").stacked_field(
+        "hidden_states"))
+    ics = projector.coordinates(states, "ica").numpy()
+    groups = {ALL_SAMPLES: np.arange(NUM_SAMPLES), 0: np.arange(30, 62), 1: np.arange(30), 2: [62]}
+    for group, rows in groups.items():
+        for lag in range(NUM_STEPS):
+            np.testing.assert_allclose(np.load(folder.correlation_file(group, lag)),
+                                       mean_products(ics[rows], ics[rows], lag), atol=1e-5)
+    assert not folder.correlation_file(ALL_SAMPLES, NUM_STEPS).exists()
+    assert not folder.correlation_file(-1, 0).exists()
+
+
+def test_extreme_samples_are_those_at_the_ends_at_the_saliency_step(compared, projector):
+    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    samples = SampleFolder(compared / "informed_init")
+    ics = projector.coordinates(torch.from_numpy(samples.stacked_field("hidden_states")), "ica")
+    for end, largest in (("top", True), ("bottom", False)):
+        (row,) = ics[:, STEP, 2].topk(1, largest=largest).indices.tolist()  # 2 % of 64
+        expected = np.stack([projector.gradient(torch.from_numpy(
+            SaliencyFolder(samples.path).stacked_field(
+                "hidden_states", f"hx_direction_{i}_ica", [row])[0, STEP - 2]), "ica").numpy()
+            for i in range(UNITS)], axis=-1) * COPIES
+        np.testing.assert_allclose(np.load(folder.extreme_file(2, end, 2)), expected, atol=1e-5)
+
+
+def test_the_figures_of_correlation_are_drawn(compared):
+    names = {path.name for path in (
+        compared / "analysis" / "cross_corr_and_causation_plots").iterdir()}
+    assert names == {"settings.json", "cosine_similarity_of_ics.png", "xcorr_all.png",
+                     "xcaus_all.png", *(f"{kind}_behaviour_{i:02d}.png" for kind in
+                                        ("xcorr", "xcaus") for i in range(3)),
+                     *(f"xcaus_ic_{i:02d}.png" for i in range(UNITS))}
+    check_pictures(compared / "analysis" / "cross_corr_and_causation_plots")
+    settings = json.loads((compared / "analysis" / "cross_corr_and_causation_plots"
+                           / "settings.json").read_text())
+    assert settings["lags"] == list(range(5)) and settings["lags_left_out"] == [5, 6, 7, 8, 9, 10]
+    assert settings["samples_of_behaviours"] == {"0": 32, "1": 30, "2": 1}
+
+
+def check_pictures(folder):
+    pictures = list(folder.glob("*.png"))
+    assert pictures
+    for path in pictures:
+        image = Image.open(path)
+        assert min(image.size) > 150 and np.asarray(image.convert("L")).std() > 5, path.name
+
+
+def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(compared):
+    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    between = table[(table["behaviour"] == "all") & (table["source"] != table["target"])
+                    & table["target"].str.startswith("IC")]
+    claimed = between[between["claimed"]]
+    assert set(zip(claimed["env_grads"], claimed["source"], claimed["target"])) == {
+        ("with", "IC 0", "IC 1")}
+    assert 1 in claimed["lag"].tolist()
+    # The common cause makes a correlation that is as strong, and is not claimed.
+    row = between[(between["source"] == "IC 2") & (between["target"] == "IC 3")
+                  & (between["lag"] == 1) & (between["env_grads"] == "with")].iloc[0]
+    assert row["cross_correlation"] > 0.3 and not row["claimed"]
+    assert len(table) == 2 * 4 * (STEP * UNITS * UNITS + (STEP + 1) * UNITS * len(OUTPUTS))
+    small = table[table["behaviour"] == "2"]
+    assert (small["samples"] == 1).all() and not small["claimed"].any()
+
+
+def test_matrices_of_the_comparison_are_those_of_its_table(compared):
+    folder = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data")
+    table = folder.table()
+    for without, kind in ((False, "with"), (True, "without")):
+        row = table[(table["behaviour"] == "1") & (table["env_grads"] == kind)
+                    & (table["lag"] == 2) & (table["source"] == "IC 0")
+                    & (table["target"] == "value")].iloc[0]
+        place = 0, UNITS + list(OUTPUTS).index("value")
+        assert np.load(folder.jacobian_file(1, 2, without))[place] == pytest.approx(
+            row["gradient"], rel=1e-4)
+        assert np.load(folder.agreement_file(1, 2, without))[place] == pytest.approx(
+            row["agreement"], rel=1e-4)
+    matrices = folder.matrix_table()
+    assert len(matrices) == 2 * 4 * STEP and matrices["agreement"].between(0, 1).all()
+    names = {path.name for path in (compared / "analysis" / "dyn_grad_comparison_plots").iterdir()}
+    assert names == {"settings.json", *(f"{group}_t-{lag}.png" for lag in range(3) for group in (
+        "all", "behaviour_00", "behaviour_01", "behaviour_02"))}
+    check_pictures(compared / "analysis" / "dyn_grad_comparison_plots")
+
+
+def test_pages_say_what_is_claimed_and_what_is_not(compared):
+    stories = compared / "analysis" / "causal_stories"
+    page = (stories / "all.md").read_text()
+    with_grads, without = page.split("## Without gradients")
+    assert "**IC 0 raises IC 1 1 step later.**" in with_grads
+    assert "It is not claimed without gradients through the environment" in with_grads
+    assert "**Components on other components:** none is claimed" in without
+    single = (stories / "behaviour_02.md").read_text()
+    assert "1 sample is too few for a test, which needs 8; nothing is claimed" in single
+    index = (stories / "index.md").read_text()
+    assert "64 simulated samples; 3 behaviours; 1 of the samples in none of them" in index
+    for path in stories.glob("*.md"):
+        text = path.read_text()
+        assert "nan" not in text.lower().split()
+        for link in re.findall(r"\]\(([^)]+)\)", text):
+            assert not Path(link).is_absolute() and (stories / link).exists(), (path.name, link)
+    check_pictures(stories)
+
+
+def test_names_of_behaviours_are_escaped(compared, tmp_path):
+    name = "jumps | <b>high</b> [over](http://x) *saws*\n# and more"
+    assert causal_stories.main(story_arguments(
+        compared, "--output_dir", str(tmp_path / "stories"), "--behaviour_names",
+        f"1={name}")) == 0
+    escaped = escape(name)
+    for markup in ("<b>", "[over](", "\n", " *saws* "):
+        assert markup not in escaped
+    assert escaped.startswith("jumps \\| &lt;b&gt;high")
+    for page in ("index.md", "behaviour_01.md"):
+        text = (tmp_path / "stories" / page).read_text()
+        assert f"Behaviour 1: {escaped}" in text and "<b>" not in text
+
+
+def test_a_sentence_says_no_more_than_its_row(compared):
+    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    row = table.iloc[0].copy()
+    row[["source", "target", "gradient", "steadiness", "lag", "explained"]] = [
+        "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
+    text = influence_sentence(row, None)
+    assert ("**IC 3 lowers the mean log-probability of going left 2 steps later, on average.**"
+            in text and "their covariance has another sign" in text)
+    row[["steadiness", "explained", "lag"]] = [0.95, 1.4, 0]
+    text = influence_sentence(row, None)
+    assert "going left in the same step.**" in text and "more than their whole covariance" in text
+
+
+def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys):
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    shutil.rmtree(copy / "analysis" / "combined_agent_env_hx_analysis_precomp")
+    samples = copy / "informed_init"
+    for path in [*samples.glob(f"*/*{WITHOUT_ENV_GRADS}*"), *samples.glob("*/*_leftwards.*")]:
+        path.unlink()
+    output = tmp_path / "out"
+    argv = arguments(copy, "--save_dir", str(output), "--precomp_dir",
+                     str(copy / "analysis" / "hx_analysis_precomp"), "--num_shuffles", "100")
+    main = dynamics_grads_consistency_plots.main
+    message = error_of(capsys, main, argv)
+    assert "clusters_per_sample_64.npy" in message and "--no_behaviours" in message
+    assert "combined_agent_env_hx_analysis_precompute.py writes it" in message
+    message = error_of(capsys, main, [*argv, "--no_behaviours"])
+    assert "saliency_experiments.py --without_env_grads writes it" in message
+    assert "--only_with_env_grads" in message and not output.exists()
+    assert main([*argv, "--no_behaviours", "--only_with_env_grads"]) == 0
+    table = ComparisonFolder(output / "dyn_grad_comparison_data").table()
+    assert set(table["behaviour"]) == {"all"} and set(table["env_grads"]) == {"with"}
+    assert "leftwards" not in set(table["target"]) and "value" in set(table["target"])
+    assert causal_stories.main(story_arguments(copy, "--comparison_dir", str(
+        output / "dyn_grad_comparison_data"), "--output_dir", str(tmp_path / "stories"))) == 0
+    assert "were not looked at" in (tmp_path / "stories" / "all.md").read_text()
+
+
+def error_of(capsys, main, argv):
+    capsys.readouterr()
+    assert main(argv) == 2
+    return capsys.readouterr().err
+
+
+def damaged(folders, tmp_path, name, change):
+    """A copy in which one file of sample 5 is changed."""
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    path = copy / "informed_init" / "sample_00005" / name
+    array = np.load(path)
+    np.save(path, change(array))
+    return copy
+
+
+def with_nan(array):
+    array[1, 2] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("agent_hs.npy", "hidden_states of .*sample_00005 holds NaN"),
+    ("grad_hx_hx_direction_1_ica.npy", "grad_hx_hx_direction_1_ica.npy holds NaN")])
+@pytest.mark.parametrize("main", [xcorr_and_xcaus_plots.main,
+                                  dynamics_grads_consistency_plots.main])
+def test_nan_in_a_file_is_an_error_that_names_it(folders, tmp_path, capsys, name, words, main):
+    copy = damaged(folders, tmp_path, name, with_nan)
+    message = error_of(capsys, main, arguments(copy, "--output_dir", str(tmp_path / "o")))
+    assert re.search(words, message) and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(("more", "words"), [
+    (["--sample_ids", "0", "to", "70"], "has no sample 64 and lacks 5 more"),
+    (["--num_samples", "50"], "there is no file .*clusters_per_sample_50.npy"),
+    (["--num_episodes", "9"], "hx_mu_9.npy; analysis/hidden_analysis_precompute.py writes it"),
+    (["--common_timesteps", "1"], "made with another common_timesteps"),
+    (["--common_timesteps", "1", "2"], "common_timesteps has 2"),
+    (["--common_timesteps", "5"], "have 5 steps, too few for step 5")])
+def test_what_does_not_fit_is_said(folders, capsys, more, words):
+    assert re.search(words, error_of(capsys, xcorr_and_xcaus_plots.main,
+                                     arguments(folders, *more)))
+
+
+def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, capsys):
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    main = xcorr_and_xcaus_plots.main
+    sample = copy / "informed_init" / "sample_00007"
+    path = sample / "grad_hx_hx_direction_3_ica.npy"
+    kept = np.load(path)
+    path.unlink()
+    message = error_of(capsys, main, arguments(copy))
+    assert str(path) in message and "saliency_experiments.py writes it" in message
+    np.save(path, kept * 2)  # not what its JSON file says
+    assert "an IC should move itself by 1" in error_of(capsys, main, arguments(copy))
+    np.save(path, kept)
+    mixing = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
+    np.save(mixing, np.load(mixing) + 1)
+    assert "made with another matrices_sha256" in error_of(capsys, main, arguments(copy))
+
+
+def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    behaviours = BehavioursFolder(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
+                                  NUM_SAMPLES)
+    main = xcorr_and_xcaus_plots.main
+    np.save(behaviours.file("per_sample"), LABELS[:-1])
+    assert "not a number of a behaviour for each of 64" in error_of(capsys, main, arguments(copy))
+    few = BehavioursFolder(behaviours.path, 10)
+    np.save(few.file("per_sample"), LABELS[:10])
+    assert "behaviours of 10 samples, but not of sample 10" in error_of(
+        capsys, main, arguments(copy, "--num_samples", "10"))
+
+
+def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
+        folders, tmp_path):
+    copy = shutil.copytree(folders, tmp_path / "copy")  # `tiny` has 3 copies, as these
+    for path in copy.glob("informed_init/*/saliency_*.json"):
+        path.unlink()
+    output = tmp_path / "out"
+    assert xcorr_and_xcaus_plots.main(arguments(
+        copy, "--no_behaviours", "--output_dir", str(output), "--data_output_dir",
+        str(tmp_path / "data"))) == 0
+    found = np.load(CorrelationFolder(tmp_path / "data").causation_file(ALL_SAMPLES, 1))
+    assert found[0, 1] > 0.3
+    assert {path.name for path in output.iterdir()} >= {"xcorr_all.png", "xcaus_all.png"}
+
+
+def test_correlation_alone_needs_no_saliency(folders, tmp_path):
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    for path in [*copy.glob("informed_init/*/grad_*"), *copy.glob("informed_init/*/saliency_*")]:
+        path.unlink()
+    assert xcorr_and_xcaus_plots.main(arguments(copy, "--no_causation", "--no_behaviours")) == 0
+    names = {path.name for path in (
+        copy / "analysis" / "cross_corr_and_causation_plots").iterdir()}
+    assert names == {"xcorr_all.png", "cosine_similarity_of_ics.png", "settings.json"}
+
+
+def test_other_data_is_not_overwritten(folders, tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("precious")
+    for main, argv in ((xcorr_and_xcaus_plots.main, arguments(folders)),
+                       (dynamics_grads_consistency_plots.main, arguments(folders)),
+                       (causal_stories.main, story_arguments(folders))):
+        assert "holds other data" in error_of(capsys, main, [*argv, "--output_dir",
+                                                             str(tmp_path)])
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_stories_without_a_comparison_name_its_script(tmp_path, capsys):
+    assert "dynamics_grads_consistency_plots.py writes it" in error_of(
+        capsys, causal_stories.main, ["--save_dir", str(tmp_path)])
+
+
+def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
+    copy = shutil.copytree(compared / "analysis" / "dyn_grad_comparison_data", tmp_path / "data")
+    argv = story_arguments(compared, "--comparison_dir", str(copy), "--output_dir",
+                           str(tmp_path / "stories"))
+    path = ComparisonFolder(copy).table_file
+    text = path.read_text()
+    for cell, words in (("", "holds empty cells or NaN"), ("nan", "holds empty cells or NaN"),
+                        ("much", "not all of its column 'gradient' are numbers")):
+        path.write_text(re.sub(r"(all,64,with,1,IC 0,IC 1),[^,]+", rf"\1,{cell}", text, count=1))
+        assert words in error_of(capsys, causal_stories.main, argv)
+    path.write_text(text)
+    assert "names behaviour 9" in error_of(capsys, causal_stories.main,
+                                           [*argv, "--behaviour_names", "9=nothing"])
+    np.save(ComparisonFolder(copy).behaviours_file, LABELS[:-1])
+    assert "is damaged" in error_of(capsys, causal_stories.main, argv)
+    assert not (tmp_path / "stories").exists()
+
+
+@pytest.mark.parametrize(("section", "value"), [("saliency", 0), ("xplots", 0.6), ("xplots", -1)])
+def test_thresholds_that_make_no_sense_are_named(section, value):
+    with pytest.raises(UserError, match=r"extrema_threshold must be above 0 and at most 0\.5"):
+        load_interpreting_config("tiny", {"analysis": {section: {"extrema_threshold": value}}})
+
+
+def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
+    precomputed = tmp_path / "hx_analysis_precomp"
+    precomputed.mkdir()
+    golden = golden_projector()
+    for name, path in matrix_files(precomputed, EPISODES).items():
+        np.save(path, getattr(golden, name).numpy())
+    argv = ["--agent_file", str(agent_path), "--interpreting_params_name", "tiny",
+            "--precomputed_analysis_data_path", str(precomputed), "--num_episodes", str(EPISODES),
+            "--output_dir", str(tmp_path / "out")]
+    assert plot_value_and_action_weights.main(argv) == 0
+    lines = (tmp_path / "out" / "read_out_weights.csv").read_text().splitlines()
+    assert lines[0].startswith("output,kind,IC 0,IC 1,") and len(lines) == 1 + 15 + 15 + 1
+    weights = readout(tiny_policy(), golden)
+    assert lines[2].split(",")[:2] == ["left", "logit"]
+    np.testing.assert_allclose([float(x) for x in lines[2].split(",")[2:]], weights.policy[1],
+                               rtol=1e-4)
+    np.testing.assert_allclose([float(x) for x in lines[-1].split(",")[2:]], weights.value,
+                               rtol=1e-4)
+    check_pictures(tmp_path / "out")
+    feed_forward = tmp_path / "model.pth"
+    save_agent(feed_forward, tiny_policy(recurrent=False), {})
+    assert "has no memory" in error_of(capsys, plot_value_and_action_weights.main,
+                                       ["--agent_file", str(feed_forward), *argv[2:]])
+
+
+def test_an_agent_of_other_states_cannot_stand_for_the_saliency_of_answers(
+        folders, tmp_path, agent_path, capsys):
+    copy = shutil.copytree(folders, tmp_path / "copy")
+    for name in OUTPUTS:
+        for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):
+            path.unlink()
+    assert "the agent's heads read 64 units, but the samples' states have 4" in error_of(
+        capsys, dynamics_grads_consistency_plots.main,
+        arguments(copy, "--agent_file", str(agent_path)))
+
+
+def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
+    """Where there is no saliency of theirs."""
+    golden = golden_projector()
+    root = tmp_path / "root"
+    precomputed = root / "analysis" / "hx_analysis_precomp"
+    precomputed.mkdir(parents=True)
+    for name, path in matrix_files(precomputed, EPISODES).items():
+        np.save(path, getattr(golden, name).numpy())
+    matrices = Projector.load_for(64, precomputed, EPISODES)[1]
+    samples, policy, rng = root / "informed_init", tiny_policy(), np.random.default_rng(0)
+    writer, saliency = SampleWriter(samples, {"kind": "test"}), SaliencyWriter(samples)
+    forward = golden.change(torch.eye(64), "ica").T.numpy()  # gradients of the ICs
+    for number in range(10):
+        states = torch.from_numpy(rng.normal(size=(2, 64)).astype(np.float32))
+        with torch.no_grad():
+            log_probs = torch.log_softmax(policy.fc_policy(states), dim=-1).numpy()
+            values = policy.fc_value(states).squeeze(-1).numpy()
+        writer.add(number, SampleArrays(
+            np.zeros((2, 20, 20, 3)), np.zeros(2), np.zeros(2), values, states.numpy(), log_probs,
+            np.zeros((2, 8)), np.zeros(4), np.zeros(2)), SampleOrigin(number, *[None] * 4))
+        for i in range(golden.num_ics):
+            name, gradients = f"hx_direction_{i}_ica", np.zeros((2, 64))
+            gradients[1] = forward[i]
+            saliency.add(number, name, SaliencyArrays(
+                np.zeros((2, 3, 2, 2)), gradients, np.zeros((2, 8)), np.zeros((2, 2, 2, 3))))
+            saliency.finish(number, name, {"common_timesteps": [1], "num_copies": 1,
+                                           "without_env_grads": False,
+                                           "matrices_sha256": matrices})
+    argv = ["--interpreting_params_name", "tiny", "--samples_dir", str(samples), "--save_dir",
+            str(root / "analysis"), "--num_episodes", str(EPISODES), "--sample_ids", "0", "to",
+            "10", "--common_timesteps", "1", "--no_behaviours", "--only_with_env_grads",
+            "--num_shuffles", "50", "--agent_file", str(agent_path)]
+    assert dynamics_grads_consistency_plots.main(argv) == 0
+    folder = ComparisonFolder(root / "analysis" / "dyn_grad_comparison_data")
+    assert folder.settings()["answers_from"] == "read-out weights"
+    values = SampleFolder(samples).stacked_field("values")
+    np.testing.assert_allclose(
+        np.load(folder.jacobian_file(ALL_SAMPLES, 0, False))[:, golden.num_ics],
+        readout(policy, golden).value / values.std(), rtol=1e-3)
+    assert not np.load(folder.jacobian_file(ALL_SAMPLES, 1, False))[:, golden.num_ics:].any()
