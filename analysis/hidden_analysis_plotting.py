@@ -42,11 +42,11 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
                         f"{agent_h.num_episodes} episodes")
 
-    folder = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
-                                agent_h.num_episodes)
     num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
+    folder = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
+                                agent_h.num_episodes, num_samples)
     figures = Figures(folder, recorded_steps(RolloutFolder(Path(config.data_dir)),
-                                             agent_h.num_episodes), num_samples, args.seed)
+                                             agent_h.num_episodes), args.seed)
     begin = time.perf_counter()
     with atomic_folder(output) as temporary:
         names = figures.draw(temporary, agent_h.num_epi_paths)

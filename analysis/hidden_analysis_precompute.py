@@ -7,9 +7,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter
+from analysis.hidden_files import HiddenStatesFolder
 from analysis.hidden_states import chosen_samples, recorded_states, simulated_states
 from analysis.hidden_steps import analyse
+from analysis.result_files import ResultWriter
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.files import sha256, versions
@@ -43,7 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     agent_h = config.analysis.agent_h
     folder = HiddenStatesFolder(
         args.precomp_dir or Path(config.analysis.save_dir) / "hx_analysis_precomp",
-        agent_h.num_episodes)
+        agent_h.num_episodes,
+        None if args.no_generated_samples else agent_h.num_generated_samples)
     if folder.settings_file.exists() and not args.overwrite:
         raise UserError(f"{folder.path} holds the results for {agent_h.num_episodes} episodes "
                         "already; choose another --precomp_dir, or give --overwrite")
@@ -61,14 +63,13 @@ def main(argv: list[str] | None = None) -> None:
                         f"{config.data_dir} have {units}; take samples of the same agent")
     print(f"{len(recorded.states)} states of {agent_h.num_episodes} episodes, "
           f"{0 if simulated is None else len(simulated)} simulated ones", flush=True)
-    writer = HiddenStatesWriter(
+    writer = ResultWriter(
         folder,
         {"parameters": dataclasses.asdict(agent_h), "seed": args.seed,
          "tsne_seed": config.analysis.tsne_seed, "data_dir": config.data_dir,
          "data_index_sha256": sha256(recording.index_file), "states": len(recorded.states),
          "generated_samples": str(samples.path) if samples else None,
          "generated_numbers": sample_numbers, "versions": versions()},
-        agent_h.num_generated_samples if samples else None,
         lambda step, seconds: print(f"{step}: {seconds:.2f} s", flush=True))
     analyse(recorded.states, simulated, agent_h, args.seed, config.analysis.tsne_seed, writer)
     for path in writer.finish():

@@ -30,20 +30,18 @@ class Figures:
     """All figures of one analysis.
 
     Args:
-        folder: what was precomputed.
+        folder: what was precomputed; simulated samples are drawn if it has them.
         steps: of the same episodes.
-        num_samples: simulated samples to draw, None for none.
         seed: of what is drawn on top, and of the episodes whose paths are drawn.
 
     Raises:
         UserError: if a file is missing or damaged, or is not of these episodes.
     """
 
-    def __init__(self, folder: HiddenStatesFolder, steps: RecordedSteps,
-                 num_samples: int | None, seed: int):
+    def __init__(self, folder: HiddenStatesFolder, steps: RecordedSteps, seed: int):
         self.folder, self.steps, self.seed = folder, steps, seed
         principal = self._rows("principal")  # (N, P)
-        simulated = None if num_samples is None else folder.read("generated", num_samples)
+        simulated = None if folder.num_samples is None else folder.read("generated")
         self.variances = folder.read("variances")
         facts = folder.settings().get("steps", {}).get("pca", {})  # published ones do not say
         self.total_variance = facts.get("total_variance", float(self.variances.sum()))
@@ -53,7 +51,7 @@ class Figures:
         with_simulated = self.title
         if simulated is not None:
             with_simulated = (f"{self.title}, {len(simulated)} simulated ones of "
-                              f"{num_samples} samples in black")
+                              f"{folder.num_samples} samples in black")
         shares = 100 * self.variances / self.total_variance
         names = tuple(f"PC {i + 1} ({share:.1f} % of the variance)"
                       for i, share in enumerate(shares[:3]))

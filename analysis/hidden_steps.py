@@ -16,8 +16,8 @@ from analysis.components import (
 )
 from analysis.embedding import embed
 from analysis.factorisation import factorise
-from analysis.hidden_files import HiddenStatesWriter, Result
 from analysis.outliers import find_outliers
+from analysis.result_files import Result, ResultWriter
 from generative.config import AgentHiddenConfig
 
 CLUSTERED_SHARE = 0.95  # of the variance, in the PCs that are clustered and mapped
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHiddenConfig, seed: int,
-            tsne_seed: int, writer: HiddenStatesWriter) -> None:
+            tsne_seed: int, writer: ResultWriter) -> None:
     """Do all steps and store what they give.
 
     PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE are of

@@ -18,7 +18,7 @@ import torch
 from scipy.stats import ortho_group
 from torch import Tensor
 
-from analysis.hidden_files import SCRIPT, matrix_files
+from analysis.hidden_files import HiddenStatesFolder, matrix_files
 from common.errors import UserError
 from common.files import read_array, sha256
 from common.networks import HiddenChange
@@ -79,7 +79,7 @@ class Projector:
         """
         tensors = {}
         for name, path in matrix_files(folder, num_episodes).items():
-            array = read_array(path, written_by=SCRIPT)
+            array = read_array(path, written_by=HiddenStatesFolder.script)
             tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
         return cls(**tensors)
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter
+from analysis.hidden_files import HiddenStatesFolder
 from analysis.hidden_steps import analyse
+from analysis.result_files import ResultWriter
 from benchmarks.measuring import peak_memory
 from generative.config import load_interpreting_config
 
@@ -59,7 +60,7 @@ def measure(number: int, clustering: str) -> None:
         print(f"{number}: {step} {seconds:.1f} s, {found[step]['peak']:.2f} GB", file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder:
-        writer = HiddenStatesWriter(HiddenStatesFolder(Path(folder), 1), {}, None, report)
+        writer = ResultWriter(HiddenStatesFolder(Path(folder), 1), {}, report)
         analyse(states, None, config, 0, 42, writer)
         found["facts"] = writer.facts
     print(json.dumps(found))

@@ -22,11 +22,12 @@ from analysis.components import (
 )
 from analysis.embedding import embed
 from analysis.factorisation import factorise
-from analysis.hidden_files import HiddenStatesFolder, HiddenStatesWriter, Result
+from analysis.hidden_files import HiddenStatesFolder
 from analysis.hidden_states import recorded_steps
 from analysis.neighbours import nearest_neighbours
 from analysis.outliers import find_outliers
 from analysis.projector import Projector
+from analysis.result_files import Result, ResultWriter
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
 from generative.config import CLUSTERINGS, load_interpreting_config
@@ -222,9 +223,8 @@ def test_factors_give_back_planted_states():
 
 
 def writer_of(folder, description, steps=None):
-    return HiddenStatesWriter(folder, description, None,
-                              lambda step, seconds: steps.append(step) if steps is not None
-                              else None)
+    return ResultWriter(folder, description,
+                        lambda step, seconds: steps.append(step) if steps is not None else None)
 
 
 def never():
@@ -284,7 +284,7 @@ def arguments(data, samples, precomputed, *more):
 def precomputed(recording, samples, tmp_path_factory):
     folder = tmp_path_factory.mktemp("analysis") / "hx_analysis_precomp"
     assert hidden_analysis_precompute.main(arguments(recording / "data", samples, folder)) == 0
-    return HiddenStatesFolder(folder, NUM_EPISODES)
+    return HiddenStatesFolder(folder, NUM_EPISODES, NUM_SAMPLES)
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +312,7 @@ def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
         np.testing.assert_allclose(found, precomputed.read(name), atol=2e-3, err_msg=kind)
     simulated = SampleFolder(samples / "informed_init").stacked_field("hidden_states")
     found = projector.coordinates(torch.from_numpy(simulated.reshape(-1, 64)), "pca").numpy()
-    np.testing.assert_allclose(found, precomputed.read("generated", NUM_SAMPLES), rtol=1e-3,
+    np.testing.assert_allclose(found, precomputed.read("generated"), rtol=1e-3,
                                atol=2e-3)
     # A unit of each independent coordinate moves that one alone.
     moved = projector.change(projector.directions("ica"), "ica")
