@@ -18,6 +18,8 @@ All are ``.npy`` files.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from analysis.result_files import ResultFolder
 
 _WHAT = "combined_agent_env_hx"
@@ -30,10 +32,11 @@ class BehavioursFolder(ResultFolder):
     """
 
     script = "analysis/combined_agent_env_hx_analysis_precompute.py"
-    stems = {"clusters": f"clusters_{_WHAT}", "cluster_means": f"cluster_means_{_WHAT}",
-             "tsne": f"tsne_{_WHAT}", "per_sample": "clusters_per_sample",
-             "components": f"pcomponents_{_WHAT}", "variances": f"pc_variances_{_WHAT}",
-             "principal": f"pca_data_{_WHAT}", "mean": f"mu_{_WHAT}", "std": f"std_{_WHAT}"}
+    stems: ClassVar[dict[str, str]] = {
+        "clusters": f"clusters_{_WHAT}", "cluster_means": f"cluster_means_{_WHAT}",
+        "tsne": f"tsne_{_WHAT}", "per_sample": "clusters_per_sample",
+        "components": f"pcomponents_{_WHAT}", "variances": f"pc_variances_{_WHAT}",
+        "principal": f"pca_data_{_WHAT}", "mean": f"mu_{_WHAT}", "std": f"std_{_WHAT}"}
 
     @property
     def num_samples(self) -> int:
