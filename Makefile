@@ -1,6 +1,8 @@
 # make demo    the experiment in small, on what the repository ships
 # make test    the tests; both build .venv when it is missing or out of date
 # make lint    style and likely mistakes
+# make panel   the page of the interpretability panel, after changes in panel/; needs Node 20.19
+#              or later, which nothing else does
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +13,7 @@ SIMULATOR := pretrained/coinrun_easy_simulator/model.pt
 SIMULATED := --agent_file $(AGENT) --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data
 ANALYSED := --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data --num_episodes 20 --num_generated_samples 8 --save_dir $(DEMO)/analysis
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test lint benchmark panel clean
 
 .venv/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else "This project needs Python 3.10, 3.11 or 3.12 (Procgen has no build for %d.%d); try for example: make PYTHON=python3.11 $(MAKECMDGOALS)" % v)'
@@ -50,6 +52,9 @@ benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.saliency
 	$(BIN)/python -m benchmarks.analysis
+
+panel:
+	cd panel && npm ci --no-audit --no-fund && npm run build
 
 clean:
 	rm -rf .venv $(DEMO)

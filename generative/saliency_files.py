@@ -35,6 +35,7 @@ _ARRAYS = {
     "images": ("grad_ims", np.float32, 4), "hidden_states": ("grad_hx", np.float32, 2),
     "env_h": ("grad_env_h", np.float32, 2), "processed": ("grad_processed_ims", np.uint8, 4),
 }
+_DESCRIPTION = "saliency_"  # begins the name of a description file
 _INFORMATIVE = ("versions", "agent_file", "model_file")
 
 
@@ -73,11 +74,25 @@ class SaliencyFolder:
         return self.samples.sample_folder(number) / f"difference_{step:05d}.png"
 
     def description_file(self, number: int, function: str) -> Path:
-        return self.samples.sample_folder(number) / f"saliency_{function}.json"
+        return self.samples.sample_folder(number) / f"{_DESCRIPTION}{function}.json"
 
     def description(self, number: int, function: str) -> dict:
         """What made the saliency; empty if it is not finished, or published."""
         return read_description(self.description_file(number, function))
+
+    def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:
+        """The functions whose saliency is finished, by the numbers of samples.
+
+        Published saliency has no description files; where none of these samples has any, what has
+        all its arrays counts.
+        """
+        found = {number: sorted(
+            path.stem.removeprefix(_DESCRIPTION) for path in
+            self.samples.sample_folder(number).glob(f"{_DESCRIPTION}*.json"))
+            for number in numbers}
+        if any(found.values()):
+            return found
+        return {number: self._with_all_arrays(number) for number in numbers}
 
     def saliency(self, number: int, function: str) -> SaliencyArrays:
         """Saliency of a function in a sample.
@@ -100,6 +115,13 @@ class SaliencyFolder:
                 raise UserError(f"{self.array_file(number, function, field)} has the shape "
                                 f"{array.shape}, not {arrays[0].shape} as sample {numbers[0]}")
         return np.stack(arrays)
+
+    def _with_all_arrays(self, number: int) -> list[str]:
+        stem = _ARRAYS["processed"][0] + "_"
+        names = sorted(path.stem.removeprefix(stem) for path in
+                       self.samples.sample_folder(number).glob(f"{stem}*.npy"))
+        return [name for name in names
+                if all(self.array_file(number, name, field).exists() for field in _ARRAYS)]
 
     def _read(self, number: int, function: str, field: str) -> np.ndarray:
         path = self.array_file(number, function, field)

@@ -1,0 +1,103 @@
+"""Build the interpretability panel: a folder with a page that shows simulated samples, step by
+step, with their saliency and the agent's hidden state. It opens from disk and from any web
+server."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from analysis.behaviour_files import BehavioursFolder
+from analysis.hidden_files import HiddenStatesFolder
+from analysis.panel_export import Directions, gather
+from analysis.panel_files import PanelFolder, panel_size, write_panel
+from analysis.projector import Projector
+from common.cli import Parser, count
+from common.errors import UserError, script_main
+from common.files import atomic_folder, versions
+from generative.cli import parse
+from generative.sample_files import SampleFolder
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    yaml = "; the parameter set's if not given"
+    flags.add_argument("--interpreting_params_name", default="defaults",
+                       help="parameter set in hyperparams/interpreting_configs.yml")
+    flags.add_argument("--exp_name", default="Interpretability panel",
+                       help="name of the experiment, which the page has as its title")
+    flags.add_argument("--generated_data_dir", help="folder with the folders of simulated samples, "
+                       "from record_gen_samples.py" + yaml)
+    flags.add_argument("--samples", nargs="+", default=["informed_init"], metavar="FOLDER",
+                       help="those of these folders that are shown")
+    flags.add_argument("--num_samples", type=count, default=None,
+                       help="at most so many of each folder; all of them if not given")
+    flags.add_argument("--save_dir", help="where the folders of all analyses are" + yaml)
+    flags.add_argument("--precomp_dir", type=Path, help="folder of the analysis of hidden states; "
+                       "<save_dir>/hx_analysis_precomp if not given")
+    flags.add_argument("--num_episodes", type=count, help="recorded episodes that it was made of, "
+                       "which stands in the names of its files" + yaml)
+    flags.add_argument("--behaviours_dir", type=Path, help="folder of the analysis of behaviours; "
+                       "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
+    flags.add_argument("--num_behaviour_samples", type=count,
+                       help="samples that it was made of, which stands in the names of its files; "
+                            "no behaviours are shown if not given")
+    flags.add_argument("--max_states", type=count, default=20000,
+                       help="recorded states in the scatter plot, evenly spaced")
+    flags.add_argument("--output_dir", type=Path,
+                       help="folder to write to; <save_dir>/panel if not given")
+    flags.add_argument("--log_level", default="info",
+                       help="debug, info, warning, error, or a number as in Python's logging")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv)
+    save_dir = Path(config.analysis.save_dir)
+    output = PanelFolder(args.output_dir or save_dir / "panel")
+    if output.path.exists() and any(output.path.iterdir()) and not output.settings_file.exists():
+        raise UserError(f"{output.path} holds other data; choose another --output_dir")
+    folders = [SampleFolder(Path(config.generated_data_dir) / name) for name in args.samples]
+    hidden = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
+                                config.analysis.agent_h.num_episodes)
+    units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
+    behaviours = None
+    if args.num_behaviour_samples:
+        behaviours = BehavioursFolder(
+            args.behaviours_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
+            args.num_behaviour_samples)
+    content = gather(args.exp_name, folders, args.num_samples,
+                     Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes),
+                                hidden.read_finite("sources")), behaviours, args.max_states)
+
+    size, begin = panel_size(content), time.perf_counter()
+    print(f"{content.num_samples} samples with {len(content.types)} saliency types: the folder "
+          f"will have about {size / 1e6:.2f} MB", flush=True)
+    check_space(output.path, size)
+    with atomic_folder(output.path) as temporary:
+        write_panel(temporary, content, {
+            "exp_name": args.exp_name,
+            "samples": {str(folder.path): folder.description() for folder in folders},
+            "num_samples": content.num_samples, "precomp_dir": str(hidden.path),
+            "num_episodes": hidden.num_episodes, "hidden_states": hidden.settings(),
+            "behaviours": behaviours.settings() if behaviours else None,
+            "saliency_types": [of_type.name for of_type in content.types],
+            "max_states": args.max_states, "versions": versions()})
+        shutil.rmtree(output.path, ignore_errors=True)  # an earlier panel
+    print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
+          f"{output.page_file.absolute()}")
+
+
+def check_space(path: Path, size: int) -> None:
+    """Refuse to begin what the disk has no room for."""
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    free = shutil.disk_usage(there).free
+    if size > free:
+        raise UserError(f"{path} needs about {size / 1e6:.0f} MB, but only {free / 1e6:.0f} MB "
+                        "are free there; choose another --output_dir, or give --num_samples")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

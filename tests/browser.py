@@ -1,0 +1,73 @@
+"""A real browser for the tests and the benchmark of the interpretability panel."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+         "--disable-background-networking", "--disable-component-update", "--disable-sync")
+SHOWN = "main[aria-busy='false']"  # when all that the view needs is loaded and drawn
+
+
+def chromium() -> str | None:
+    """The program, or None where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[Browser]:
+    """A headless browser with a new, empty profile."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def opened_page(browser: Browser, address: str, **context: object) -> Iterator[Page]:
+    """A page in a context of its own, once it shows all; what it reports as an error fails.
+
+    Args:
+        context: of Playwright's ``new_context``: viewport, colour scheme and the like.
+    """
+    pages = browser.new_context(**context)
+    page = pages.new_page()
+    page.set_default_timeout(15_000)
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text)
+            if message.type == "error" else None)
+    page.goto(address)
+    page.wait_for_selector(SHOWN)
+    yield page
+    pages.close()
+    assert not problems, problems
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder on a web server of its own, on this machine alone."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

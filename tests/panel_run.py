@@ -1,0 +1,142 @@
+"""A small run for the tests of the interpretability panel, with numbers that can be worked out by
+hand, as the stages before it write it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from analysis.behaviour_files import BehavioursFolder
+from analysis.hidden_files import HiddenStatesFolder
+from common.files import save_json, sha256
+from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+
+NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300
+FRAME = 64
+NUM_EPISODES, BEHAVIOUR_SAMPLES = 7, 6
+UNALTERED, SWAPPED = "informed_init", "informed_init_swapped_<i>0<b>_to_\"1\"&amp;,#%"
+READ_AT = 2
+TYPES = ("value", "action", "hx_direction_1_ica", "value_without_env_grads")
+TITLES = ("value", "most likely action", "IC 1", "value, not through actions")
+LACKING = (5, "action")  # a sample, and what it lacks
+BEHAVIOURS = np.array([2, -1, 0, 2, 2, 0])
+
+# p = (hx - mean) / std; s = W (p / (2, 1, 1)): see `coordinates`.
+MATRICES = {"mean": [1, 0, 0, 0], "std": [2, 1, 1, 1], "components": np.eye(4),
+            "variances": [4, 1, 1, 1], "unmixing": [[1, 0, 0], [0, 2, 0], [1, 0, 1]],
+            "mixing": [[1, 0, 0], [0, 0.5, 0], [-1, 0, 1]]}
+
+
+def coordinates(hx: np.ndarray) -> np.ndarray:
+    """What the matrices do to states (…, 4), worked out by hand; (…, 3)."""
+    first = (hx[..., 0] - 1) / 4
+    return np.stack([first, 2 * hx[..., 1], first + hx[..., 2]], axis=-1)
+
+
+def coordinate_gradients(of_states: np.ndarray) -> np.ndarray:
+    """Gradients (…, 4) along hx_0 = 4 s_0 + 1, hx_1 = s_1 / 2, hx_2 = s_2 - s_0; (…, 3)."""
+    g = of_states
+    return np.stack([4 * g[..., 0] - g[..., 2], g[..., 1] / 2, g[..., 2]], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What was written.
+
+    Attributes:
+        folder: its root.
+        samples: arrays of the two folders of samples, one below the other (13, 5, …).
+        gradients: with respect to the hidden states by type; NaN where missing (13, 5, 4).
+        recorded: independent coordinates of the recorded states (300, 3).
+    """
+
+    folder: Path
+    samples: SampleArrays
+    gradients: dict[str, np.ndarray]
+    recorded: np.ndarray
+
+    @property
+    def coordinates(self) -> np.ndarray:
+        return coordinates(self.samples.hidden_states)
+
+    def arguments(self, *more: str) -> list[str]:
+        """Flags of export_panel.py."""
+        return ["--interpreting_params_name", "tiny", "--generated_data_dir", str(self.folder),
+                "--samples", UNALTERED, SWAPPED, "--save_dir", str(self.folder), "--num_episodes",
+                str(NUM_EPISODES), "--num_behaviour_samples", str(BEHAVIOUR_SAMPLES), *more]
+
+
+def write_run(folder: Path) -> Run:
+    """Write a run, always the same."""
+    rng = np.random.default_rng(0)
+    total = NUM_SAMPLES + NUM_SWAPPED
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=(total, NUM_STEPS, *shape)).astype(np.float32)
+
+    # A colour of its own for every step of every sample: red the sample, green the step.
+    frames = np.zeros((total, NUM_STEPS, FRAME, FRAME, 3), dtype=np.uint8)
+    frames[..., 0] = (15 * np.arange(total))[:, None, None, None]
+    frames[..., 1] = (50 * np.arange(NUM_STEPS))[:, None, None]
+    logits = 2 * normal(15)
+    samples = SampleArrays(
+        frames, normal(), rng.random((total, NUM_STEPS), dtype=np.float32), 3 * normal(),
+        normal(4), logits - np.log(np.exp(logits).sum(axis=2, keepdims=True)), normal(6),
+        rng.normal(size=(total, 8)).astype(np.float32), rng.integers(0, 9, (total, NUM_STEPS)))
+    gradients = {name: normal(4) for name in TYPES}
+    gradients[LACKING[1]][LACKING[0]] = np.nan
+    for name in TYPES[1:]:
+        gradients[name][NUM_SAMPLES:] = np.nan
+    for of_type in gradients.values():
+        of_type[:, READ_AT + 1:] = np.where(np.isnan(of_type[:, READ_AT + 1:]), np.nan, 0)
+
+    hidden = HiddenStatesFolder(folder / "hx_analysis_precomp", NUM_EPISODES)
+    hidden.path.mkdir(parents=True)
+    recorded = rng.normal(size=(NUM_RECORDED, 3)).astype(np.float32)
+    for name, matrix in {**MATRICES, "sources": recorded}.items():
+        np.save(hidden.file(name), np.asarray(matrix, dtype=np.float32))
+    checksums = {path.name: sha256(path) for path in map(hidden.file, MATRICES)}
+    _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums)
+    _write_samples(folder / SWAPPED, range(NUM_SAMPLES, total), {"unaltered": UNALTERED}, samples,
+                   gradients, checksums)
+    behaviours = BehavioursFolder(folder / "combined_agent_env_hx_analysis_precomp",
+                                  BEHAVIOUR_SAMPLES)
+    behaviours.path.mkdir()
+    np.save(behaviours.file("per_sample"), BEHAVIOURS)
+    save_json(behaviours.settings_file, {"samples": str(folder / UNALTERED),
+                                         "sample_numbers": list(range(BEHAVIOUR_SAMPLES))})
+    return Run(folder, samples, gradients, recorded)
+
+
+def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,
+                   gradients: dict[str, np.ndarray], checksums: dict[str, str]) -> None:
+    writer, saliency = SampleWriter(path, {"swap": swap}), SaliencyWriter(path)
+    for number, place in enumerate(chosen):
+        writer.add(number, SampleArrays(*(getattr(samples, field.name)[place] for field in
+                                          dataclasses.fields(SampleArrays))),
+                   SampleOrigin(number, None, None, None, None))
+        for index, name in enumerate(TYPES):
+            of_states = gradients[name][place]
+            if np.isnan(of_states).any():
+                continue
+            # Blue the type; red and green as in the frames.
+            processed = samples.frames[place].copy()
+            processed[..., 2] = 80 + 50 * index
+            saliency.add(number, name, SaliencyArrays(
+                np.zeros((NUM_STEPS, 3, FRAME, FRAME)), of_states, np.zeros((NUM_STEPS, 6)),
+                processed))
+            direction = "direction" in name
+            saliency.finish(number, name, {
+                "function": name, "common_timesteps": [READ_AT],
+                "matrices_sha256": checksums if direction else None})
+
+
+def saliency_folder(run: Run, name: str = UNALTERED) -> SaliencyFolder:
+    return SaliencyFolder(run.folder / name)
+
+
+def sample_folder(run: Run, name: str = UNALTERED) -> SampleFolder:
+    return SampleFolder(run.folder / name)

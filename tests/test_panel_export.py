@@ -1,0 +1,350 @@
+"""export_panel.py: what stands in the files of a panel, and every mistake as one sentence."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from panel_run import (
+    BEHAVIOURS,
+    LACKING,
+    NUM_RECORDED,
+    NUM_SAMPLES,
+    NUM_STEPS,
+    NUM_SWAPPED,
+    READ_AT,
+    SWAPPED,
+    TITLES,
+    TYPES,
+    UNALTERED,
+    coordinate_gradients,
+    saliency_folder,
+    sample_folder,
+    write_run,
+)
+from PIL import Image
+
+import export_panel
+from analysis.behaviour_files import BehavioursFolder
+from analysis.hidden_files import HiddenStatesFolder
+from analysis.panel_files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from common.files import save_json
+
+TOTAL = NUM_SAMPLES + NUM_SWAPPED
+NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A run and its panel, which no test may change."""
+    folder = tmp_path_factory.mktemp("panel")
+    run = write_run(folder / "run")
+    assert export_panel.main(run.arguments("--output_dir", str(folder / "panel"), "--exp_name",
+                                           NAME)) == 0
+    return run, PanelFolder(folder / "panel")
+
+
+def content(folder: PanelFolder, name: str) -> dict:
+    """What a file of data hands to the page."""
+    text = folder.data_file(name).read_text(encoding="ascii")
+    match = re.fullmatch(r'panelData\("([\w]+)", (.*)\);\n', text)
+    assert match and match[1] == name
+    return json.loads(match[2])
+
+
+def array(pair: list[str]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(pair[1]), np.dtype(pair[0]).newbyteorder("<"))
+
+
+def picture(text: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
+
+
+def test_coordinates_are_those_worked_out_by_hand(exported):
+    run, folder = exported
+    steps = content(folder, "steps")
+    found = array(steps["coordinates"]).reshape(TOTAL, NUM_STEPS, 3)
+    np.testing.assert_allclose(found, run.coordinates, rtol=1e-5, atol=1e-6)
+    hx = run.samples.hidden_states[3, 2]
+    assert found[3, 2, 0] == pytest.approx((hx[0] - 1) / 4, rel=1e-5)
+
+
+def test_gradients_are_those_worked_out_by_hand_and_nan_where_missing(exported):
+    run, folder = exported
+    for index, name in enumerate(TYPES):
+        found = array(content(folder, f"gradients_{index:02d}")["gradients"])
+        np.testing.assert_allclose(found.reshape(TOTAL, NUM_STEPS, 3),
+                                   coordinate_gradients(run.gradients[name]), rtol=1e-5, atol=1e-6)
+    missing = np.isnan(array(content(folder, "gradients_01")["gradients"])).reshape(TOTAL, -1)
+    assert missing.all(axis=1).tolist() == [n == 5 for n in range(9)] + [True] * NUM_SWAPPED
+    assert not missing[:5].any()
+
+
+def test_numbers_of_the_steps(exported):
+    run, folder = exported
+    steps, samples = content(folder, "steps"), run.samples
+    for name in ("rewards", "terminals", "values"):
+        np.testing.assert_array_equal(array(steps[name]), getattr(samples, name).ravel())
+    np.testing.assert_array_equal(array(steps["entered"]), samples.actions.ravel())
+    np.testing.assert_array_equal(array(steps["answers"]), samples.log_probs.argmax(2).ravel())
+    np.testing.assert_allclose(array(steps["probabilities"]),
+                               np.exp(samples.log_probs).max(2).ravel(), rtol=1e-6)
+    has = array(steps["has_saliency"]).reshape(TOTAL, len(TYPES)).astype(bool)
+    expected = np.ones((TOTAL, len(TYPES)), bool)
+    expected[LACKING[0], 1] = False
+    expected[NUM_SAMPLES:, 1:] = False
+    np.testing.assert_array_equal(has, expected)
+    of_samples = [*BEHAVIOURS, *[NO_BEHAVIOUR] * (TOTAL - len(BEHAVIOURS))]
+    assert array(steps["behaviours"]).tolist() == of_samples
+
+
+def test_pictures_are_the_steps_from_left_to_right(exported):
+    run, folder = exported
+    for sample in range(TOTAL):
+        pictures = content(folder, f"pictures_{sample:05d}")
+        strip = np.concatenate(list(run.samples.frames[sample]), axis=1)
+        found = picture(pictures["frames"])
+        assert found.shape == strip.shape
+        assert np.abs(found.astype(int) - strip).mean() < 3
+        lacks = [1] if sample == LACKING[0] else [1, 2, 3] if sample >= NUM_SAMPLES else []
+        assert [i for i, each in enumerate(pictures["saliency"]) if each is None] == lacks
+        for index, each in enumerate(pictures["saliency"]):
+            if each is not None:
+                blue = picture(each)[..., 2].mean()
+                assert blue == pytest.approx(80 + 50 * index, abs=4)
+
+
+def test_manifest_names_what_there_is(exported):
+    _, folder = exported
+    manifest = content(folder, "manifest")
+    assert manifest["experiment"] == NAME
+    assert [(each["name"], each["numbers"], each["num_steps"], each["unaltered"])
+            for each in manifest["sets"]] == [
+        (UNALTERED, list(range(NUM_SAMPLES)), NUM_STEPS, None),
+        (SWAPPED, list(range(NUM_SWAPPED)), NUM_STEPS, UNALTERED)]
+    assert [(each["name"], each["title"], each["steps"], each["samples"])
+            for each in manifest["saliency"]] == [
+        (name, title, [READ_AT], number)
+        for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
+    assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}
+    assert manifest["actions"][2] == {"name": "upleft", "direction": [-1, 1]}
+    assert manifest["frame"] == [64, 64] and manifest["num_ics"] == 3
+
+
+def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
+    _, folder = exported
+    names = {path.name for path in folder.data_file("").parent.iterdir()}
+    assert names == {"manifest.js", "steps.js", "recorded.js",
+                     *(f"gradients_{i:02d}.js" for i in range(len(TYPES))),
+                     *(f"pictures_{i:05d}.js" for i in range(TOTAL))}
+    for path in PAGE.iterdir():
+        assert (folder.path / path.name).read_bytes() == path.read_bytes()
+    settings = json.loads(folder.settings_file.read_text())
+    assert settings["saliency_types"] == list(TYPES) and "python" in settings["versions"]
+
+
+def test_size_is_stated_before_and_is_about_right(run, tmp_path, capsys, monkeypatch):
+    """Estimated from samples that differ; each third of them is measured."""
+    monkeypatch.setattr("analysis.panel_files._MEASURED", TOTAL // 3)
+    rng = np.random.default_rng(0)
+    for number in range(NUM_SAMPLES):
+        path = sample_folder(run).sample_folder(number) / "ims.npy"
+        noise = rng.integers(0, 256, np.load(path).shape, dtype=np.uint8)
+        np.save(path, noise // (1 + number % 2))
+    output = PanelFolder(tmp_path / "panel")
+
+    def stated(*args, **kwargs):
+        said.append(capsys.readouterr().out)
+        return write(*args, **kwargs)
+
+    said, write = [], export_panel.write_panel
+    monkeypatch.setattr(export_panel, "write_panel", stated)
+    assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
+    size = float(re.search(r"about ([\d.]+) MB", said[0])[1]) * 1e6
+    written = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())
+    assert size == pytest.approx(written, rel=0.15)
+
+
+def test_recorded_states_are_evenly_spaced_and_counted(run, tmp_path):
+    output = PanelFolder(tmp_path / "panel")
+    assert export_panel.main(run.arguments("--output_dir", str(output.path), "--max_states",
+                                           "4")) == 0
+    found = array(content(output, "recorded")["coordinates"]).reshape(-1, 3)
+    np.testing.assert_array_equal(found, run.recorded[[0, 100, 199, 299]])
+    assert content(output, "manifest")["recorded"] == {"shown": 4, "of": NUM_RECORDED}
+
+
+def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):
+    for path in [*run.folder.rglob("saliency_*.json"), *run.folder.rglob("actions.npy"),
+                 *run.folder.rglob("origin.json"), *run.folder.rglob("recording.json"),
+                 *run.folder.rglob("settings*.json")]:
+        path.unlink()
+    saliency_folder(run).array_file(7, "value", "env_h").unlink()  # so this one is not whole
+    output = PanelFolder(tmp_path / "panel")
+    assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
+    steps, manifest = content(output, "steps"), content(output, "manifest")
+    assert set(array(steps["entered"])) == {NOT_RECORDED}
+    assert array(steps["behaviours"])[:6].tolist() == BEHAVIOURS.tolist()
+    assert [each["steps"] for each in manifest["saliency"]] == [[]] * 4
+    assert [each["samples"] for each in manifest["saliency"]] == [TOTAL - 1, 8, 9, 9]
+    assert [each["unaltered"] for each in manifest["sets"]] == [None, None]
+
+
+def test_saliency_that_is_not_finished_is_left_out(run, tmp_path):
+    saliency_folder(run).description_file(2, "value").unlink()
+    output = PanelFolder(tmp_path / "panel")
+    assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
+    assert content(output, "pictures_00002")["saliency"][0] is None
+    assert content(output, "pictures_00003")["saliency"][0] is not None
+
+
+def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
+    for path in [*run.folder.rglob("saliency_*.json"), *run.folder.rglob("grad_*.npy")]:
+        path.unlink()
+    output = PanelFolder(tmp_path / "panel")
+    arguments = run.arguments("--output_dir", str(output.path), "--num_samples", "2")
+    at = arguments.index("--num_behaviour_samples")
+    assert export_panel.main(arguments[:at] + arguments[at + 2:]) == 0
+    manifest = content(output, "manifest")
+    assert manifest["saliency"] == [] and manifest["behaviours"] is False
+    assert [each["numbers"] for each in manifest["sets"]] == [[0, 1], [0, 1]]
+    assert "behaviours" not in content(output, "steps")
+
+
+def test_an_earlier_panel_is_replaced_and_survives_a_mistake(run, tmp_path, capsys):
+    output = PanelFolder(tmp_path / "panel")
+    arguments = run.arguments("--output_dir", str(output.path))
+    assert export_panel.main(arguments) == 0
+    before = {path: path.read_bytes() for path in output.path.rglob("*") if path.is_file()}
+    damaged = saliency_folder(run).array_file(8, "value", "processed")
+    whole = damaged.read_bytes()
+    damaged.write_bytes(b"no array")
+    assert export_panel.main(arguments) == 2
+    assert "grad_processed_ims_value.npy is damaged" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in output.path.rglob("*") if path.is_file()}
+    damaged.write_bytes(whole)
+    assert export_panel.main([*arguments, "--num_samples", "1"]) == 0
+    assert not output.data_file("pictures_00002").exists()
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def spoil(path: Path, value: float = np.nan):
+    values = np.load(path)
+    values.flat[-1] = value
+    np.save(path, values)
+
+
+def other_directions(run):
+    path = saliency_folder(run).description_file(3, "hx_direction_1_ica")
+    description = json.loads(path.read_text())
+    save_json(path, {**description, "matrices_sha256": {"hx_mu_7.npy": "0"}})
+
+
+def other_steps(run):
+    path = saliency_folder(run).description_file(3, "value")
+    save_json(path, {**json.loads(path.read_text()), "common_timesteps": [1]})
+
+
+def behaviours_of_others(run):
+    folder = BehavioursFolder(run.folder / "combined_agent_env_hx_analysis_precomp", 6)
+    save_json(folder.settings_file, {"samples": "rand_init", "sample_numbers": list(range(6))})
+
+
+def too_many_behaviours(run):
+    folder = BehavioursFolder(run.folder / "combined_agent_env_hx_analysis_precomp", 6)
+    np.save(folder.file("per_sample"), np.zeros(7, dtype=int))
+
+
+def fewer_units(run):
+    for name in (UNALTERED, SWAPPED):
+        for path in (run.folder / name).rglob("agent_hs.npy"):
+            np.save(path, np.load(path)[:, :3])
+
+
+MISTAKES = {
+    "nan in a sample": (lambda run: spoil(run.folder / UNALTERED / "sample_00004/agent_values.npy"),
+                        r"values of .*sample_00004 hold NaN"),
+    "nan in a gradient": (lambda run: spoil(saliency_folder(run).array_file(
+        4, "value", "hidden_states")), r"grad_hx_value.npy holds NaN or infinity"),
+    "too short a gradient": (lambda run: np.save(saliency_folder(run).array_file(
+        4, "value", "hidden_states"), np.zeros((4, 4), np.float32)), r"has the shape \(4, 4\)"),
+    "other directions": (other_directions, "of other directions than those of this panel"),
+    "other steps": (other_steps, "read at different steps"),
+    "behaviours of others": (behaviours_of_others, "behaviours in .* are of samples in rand_init"),
+    "too many behaviours": (too_many_behaviours, "holds 7 behaviours, but there are 6 samples"),
+    "another agent": (fewer_units, "4 hidden units, but the agent has 3"),
+    "another agent in one folder": (
+        lambda run: [np.save(path, np.load(path)[:, :3]) for path in
+                     (run.folder / SWAPPED).rglob("agent_hs.npy")],
+        "have 3 hidden units, but the directions are those of 4"),
+    "smaller frames": (lambda run: [np.save(path, np.load(path)[:, ::2]) for path in
+                                    (run.folder / SWAPPED).rglob("ims.npy")],
+                       r"have the shape \(32, 64, 3\), but those of the first folder \(64, "),
+    "no samples": (lambda run: shutil.rmtree(run.folder / SWAPPED), "holds no samples"),
+    "nan in a recorded state": (lambda run: spoil(HiddenStatesFolder(
+        run.folder / "hx_analysis_precomp", 7).file("sources")), "ica_source_signals_hx_7.npy holds"
+        " NaN"),
+    "states of another analysis": (lambda run: np.save(HiddenStatesFolder(
+        run.folder / "hx_analysis_precomp", 7).file("sources"), np.zeros((9, 2), np.float32)),
+        r"have the shape \(9, 2\), but there are 3 independent components"),
+    "no analysis": (lambda run: HiddenStatesFolder(run.folder / "hx_analysis_precomp", 7).file(
+        "sources").unlink(), "there is no file .*ica_source_signals_hx_7.npy"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_sentence_and_leave_nothing(run, tmp_path, capsys, mistake):
+    make, words = MISTAKES[mistake]
+    make(run)
+    assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error) and error.count("\n") == 1, error
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_unsuitable_places_are_refused(run, tmp_path, capsys, monkeypatch):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.tex").write_text("years")
+    assert export_panel.main(run.arguments("--output_dir", str(full))) == 2
+    assert "holds other data" in capsys.readouterr().err and (full / "thesis.tex").exists()
+    assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "p"), "--samples",
+                                           UNALTERED, f"../run/{UNALTERED}")) == 2
+    assert "two folders of samples have the name" in capsys.readouterr().err
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "p"))) == 2
+    assert re.search(r"needs about \d+ MB, but only 0 MB are free", capsys.readouterr().err)
+    assert not (tmp_path / "p").exists()
+
+
+def test_built_page_is_of_these_sources():
+    """If this fails, run 'make panel', and commit what it built."""
+    sources = [path for name in ("package-lock.json", "package.json", "public", "src",
+                                 "vite.config.js")
+               for path in sorted([ROOT / "panel" / name, *(ROOT / "panel" / name).rglob("*")])
+               if path.is_file()]
+    names = sorted(path.relative_to(ROOT / "panel").as_posix() for path in sources)
+    lines = [f"{name} {hashlib.sha256((ROOT / 'panel' / name).read_bytes()).hexdigest()}\n"
+             for name in names]
+    checksum = hashlib.sha256("".join(lines).encode()).hexdigest()
+    assert (PAGE / "panel.js").read_text().startswith(f"/* built from sources {checksum} */")
+
+
+def test_no_package_is_pinned_to_a_machines_registry():
+    lock = json.loads((ROOT / "panel" / "package-lock.json").read_text())
+    assert len(lock["packages"]) > 3
+    assert not [each for each in lock["packages"].values() if "resolved" in each]
+    wanted = json.loads((ROOT / "panel" / "package.json").read_text())["devDependencies"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values())
