@@ -13,9 +13,9 @@ from analysis.hidden_files import HiddenStatesFolder
 from analysis.panel_export import Directions, gather
 from analysis.panel_files import PanelFolder, panel_size, write_panel
 from analysis.projector import Projector
+from analysis.scripts import check_output, replaced_folder
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from common.files import atomic_folder, versions
 from generative.cli import parse
 from generative.sample_files import SampleFolder
 
@@ -41,8 +41,8 @@ def parser() -> Parser:
     flags.add_argument("--behaviours_dir", type=Path, help="folder of the analysis of behaviours; "
                        "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     flags.add_argument("--num_behaviour_samples", type=count,
-                       help="samples that it was made of, which stands in the names of its files; "
-                            "no behaviours are shown if not given")
+                       help="samples that it was made of, which stands in the names of its files"
+                            + yaml + "; without these files no behaviours are shown")
     flags.add_argument("--max_states", type=count, default=20000,
                        help="recorded states in the scatter plot, evenly spaced")
     flags.add_argument("--output_dir", type=Path,
@@ -54,20 +54,21 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv)
+    args, explicit, config = parse(parser(), argv)
     save_dir = Path(config.analysis.save_dir)
     output = PanelFolder(args.output_dir or save_dir / "panel")
-    if output.path.exists() and any(output.path.iterdir()) and not output.settings_file.exists():
-        raise UserError(f"{output.path} holds other data; choose another --output_dir")
+    check_output(output.path)
     folders = [SampleFolder(Path(config.generated_data_dir) / name) for name in args.samples]
     hidden = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
                                 config.analysis.agent_h.num_episodes)
+    behaviours = BehavioursFolder(
+        args.behaviours_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
+        config.analysis.combined_agent_env_hx.num_samples)
+    wanted = {"behaviours_dir", "num_behaviour_samples"} & explicit
+    if not wanted and not behaviours.file("per_sample").exists():
+        print(f"without behaviours: there is no file {behaviours.file('per_sample')}")
+        behaviours = None
     units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
-    behaviours = None
-    if args.num_behaviour_samples:
-        behaviours = BehavioursFolder(
-            args.behaviours_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
-            args.num_behaviour_samples)
     content = gather(args.exp_name, folders, args.num_samples,
                      Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes),
                                 hidden.read_finite("sources")), behaviours, args.max_states)
@@ -76,16 +77,15 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{content.num_samples} samples with {len(content.types)} saliency types: the folder "
           f"will have about {size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
-    with atomic_folder(output.path) as temporary:
-        write_panel(temporary, content, {
+    with replaced_folder(output.path, {
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),
             "num_episodes": hidden.num_episodes, "hidden_states": hidden.settings(),
             "behaviours": behaviours.settings() if behaviours else None,
             "saliency_types": [of_type.name for of_type in content.types],
-            "max_states": args.max_states, "versions": versions()})
-        shutil.rmtree(output.path, ignore_errors=True)  # an earlier panel
+            "max_states": args.max_states}) as temporary:
+        write_panel(temporary, content)
     print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
 

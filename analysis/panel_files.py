@@ -3,7 +3,7 @@
 Layout::
 
     index.html, panel.js, panel.css     the page, as `make panel` built it
-    settings.json                       what made the folder
+    settings.json                       what made the folder (analysis/scripts.py)
     data/manifest.js                    names and numbers of what there is
     data/steps.js                       every step of every sample
     data/recorded.js                    coordinates of recorded states
@@ -41,7 +41,6 @@ from PIL import Image
 
 from common.env import ACTION_DIRECTIONS, ACTION_NAMES
 from common.errors import UserError
-from common.files import save_json
 from common.progress import with_progress
 
 FORMAT = 1  # that panel/src/lib/data.js reads
@@ -65,10 +64,6 @@ class PanelFolder:
     @property
     def page_file(self) -> Path:
         return self.path / "index.html"
-
-    @property
-    def settings_file(self) -> Path:
-        return self.path / "settings.json"
 
     def data_file(self, name: str) -> Path:
         return self.path / "data" / f"{name}.js"
@@ -205,8 +200,8 @@ def panel_size(content: PanelContent) -> int:
     return round(np.mean(pictures) * content.num_samples) + gradients + numbers + page
 
 
-def write_panel(path: Path, content: PanelContent, settings: dict) -> None:
-    """Write the page, its data and what made it into a folder."""
+def write_panel(path: Path, content: PanelContent) -> None:
+    """Write the page and its data into a folder."""
     folder = PanelFolder(path)
     shutil.copytree(built_page(), path, dirs_exist_ok=True)
     folder.data_file("").parent.mkdir()
@@ -229,7 +224,6 @@ def write_panel(path: Path, content: PanelContent, settings: dict) -> None:
     for index, of_type in enumerate(gradients):
         file = folder.gradients_file(index)
         file.write_text(_script(file, _arrays(gradients=of_type)))
-    save_json(folder.settings_file, settings)
 
 
 def built_page() -> Path:

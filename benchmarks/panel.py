@@ -142,7 +142,7 @@ def main() -> None:
             print(f"{panel_size(content) / 1e6:.0f} MB are expected", flush=True)
             begin = time.perf_counter()
             folder.path.mkdir(parents=True)
-            write_panel(folder.path, content, {})
+            write_panel(folder.path, content)
             print(f"written in {time.perf_counter() - begin:.0f} s")
         size = sum(path.stat().st_size for path in folder.path.rglob("*") if path.is_file())
         print(f"{size / 1e6:.0f} MB")

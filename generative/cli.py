@@ -44,6 +44,7 @@ _OVERRIDES = {
     **{name: ("analysis", "agent_h", name) for name in (
         "informed_or_random_init", "num_episodes", "num_generated_samples")},
     "num_env_samples": ("analysis", "env_h", "num_samples"),
+    "num_behaviour_samples": ("analysis", "combined_agent_env_hx", "num_samples"),
 }
 # Flags that mean a key of the section of the analysis whose script takes them.
 _OF_AN_ANALYSIS = ("num_samples", "num_epi_paths", "n_clusters", "clustering", "grad_timestep")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from panel_run import (
+    BEHAVIOUR_SAMPLES,
     BEHAVIOURS,
     LACKING,
     NUM_RECORDED,
@@ -34,7 +35,9 @@ import export_panel
 from analysis.behaviour_files import BehavioursFolder
 from analysis.hidden_files import HiddenStatesFolder
 from analysis.panel_files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from analysis.scripts import SETTINGS_NAME
 from common.files import save_json
+from generative.config import load_interpreting_config
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
@@ -150,7 +153,7 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
                      *(f"pictures_{i:05d}.js" for i in range(TOTAL))}
     for path in PAGE.iterdir():
         assert (folder.path / path.name).read_bytes() == path.read_bytes()
-    settings = json.loads(folder.settings_file.read_text())
+    settings = json.loads((folder.path / SETTINGS_NAME).read_text())
     assert settings["saliency_types"] == list(TYPES) and "python" in settings["versions"]
 
 
@@ -215,7 +218,15 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
     output = PanelFolder(tmp_path / "panel")
     arguments = run.arguments("--output_dir", str(output.path), "--num_samples", "2")
     at = arguments.index("--num_behaviour_samples")
-    assert export_panel.main(arguments[:at] + arguments[at + 2:]) == 0
+    assert export_panel.main(arguments) == 0
+    assert "behaviours" in content(output, "steps")
+    assert load_interpreting_config(
+        "tiny").analysis.combined_agent_env_hx.num_samples == BEHAVIOUR_SAMPLES
+    without_flag = arguments[:at] + arguments[at + 2:]
+    assert export_panel.main(without_flag) == 0
+    assert "behaviours" in content(output, "steps")
+    next(run.folder.rglob("clusters_per_sample_6.npy")).unlink()
+    assert export_panel.main(without_flag) == 0
     manifest = content(output, "manifest")
     assert manifest["saliency"] == [] and manifest["behaviours"] is False
     assert [each["numbers"] for each in manifest["sets"]] == [[0, 1], [0, 1]]
@@ -282,6 +293,9 @@ MISTAKES = {
     "other directions": (other_directions, "of other directions than those of this panel"),
     "other steps": (other_steps, "read at different steps"),
     "behaviours of others": (behaviours_of_others, "behaviours in .* are of samples in rand_init"),
+    "no behaviours": (lambda run: BehavioursFolder(
+        run.folder / "combined_agent_env_hx_analysis_precomp", 6).file("per_sample").unlink(),
+        "there is no file .*clusters_per_sample_6.npy; analysis/combined"),
     "too many behaviours": (too_many_behaviours, "holds 7 behaviours, but there are 6 samples"),
     "another agent": (fewer_units, "4 hidden units, but the agent has 3"),
     "another agent in one folder": (

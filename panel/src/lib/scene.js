@@ -89,15 +89,13 @@ export function fullGradient(panel) {
   return full
 }
 
-/** The coordinate that the bars' axis ends with: the largest of the samples that are shown. */
-export function fullCoordinate(panel) {
-  let full = 2
+/** The coordinate that the bars' axis ends with: a power of two, so that it seldom changes. */
+function fullCoordinate(panel, step) {
+  let full = 0
   for (const sample of panel.shown) {
-    for (let t = 0; t < panel.samples.steps[sample]; t++) {
-      for (const value of panel.at(panel.steps.coordinates, sample, t)) full = Math.max(full, Math.abs(value))
-    }
+    for (const value of panel.at(panel.steps.coordinates, sample, step)) full = Math.max(full, Math.abs(value))
   }
-  return full * 1.15
+  return 2 ** Math.max(1, Math.ceil(Math.log2(1.12 * full)))
 }
 
 export function drawCoordinates(ctx, box, panel, sample, step) {
@@ -105,7 +103,7 @@ export function drawCoordinates(ctx, box, panel, sample, step) {
   const gradients = panel.gradientsAt(sample, step)
   const values = panel.at(panel.steps.coordinates, sample, step)
   const bars = { ...box, h: box.h - KEY_HEIGHT }
-  drawBars(ctx, bars, values, gradients, full, fullCoordinate(panel), [panel.view.x, panel.view.y],
+  drawBars(ctx, bars, values, gradients, full, fullCoordinate(panel, step), [panel.view.x, panel.view.y],
     panel.colours)
   const key = { x: box.x + 40, y: box.y + bars.h + 6, w: box.w - 48, h: KEY_HEIGHT - 6 }
   if (gradients && full > 0) drawGradientKey(ctx, key, full, panel.colours)
