@@ -83,7 +83,7 @@ def analyse(features: np.ndarray, num_samples: int, config: BehavioursConfig, se
         UserError: if there are too few steps for what is asked for.
     """
     found = writer.step("scale", lambda: scale_result(features, "feature"))
-    mapped = principal_step(features, scale_from(found), config, seed, writer)
+    mapped = principal_step(features, scale_from(found), config, seed, writer).holding
     places = writer.step("tsne", lambda: tsne_result(mapped, config.n_components_tsne,
                                                      tsne_seed))["tsne"]
     labels = writer.step("clusters", lambda: clusters_result(
