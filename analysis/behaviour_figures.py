@@ -52,7 +52,7 @@ def figures(folder: BehavioursFolder, samples: SampleFolder, steps: SimulatedSte
     colourings = step_colourings(steps)
     colourings["cluster"] = cluster_category(labels, number)
     colourings["behaviour"] = cluster_category(np.repeat(per_sample, steps.num_steps), number,
-                                               "behaviour of the sample")
+                                               "behaviour", "behaviour of the sample")
     behaviours = _Behaviours(samples, steps, labels, per_sample, number, tsne.dimensions(2))
     return [
         *plane_jobs({"pca": pca.dimensions(2), "tsne": tsne.dimensions(2)}, colourings, seed),

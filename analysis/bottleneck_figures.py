@@ -52,9 +52,11 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
     dimensions = folder.read("components").shape[1]
     what = f"{number} informed bottleneck vectors"
     title = f"{what}, {number} random ones in black"
-    space = Plane(principal[:, :3], variances.axis_names, title, random[:, :3], "random")
+    space = Plane(principal[:, :3], variances.axis_names, title, random[:, :3], "random",
+                  others_in_view=True, unit="vectors")
     tsne = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title,
-                 folder.read_finite("random_tsne", number)[:, :2], "random")
+                 folder.read_finite("random_tsne", number)[:, :2], "random", others_in_view=True,
+                 unit="vectors")
     colourings = {
         "sum_of_reward": Quantity(table["sum_of_reward"].to_numpy(), "sum of reward of the sample"),
         "ends": Category(table["ends"].to_numpy(), "end of the sample", ("goes on", "ends")),

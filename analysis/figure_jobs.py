@@ -156,9 +156,16 @@ def pictures_of(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -
                     f"its most central states, one of each sample ({len(numbers)})")
 
 
-def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster") -> Category:
-    """The colouring by clusters (N,)."""
-    return Category(labels, what, tuple(f"{what} {i}" for i in range(num_clusters)), numbered=True)
+def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster",
+                     label: str | None = None) -> Category:
+    """The colouring by clusters (N,).
+
+    Args:
+        what: each of them is: "cluster".
+        label: what the colours mean, if that is not ``what``.
+    """
+    return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
+                    numbered=True)
 
 
 def step_colourings(steps: SimulatedSteps) -> Colourings:

@@ -58,8 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     numbers = chosen_samples(samples, jacobian.num_samples)
     gradients = SaliencyFolder(samples.path)
     jacobians = read_jacobians(gradients, numbers, functions, jacobian.grad_timestep)
-    print(f"gradients of {len(functions)} components in {len(numbers)} samples, "
-          f"{jacobians.features.shape[1]} features", flush=True)
+    print(f"gradients of {len(functions)} components in {len(numbers)} samples", flush=True)
     description = description_of(jacobian, args.seed, config.analysis.tsne_seed, samples, numbers)
     writer = reporting_writer(folder, {
         **description, "functions": functions,

@@ -16,7 +16,6 @@ from analysis.figure_jobs import (
     cluster_jobs,
     largest_clusters,
     most_central,
-    note_on_members,
     pictures_of,
     plane_jobs,
     read_clusters,
@@ -74,12 +73,15 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
                          "log10 of the root mean square of all gradients"),
         "strongest": Category(strongest, "component with the largest gradients", tuple(names)),
         "cluster": cluster_category(labels, num_clusters)}
-    space = Plane(principal[:, :3], variances.axis_names, title)
-    tsne = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title)
+    space = Plane(principal[:, :3], variances.axis_names, title, unit="samples")
+    tsne = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title, unit="samples")
     drawn, some = largest_clusters(labels, num_clusters)
 
     def note(cluster: int) -> str:
-        return note_on_members(labels == cluster, ids, "sample", value, action) + some
+        members = labels == cluster
+        return (f"{members.sum()} of {number} samples ({100 * members.mean():.1f} %); mean value "
+                f"at step {step} {value[members].mean():.2f}, {100 * ends[members].mean():.0f} % "
+                f"end{some}")
 
     def pictures(cluster: int) -> Pictures:
         members = np.flatnonzero(labels == cluster)

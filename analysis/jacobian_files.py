@@ -10,7 +10,7 @@ a sample::
                                     samples by this name
     pca_data_jacob_N *              principal coordinates (N, P)
     pcomponents_jacob_N *           principal components (P, F)
-    mu_jacob_N *, std_jacob_N *     of the features (F,); see ``analysis.jacobians``
+    mu_jacob_N *                    mean of the features (F,); see ``analysis.jacobians``
     pc_variances_jacob_N *          (P,)
     sizes_jacob_N *                 root mean square of the gradient of each component with respect
                                     to the agent's and to the environment's state (N, 2, k)
@@ -32,5 +32,5 @@ class JacobiansFolder(ResultFolder):
     stems: ClassVar[dict[str, str]] = {
         "clusters": "clusters_jacob", "cluster_means": "cluster_means_jacob",
         "tsne": "tsne_jacob", "per_sample": "clusters_per_sample", "principal": "pca_data_jacob",
-        "components": "pcomponents_jacob", "mean": "mu_jacob", "std": "std_jacob",
-        "variances": "pc_variances_jacob", "sizes": "sizes_jacob"}
+        "components": "pcomponents_jacob", "mean": "mu_jacob", "variances": "pc_variances_jacob",
+        "sizes": "sizes_jacob"}

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.components import Scale
 from analysis.result_files import Result, ResultWriter
-from analysis.result_steps import clusters_result, principal_step, scale_from, tsne_result
+from analysis.result_steps import clusters_result, principal_step, tsne_result
 from common.errors import UserError
 from common.progress import with_progress
 from generative.config import JacobianConfig
@@ -32,12 +32,19 @@ class Jacobians:
     agent: np.ndarray
     env: np.ndarray
 
-    @property
     def features(self) -> np.ndarray:
-        """One row a sample: all of ``agent``, then all of ``env`` (M, F)."""
-        samples = len(self.agent)
-        return np.concatenate([self.agent.reshape(samples, -1), self.env.reshape(samples, -1)],
-                              axis=1)
+        """One row a sample: all of ``agent``, then all of ``env``, each divided by its root mean
+        square in that sample (M, F).
+
+        Gradients of some samples are a hundred times as large as those of most, and components of
+        them as they are would show these few alone. ``sizes`` keeps what is divided by.
+        """
+        parts = []
+        for part in (self.agent, self.env):
+            rows = part.reshape(len(part), -1)
+            size = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=1, keepdims=True))
+            parts.append((rows / np.where(size > 0, size, 1)).astype(np.float32))
+        return np.concatenate(parts, axis=1)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -45,17 +52,6 @@ class Jacobians:
         respect to the agent's state first."""
         return np.stack([np.sqrt((part.astype(np.float64) ** 2).mean(axis=2))
                          for part in (self.agent, self.env)], axis=1).astype(np.float32)
-
-    def scale(self) -> Scale:
-        """Mean of each feature, and one standard deviation for all of the agent's features and one
-        for all of the environment's: that a unit has little influence is a result, which dividing
-        it by its own standard deviation would hide."""
-        deviations = []
-        for part in (self.agent, self.env):
-            std = float(np.sqrt(part.var(axis=0, dtype=np.float64).mean()))
-            deviations.append(np.full(part[0].size, std if std > 0 else 1.0, dtype=np.float32))
-        return Scale(self.features.mean(axis=0, dtype=np.float64).astype(np.float32),
-                     np.concatenate(deviations), ())
 
 
 def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Sequence[str],
@@ -99,6 +95,9 @@ def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: 
     """Find the principal components of the samples' Jacobians, and cluster and map the principal
     coordinates that hold 95 % of the variance.
 
+    The features are centred, but not divided by their standard deviations: that a unit has little
+    influence is a result.
+
     Args:
         seed: of every random choice but those of t-SNE.
         writer: gets the results; steps that it has are not computed again.
@@ -106,16 +105,13 @@ def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: 
     Raises:
         UserError: if there are too few samples for what is asked for.
     """
-    found = writer.step("scale", lambda: _scale(jacobians))
-    held = principal_step(jacobians.features, scale_from(found), config, seed, writer).holding
+    features = jacobians.features()
+    mean = writer.step("sizes", lambda: Result(
+        {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
+    scale = Scale(mean, np.ones_like(mean), ())
+    held = principal_step(features, scale, config, seed, writer).holding
     writer.step("clusters", lambda: _clusters(held, config, seed))
     writer.step("tsne", lambda: tsne_result(held, config.n_components_tsne, tsne_seed))
-
-
-def _scale(jacobians: Jacobians) -> Result:
-    scale = jacobians.scale()
-    return Result({"mean": scale.mean, "std": scale.std, "sizes": jacobians.sizes},
-                  {"std_agent": float(scale.std[0]), "std_env": float(scale.std[-1])})
 
 
 def _clusters(rows: np.ndarray, config: JacobianConfig, seed: int) -> Result:
