@@ -105,6 +105,7 @@ def plot_overview(path: Path, sizes: np.ndarray, in_none: int, labels: np.ndarra
     bars.barh(numbers, sizes, color=COLOURS[1], height=0.7)
     for number, size in zip(numbers, sizes):
         bars.annotate(f" {size}", (size, number), va="center", fontsize=8)
+    bars.margins(x=0.15)
     bars.set(xlabel="samples", ylabel="behaviour", title=f"samples that show it ({in_none} none)")
     image = times.imshow(steps, aspect="auto", cmap=COLOUR_MAP, interpolation="nearest")
     times.set(xlabel="step of the sample", ylabel="behaviour", title="steps in its cluster")

@@ -156,18 +156,18 @@ def test_features_are_both_states_and_their_changes():
     agent = np.array([[[1], [4], [9], [16], [25]]], np.float32)
     env = np.array([[[0], [-1], [0], [5], [3]]], np.float32)
     found = behaviour_features(agent, env, (2, 3))
-    # Columns: agent, environment, their changes over two steps, then over three; at step 1 both
-    # changes are those since step 0, at step 2 the second one is.
+    # Columns: agent, environment, their changes over two steps, then over three. The changes of
+    # steps 0 and 1 are those from step 0 to 2, and from 0 to 3, where step 2 has the same.
     np.testing.assert_array_equal(found, [
-        [1, 0, 0, 0, 0, 0], [4, -1, 3, -1, 3, -1], [9, 0, 8, 0, 8, 0],
+        [1, 0, 8, 0, 15, 5], [4, -1, 8, 0, 15, 5], [9, 0, 8, 0, 15, 5],
         [16, 5, 12, 6, 15, 5], [25, 3, 16, 3, 21, 4]])
     assert found.dtype == np.float32
 
 
-def test_changes_do_not_reach_into_the_sample_before():
+def test_changes_do_not_reach_into_another_sample():
     agent = np.array([[[0], [0]], [[100], [101]]], np.float32)
     found = behaviour_features(agent, np.zeros((2, 2, 0), np.float32), (2, 4, 6))
-    np.testing.assert_array_equal(found[:, 1:], [[0] * 3, [0] * 3, [0] * 3, [1] * 3])
+    np.testing.assert_array_equal(found[:, 1:], [[0] * 3, [0] * 3, [1] * 3, [1] * 3])
 
 
 @pytest.mark.parametrize(("labels", "behaviour"), [
