@@ -27,9 +27,9 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
     """What is known of every step: the states of both, then how they have changed.
 
-    The change over k steps is the state minus that k steps before; where a sample does not go back
-    so far, minus its first state. The first step has therefore changed by 0, and no feature jumps
-    at the step from which on the whole distance is there.
+    The change over k steps is the state minus that k steps before. A step from which a sample does
+    not go back so far gets the change over the sample's first k steps, in which it lies: zeros
+    there would put all first steps into clusters of their own.
 
     Args:
         agent: the agent's states (M, T, D).
@@ -42,7 +42,9 @@ def behaviour_features(agent: np.ndarray, env: np.ndarray,
     states = np.concatenate([agent, env], axis=2).astype(np.float32)
     steps = np.arange(states.shape[1])
     parts = [states]
-    parts += [states - states[:, np.maximum(steps - k, 0)] for k in differences]
+    for k in differences:
+        begin = np.maximum(steps - k, 0)
+        parts.append(states[:, np.minimum(begin + k, len(steps) - 1)] - states[:, begin])
     features = np.concatenate(parts, axis=2)
     return features.reshape(-1, features.shape[2])
 
@@ -83,7 +85,7 @@ def analyse(features: np.ndarray, num_samples: int, config: BehavioursConfig, se
         UserError: if there are too few steps for what is asked for.
     """
     found = writer.step("scale", lambda: scale_result(features, "feature"))
-    mapped = principal_step(features, scale_from(found), config, seed, writer)
+    mapped = principal_step(features, scale_from(found), config, seed, writer).holding
     places = writer.step("tsne", lambda: tsne_result(mapped, config.n_components_tsne,
                                                      tsne_seed))["tsne"]
     labels = writer.step("clusters", lambda: clusters_result(

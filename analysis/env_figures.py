@@ -11,9 +11,12 @@ from analysis.figure_jobs import (
     cluster_category,
     cluster_jobs,
     largest_clusters,
+    most_central,
     note_on_members,
     paths_job,
+    pictures_of,
     plane_jobs,
+    read_clusters,
     space_jobs,
     step_colourings,
 )
@@ -21,9 +24,6 @@ from analysis.scripts import Job
 from analysis.simulated_steps import ENDED, SimulatedSteps
 from analysis.state_plots import Pictures, Plane
 from generative.sample_files import SampleFolder
-
-MOST_CLUSTERS = 32  # that have a figure of their own
-PICTURES = 8  # of a cluster
 
 
 def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedSteps, num_paths: int,
@@ -42,7 +42,7 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
     """
     num_states = len(steps.sample)
     principal = folder.read_finite("principal", num_states)  # (N, P)
-    labels = folder.read_finite("clusters", num_states)
+    labels, num_clusters = read_clusters(folder, num_states)
     means = folder.read_finite("cluster_means")
     variances = Variances(folder)
     title = (f"{num_states} states of the environment in {steps.num_samples} simulated samples of "
@@ -51,10 +51,9 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
     plane = space.dimensions(2)
     tsne = Plane(folder.read_finite("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
     colourings = step_colourings(steps)
-    colourings["cluster"] = cluster_category(labels, len(means))
+    colourings["cluster"] = cluster_category(labels, num_clusters)
 
-    drawn = largest_clusters(labels, len(means), MOST_CLUSTERS)
-    some = f" (one of the {len(drawn)} largest of {len(means)})" if len(drawn) < len(means) else ""
+    drawn, some = largest_clusters(labels, num_clusters)
 
     def note(number: int) -> str:
         return note_on_members(labels == number, steps.sample, "sample", steps.value,
@@ -62,9 +61,9 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
 
     def pictures(number: int) -> Pictures:
         members = np.flatnonzero(labels == number)
-        rows = most_central(principal[members, :means.shape[1]], means[number],
-                            steps.sample[members], PICTURES)
-        return pictures_of(samples, steps, members[rows])
+        rows = members[most_central(principal[members, :means.shape[1]], means[number],
+                                    steps.sample[members])]
+        return pictures_of(samples, steps.sample[rows], steps.step[rows])
 
     return [
         *plane_jobs({"pca": plane, "tsne": tsne}, colourings, seed),
@@ -80,26 +79,3 @@ def note_on_sample(steps: SimulatedSteps, sample: int) -> str:
     rows = steps.sample == sample
     return (f"reward {steps.reward[rows].sum():.1f}, "
             f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")
-
-
-def most_central(places: np.ndarray, mean: np.ndarray, sequences: np.ndarray,
-                 most: int) -> np.ndarray:
-    """Rows of the places (N, d) nearest to their mean, nearest first, one of each sequence.
-
-    Args:
-        sequences: number of each row's sequence (N,).
-        most: rows.
-    """
-    nearest = np.argsort(((places - mean) ** 2).sum(axis=1), kind="stable")
-    _, first = np.unique(sequences[nearest], return_index=True)
-    return nearest[np.sort(first)[:most]]
-
-
-def pictures_of(samples: SampleFolder, steps: SimulatedSteps, rows: np.ndarray) -> Pictures:
-    """What the simulator shows at these rows of the steps."""
-    frames = samples.stacked_field("frames", steps.sample[rows].tolist())  # (n, T, H, W, C)
-    return Pictures(
-        [of_sample[step] for of_sample, step in zip(frames, steps.step[rows])],
-        [f"sample {sample}, step {step}" for sample, step in zip(steps.sample[rows],
-                                                                 steps.step[rows])],
-        f"The {len(rows)} most central states of it, one of each sample")

@@ -24,11 +24,28 @@ from analysis.state_plots import (
     plot_variance,
 )
 from common.env import ACTION_NAMES, NUM_ACTIONS
+from common.errors import UserError
+from generative.sample_files import SampleFolder
 
 ACTIONS = (*ACTION_NAMES, *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
+MOST_CLUSTERS = 32  # that have a figure of their own
+PICTURES = 8  # of a cluster
 TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
 Colourings = dict[str, Quantity | Category]
 """By the end of the name of a figure's file."""
+
+
+def read_clusters(folder: ResultFolder, num_rows: int) -> tuple[np.ndarray, int]:
+    """The cluster of each row (N,), -1 for none, and how many clusters there are.
+
+    Raises:
+        UserError: if a file is missing, damaged, of other data, or the two do not fit.
+    """
+    labels, number = folder.read_finite("clusters", num_rows), len(folder.read("cluster_means"))
+    if labels.max() >= number:
+        raise UserError(f"{folder.file('clusters')} names cluster {labels.max()}, but "
+                        f"{folder.file('cluster_means')} has only {number}; write both again")
+    return labels, number
 
 
 class Variances:
@@ -110,15 +127,45 @@ def cluster_jobs(planes: Sequence[Plane], labels: np.ndarray, numbers: Iterable[
              plots.plot(path, number, note(number), pictures(number))) for number in numbers]
 
 
-def largest_clusters(labels: np.ndarray, num_clusters: int, most: int) -> list[int]:
-    """Numbers of all clusters, or of the ``most`` with most members, in ascending order."""
+def largest_clusters(labels: np.ndarray, num_clusters: int) -> tuple[list[int], str]:
+    """Numbers of all clusters, or of the MOST_CLUSTERS with most members, in ascending order; and
+    a note that says so where it is not all."""
     sizes = np.bincount(labels[labels >= 0], minlength=num_clusters)
-    return np.sort(np.argsort(-sizes, kind="stable")[:most]).tolist()
+    numbers = np.sort(np.argsort(-sizes, kind="stable")[:MOST_CLUSTERS]).tolist()
+    some = f" (one of the {MOST_CLUSTERS} largest of {num_clusters})"
+    return numbers, some if len(numbers) < num_clusters else ""
 
 
-def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster") -> Category:
-    """The colouring by clusters (N,)."""
-    return Category(labels, what, tuple(f"{what} {i}" for i in range(num_clusters)), numbered=True)
+def most_central(places: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    """At most PICTURES rows of the places (N, d) nearest to their mean, nearest first, one of each
+    sequence.
+
+    Args:
+        sequences: number of each row's sequence (N,).
+    """
+    nearest = np.argsort(((places - mean) ** 2).sum(axis=1), kind="stable")
+    _, first = np.unique(sequences[nearest], return_index=True)
+    return nearest[np.sort(first)[:PICTURES]]
+
+
+def pictures_of(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
+    """What the simulator shows in these samples (n,) at these steps (n,)."""
+    frames = samples.stacked_field("frames", numbers.tolist())  # (n, T, H, W, C)
+    return Pictures([of_sample[step] for of_sample, step in zip(frames, steps)],
+                    [f"sample {number}, step {step}" for number, step in zip(numbers, steps)],
+                    f"its most central states, one of each sample ({len(numbers)})")
+
+
+def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster",
+                     label: str | None = None) -> Category:
+    """The colouring by clusters (N,).
+
+    Args:
+        what: each of them is: "cluster".
+        label: what the colours mean, if that is not ``what``.
+    """
+    return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
+                    numbered=True)
 
 
 def step_colourings(steps: SimulatedSteps) -> Colourings:

@@ -16,6 +16,7 @@ from analysis.figure_jobs import (
     note_on_members,
     paths_job,
     plane_jobs,
+    read_clusters,
     space_jobs,
 )
 from analysis.hidden_files import HiddenStatesFolder
@@ -41,8 +42,7 @@ def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
     principal = folder.read_finite("principal", num_states)  # (N, P)
     simulated = None if folder.num_samples is None else folder.read_finite("generated")
     variances = Variances(folder)
-    labels = folder.read_finite("clusters", num_states)
-    num_clusters = len(folder.read("cluster_means"))
+    labels, num_clusters = read_clusters(folder, num_states)
     title = f"{num_states} hidden states of {folder.num_episodes} episodes"
     space = Plane(principal[:, :3], variances.axis_names, title)
     if simulated is not None:

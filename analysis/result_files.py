@@ -53,6 +53,11 @@ class ResultFolder:
         """
         return read_array(self.file(name), written_by=self.script)
 
+    def store(self, name: str, values: np.ndarray) -> None:
+        """Write an array."""
+        with atomic_path(self.file(name)) as temporary:
+            np.save(temporary, values, allow_pickle=False)
+
     def read_finite(self, name: str, num_rows: int | None = None) -> np.ndarray:
         """An array without NaN, with so many rows if they are given.
 
@@ -129,8 +134,7 @@ class ResultWriter:
             result = compute()
             arrays = result.arrays
             for array, values in arrays.items():
-                with atomic_path(self._working.file(array)) as temporary:
-                    np.save(temporary, values, allow_pickle=False)
+                self._working.store(array, values)
             record = {"arrays": list(arrays), "facts": result.facts,
                       "seconds": round(time.perf_counter() - begin, 2)}
             save_json(record_file, record)
@@ -140,7 +144,7 @@ class ResultWriter:
 
     def finish(self) -> list[Path]:
         """Move everything into place, the settings last; returns the files."""
-        arrays = sorted(self._working.path.glob("*.npy"))
+        arrays = sorted(path for path in self._working.path.iterdir() if path.suffix != ".json")
         self.folder.settings_file.unlink(missing_ok=True)
         for path in arrays:
             (self.folder.path / path.name).unlink(missing_ok=True)

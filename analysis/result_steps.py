@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import numpy as np
@@ -16,6 +17,23 @@ CLUSTERED_SHARE = 0.95  # of the variance, in the PCs that are clustered and map
 NAMED_UNITS = 10  # that a warning lists
 
 logger = logging.getLogger(__name__)
+
+
+
+@dataclasses.dataclass(frozen=True)
+class PrincipalStep:
+    """What the step of principal components gives.
+
+    Attributes:
+        coordinates: of the states (N, P).
+        components: (P, D).
+        holding: the first coordinates, which hold 95 % of the variance, at least as many as the
+            map has dimensions (N, p).
+    """
+
+    coordinates: np.ndarray
+    components: np.ndarray
+    holding: np.ndarray
 
 
 def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne_seed: int,
@@ -33,16 +51,15 @@ def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne
         UserError: if there are too few states for what is asked for.
     """
     found = writer.step("scale", lambda: scale_result(states, what))
-    clustered = principal_step(states, scale_from(found), config, seed, writer)
+    clustered = principal_step(states, scale_from(found), config, seed, writer).holding
     writer.step("clusters", lambda: clusters_result(clustered, config.clustering,
                                                     config.n_clusters, seed))
     writer.step("tsne", lambda: tsne_result(clustered, config.n_components_tsne, tsne_seed))
 
 
 def principal_step(states: np.ndarray, scale: Scale, config: MapConfig, seed: int,
-                   writer: ResultWriter) -> np.ndarray:
-    """Find the principal components of states; return the coordinates that hold 95 % of the
-    variance, at least as many as the map has dimensions (N, p)."""
+                   writer: ResultWriter) -> PrincipalStep:
+    """Find the principal components of states, float32 (N, D)."""
 
     def compute() -> Result:
         standardised = scale.standardise(states)
@@ -51,7 +68,8 @@ def principal_step(states: np.ndarray, scale: Scale, config: MapConfig, seed: in
 
     found = writer.step("pca", compute)
     held = max(writer.facts["pca"]["components_for_95_percent"], config.n_components_tsne)
-    return np.ascontiguousarray(found["principal"][:, :held])
+    return PrincipalStep(found["principal"], found["components"],
+                         np.ascontiguousarray(found["principal"][:, :held]))
 
 
 def scale_result(states: np.ndarray, what: str) -> Result:

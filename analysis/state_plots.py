@@ -45,6 +45,8 @@ class Plane:
         title: what the states are and how many.
         others: places of the others (M, 2 or 3), or None.
         others_name: what they are: "simulated".
+        others_in_view: whether the borders of the figure leave room for all of them, too.
+        unit: what a place is of, in the plural.
     """
 
     places: np.ndarray
@@ -52,6 +54,18 @@ class Plane:
     title: str
     others: np.ndarray | None = None
     others_name: str = ""
+    others_in_view: bool = False
+    unit: str = "states"
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Borders of a figure: of all places with a margin of a tenth."""
+        inside = self.places
+        if self.others is not None and self.others_in_view:
+            inside = np.concatenate([inside, self.others])
+        low, high = inside.min(axis=0), inside.max(axis=0)
+        margin = 0.1 * np.maximum(high - low, 1e-6)
+        return low - margin, high + margin
 
     def dimensions(self, number: int) -> Plane:
         """The first ``number`` dimensions of it."""
@@ -209,10 +223,10 @@ class ClusterPlots:
             axes.scatter(*plane.places[members].T, s=_size(members.sum()) * 1.5, linewidths=0,
                          color=COLOURS[3], rasterized=True)
             axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
-            low, high = _limits(plane.places)
+            low, high = plane.limits
             axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
         figure.legend(handles=[_handle(COLOURS[3], f"{what} {cluster}"), _handle(
-            NO_CATEGORY_COLOUR, "all states, darker where they are dense", "s")],
+            NO_CATEGORY_COLOUR, f"all {self.planes[0].unit}, darker where they are dense", "s")],
             fontsize=9, loc="outside lower center", ncols=2)
 
 
@@ -239,13 +253,13 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
     size = _size(len(shown))
     _scatter(axes, space.places, colouring, shown, size, depthshade=False)
     if space.others is not None:
-        inside = space.others[_inside(space.others, *_limits(space.places))]
+        inside = space.others[_inside(space.others, *space.limits)]
         axes.scatter(*inside.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
                      depthshade=False)
     for set_label, set_limits, name, limits in zip(
             (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
             (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
-            zip(*_limits(space.places))):
+            zip(*space.limits)):
         set_label(name.replace(" of the variance", ""))
         set_limits(*limits)
     some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
@@ -255,9 +269,9 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
         bar = figure.add_axes((0.76, 0.25, 0.025, 0.5))
         figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
                         label=colouring.label)
-    figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring), title_fontsize=8,
-                  loc="lower right" if isinstance(colouring, Quantity) else "center right",
-                  ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+    figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring, space),
+                  title_fontsize=8, ncols=1 + (len(handles) - 1) // LEGEND_ROWS,
+                  loc="lower right" if isinstance(colouring, Quantity) else "center right")
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(80)
     frames = []
@@ -289,7 +303,7 @@ def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed:
     if plane.others is not None:
         axes.scatter(*plane.others.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE),
                      linewidths=0, rasterized=True)
-    low, high = _limits(plane.places)
+    low, high = plane.limits
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
 
 
@@ -305,13 +319,6 @@ def _scatter(axes: Axes, places: np.ndarray, colouring: Quantity | Category, ord
         shape = MARKERS[number]
         axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
                      marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True, **more)
-
-
-def _limits(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Borders of a figure of these states: of all with a margin of a tenth."""
-    low, high = places.min(axis=0), places.max(axis=0)
-    margin = 0.1 * np.maximum(high - low, 1e-6)
-    return low - margin, high + margin
 
 
 def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -335,11 +342,12 @@ def _add_key(figure: Figure, axes: Axes, colouring: Quantity | Category, plane: 
             axes.legend(handles=handles, loc="best", fontsize=9)
     else:
         figure.legend(handles=handles, loc="outside right upper", fontsize=8,
-                      title=_legend_title(colouring), ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+                      title=_legend_title(colouring, plane),
+                      ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
 
 
-def _legend_title(colouring: Quantity | Category) -> str:
-    return f"{colouring.label} (states)" if isinstance(colouring, Category) else ""
+def _legend_title(colouring: Quantity | Category, plane: Plane) -> str:
+    return f"{colouring.label} ({plane.unit})" if isinstance(colouring, Category) else ""
 
 
 def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:
@@ -354,7 +362,7 @@ def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D
         if in_none:
             handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
     if plane.others is not None:
-        outside = int((~_inside(plane.others, *_limits(plane.places))).sum())
+        outside = int((~_inside(plane.others, *plane.limits)).sum())
         beyond = f", {outside} not in view" if outside else ""
         handles.append(_handle(OTHERS_COLOUR, f"{plane.others_name} ({len(plane.others)}{beyond})"))
     return handles

@@ -208,6 +208,18 @@ def add_story_flags(parser: Parser) -> None:
                         "comparison was made of if not given")
 
 
+def add_random_samples_flag(parser: Parser) -> None:
+    """The flag of the scripts that also look at samples with random starts."""
+    parser.add_argument("--random_samples_dir", type=Path, help="folder of samples with random "
+                        f"starts; <generated_data_dir>/{SAMPLE_STARTS[1]} if not given")
+
+
+def random_samples_of(args: argparse.Namespace, config: InterpretingConfig) -> SampleFolder:
+    """The folder that ``add_random_samples_flag`` means."""
+    return SampleFolder(args.random_samples_dir
+                        or Path(config.generated_data_dir) / SAMPLE_STARTS[1])
+
+
 def add_precompute_flags(parser: Parser, what: str) -> None:
     """The flags of the scripts that precompute an analysis.
 

@@ -1,0 +1,37 @@
+"""Draw what bottleneck_vec_analysis_precompute.py has found in the vectors from which simulations
+start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.bottleneck_figures import figures
+from analysis.bottleneck_files import BottleneckFolder
+from analysis.scripts import check_output, draw
+from common.cli import Parser
+from common.errors import script_main
+from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_sample_analysis_flags(flags, "bottleneck_vec_analysis_precomp")
+    add_plotting_flags(flags, "bottleneck_vec_plots")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, "bottleneck")
+    save_dir = Path(config.analysis.save_dir)
+    output = args.output_dir or save_dir / "bottleneck_vec_plots"
+    check_output(output)
+    folder = BottleneckFolder(args.precomp_dir or save_dir / "bottleneck_vec_analysis_precomp",
+                              config.analysis.bottleneck.num_samples)
+    samples = samples_of(args, config)
+    draw(output, figures(folder, samples, args.seed), folder,
+         {"samples": str(samples.path), "seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,40 @@
+"""Draw the behaviours that combined_agent_env_hx_analysis_precompute.py has found: all on maps, and
+each with frames, actions and values of its samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.behaviour_figures import figures
+from analysis.behaviour_files import BehavioursFolder
+from analysis.scripts import check_output, draw
+from analysis.simulated_steps import chosen_samples, simulated_steps
+from common.cli import Parser
+from common.errors import script_main
+from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_sample_analysis_flags(flags, "combined_agent_env_hx_analysis_precomp")
+    add_plotting_flags(flags, "combined_agent_env_hx_plots")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, "combined_agent_env_hx")
+    num_samples = config.analysis.combined_agent_env_hx.num_samples
+    save_dir = Path(config.analysis.save_dir)
+    output = args.output_dir or save_dir / "combined_agent_env_hx_plots"
+    check_output(output)
+    folder = BehavioursFolder(
+        args.precomp_dir or save_dir / "combined_agent_env_hx_analysis_precomp", num_samples)
+    samples = samples_of(args, config)
+    steps = simulated_steps(samples, chosen_samples(samples, num_samples))
+    draw(output, figures(folder, samples, steps, args.seed), folder,
+         {"samples": str(samples.path), "seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""Draw what jacobian_analysis_precompute.py has found in the gradients of components."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.jacobian_figures import figures
+from analysis.jacobian_files import JacobiansFolder
+from analysis.scripts import check_output, draw
+from analysis.simulated_steps import chosen_samples, simulated_steps
+from common.cli import Parser
+from common.errors import script_main
+from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_sample_analysis_flags(flags, "jacob_analysis_precomp")
+    add_plotting_flags(flags, "jacob_plots")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, "jacobian")
+    num_samples, save_dir = config.analysis.jacobian.num_samples, Path(config.analysis.save_dir)
+    output = args.output_dir or save_dir / "jacob_plots"
+    check_output(output)
+    folder = JacobiansFolder(args.precomp_dir or save_dir / "jacob_analysis_precomp", num_samples)
+    samples = samples_of(args, config)
+    steps = simulated_steps(samples, chosen_samples(samples, num_samples))
+    draw(output, figures(folder, samples, steps, args.seed), folder,
+         {"samples": str(samples.path), "seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

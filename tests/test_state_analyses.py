@@ -1,0 +1,678 @@
+"""Environment states, bottleneck vectors, behaviours and Jacobians: methods on planted data, and
+what the scripts write."""
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from conftest import start, wait_for
+from PIL import Image
+from sklearn.decomposition import PCA
+from sklearn.metrics import adjusted_rand_score
+
+import bottleneck_vec_analysis_plotting
+import bottleneck_vec_analysis_precompute
+import combined_agent_env_hx_analysis_plotting
+import combined_agent_env_hx_analysis_precompute
+import env_h_analysis_plotting
+import env_h_analysis_precompute
+import jacobian_analysis_plotting
+import jacobian_analysis_precompute
+from analysis.behaviour_files import BehavioursFolder
+from analysis.behaviours import analyse as analyse_behaviours
+from analysis.behaviours import behaviour_features, most_common
+from analysis.bottleneck_files import BottleneckFolder
+from analysis.components import principal_components
+from analysis.env_files import EnvStatesFolder
+from analysis.figure_jobs import largest_clusters, most_central, read_clusters
+from analysis.jacobian_files import JacobiansFolder
+from analysis.jacobians import Jacobians, read_jacobians
+from analysis.result_files import ResultWriter
+from analysis.sphere import pairwise_cosines, uniform_cosine_density, uniformity
+from analysis.state_plots import ClusterPlots, Plane
+from common.errors import UserError
+from generative.config import load_interpreting_config
+from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+
+NUM_SAMPLES, NUM_STEPS, KINDS = 24, 6, 3
+UNITS, ENV_UNITS, VECTOR = 12, 20, 8
+COMPONENTS = [f"hx_direction_{i}_ica" for i in range(2)]
+
+
+def kind_of(number):
+    """The planted behaviour of a sample."""
+    return number * 7 % KINDS
+
+
+def write_samples(path, random_start=False):
+    """Samples of three planted kinds, each with its own states, colour, action and value."""
+    writer = SampleWriter(path, {"kind": "test", "random_start": random_start})
+    planted = np.random.default_rng(99)
+    agent_centres, env_centres = (6 * planted.normal(size=(KINDS, units))
+                                  for units in (UNITS, ENV_UNITS))
+    for number in range(NUM_SAMPLES):
+        rng, kind = np.random.default_rng([number, random_start]), kind_of(number)
+        vector = rng.normal(size=VECTOR) if random_start else (
+            8 * np.eye(VECTOR)[kind] + rng.normal(size=VECTOR))
+        drift = np.arange(NUM_STEPS)[:, None] * 0.2 * env_centres[kind]
+        frames = np.zeros((NUM_STEPS, 64, 64, 3), np.uint8)
+        frames[..., kind] = 60 + 7 * number
+        frames[:, :, :8] = 255
+        writer.add(number, SampleArrays(
+            frames=frames, rewards=np.full(NUM_STEPS, 0.5 * kind, np.float32),
+            terminals=np.linspace(0, 0.9 * (kind == 2), NUM_STEPS, dtype=np.float32),
+            values=(kind + 0.1 * rng.normal(size=NUM_STEPS)).astype(np.float32),
+            hidden_states=(agent_centres[kind] + 0.3 * rng.normal(size=(NUM_STEPS, UNITS))),
+            log_probs=np.zeros((NUM_STEPS, 15)),
+            env_h=env_centres[kind] + drift + 0.3 * rng.normal(size=(NUM_STEPS, ENV_UNITS)),
+            bottleneck_vec=vector / np.linalg.norm(vector),
+            actions=np.full(NUM_STEPS, 2 + 3 * kind, np.int64)),
+            SampleOrigin(number, None, None, None, None))
+
+
+def write_saliency(path):
+    """Gradients of the planted kinds, 0 after step 2, at which the components are read."""
+    writer = SaliencyWriter(path)
+    centres = np.random.default_rng(98).normal(size=(KINDS, 2, UNITS + ENV_UNITS))
+    for number in range(NUM_SAMPLES):
+        for component, function in enumerate(COMPONENTS):
+            rng = np.random.default_rng([number, component])
+            gradients = np.zeros((NUM_STEPS, UNITS + ENV_UNITS))
+            gradients[:3] = (centres[kind_of(number), component]
+                             + 0.1 * rng.normal(size=(3, UNITS + ENV_UNITS)))
+            gradients *= 10.0 ** rng.integers(-2, 3)  # of very different sizes
+            writer.add(number, function, SaliencyArrays(
+                np.zeros((NUM_STEPS, 3, 8, 8)), gradients[:, :UNITS], gradients[:, UNITS:],
+                np.zeros((NUM_STEPS, 8, 8, 3))))
+            writer.finish(number, function, {"common_timesteps": [2]})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """The folder of both folders of samples, with saliency in the informed ones."""
+    root = tmp_path_factory.mktemp("generated")
+    write_samples(root / "informed_init")
+    write_samples(root / "rand_init", random_start=True)
+    write_saliency(root / "informed_init")
+    return root
+
+
+def arguments(data, save_dir, *more):
+    return ["--interpreting_params_name", "tiny", "--generated_data_dir", str(data), "--save_dir",
+            str(save_dir), "--num_samples", str(NUM_SAMPLES), *map(str, more)]
+
+
+ENV = (env_h_analysis_precompute.main, ("--n_clusters", 3))
+BEHAVIOURS = (combined_agent_env_hx_analysis_precompute.main,
+              ("--n_clusters", 4, "--num_env_samples", NUM_SAMPLES))
+BOTTLENECK = (bottleneck_vec_analysis_precompute.main, ("--n_clusters", 3))
+JACOBIAN = (jacobian_analysis_precompute.main, ("--n_clusters", 3, "--grad_timestep", 1))
+
+
+@pytest.fixture(scope="module")
+def precomputed(data, tmp_path_factory):
+    """The folder of all four analyses."""
+    save_dir = tmp_path_factory.mktemp("analysis")
+    for main, more in (ENV, BEHAVIOURS, BOTTLENECK, JACOBIAN):
+        assert main(arguments(data, save_dir, *more)) == 0
+    return save_dir
+
+
+def env_folder(save_dir):
+    return EnvStatesFolder(save_dir / "env_analysis_precomp", NUM_SAMPLES)
+
+
+def behaviours_folder(save_dir):
+    return BehavioursFolder(save_dir / "combined_agent_env_hx_analysis_precomp", NUM_SAMPLES)
+
+
+def bottleneck_folder(save_dir):
+    return BottleneckFolder(save_dir / "bottleneck_vec_analysis_precomp", NUM_SAMPLES)
+
+
+def jacobians_folder(save_dir):
+    return JacobiansFolder(save_dir / "jacob_analysis_precomp", NUM_SAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def short_rotations(monkeypatch):
+    """Rotating figures turn in few steps, which is as good a test as many."""
+    monkeypatch.setattr("analysis.state_plots.SPACE_FRAMES", 4)
+
+
+KIND = np.array([kind_of(number) for number in range(NUM_SAMPLES)])
+
+
+# Methods.
+
+
+def test_features_are_both_states_and_their_changes():
+    agent = np.array([[[1], [4], [9], [16], [25]]], np.float32)
+    env = np.array([[[0], [-1], [0], [5], [3]]], np.float32)
+    found = behaviour_features(agent, env, (2, 3))
+    # Columns: agent, environment, their changes over two steps, then over three. The changes of
+    # steps 0 and 1 are those from step 0 to 2, and from 0 to 3, where step 2 has the same.
+    np.testing.assert_array_equal(found, [
+        [1, 0, 8, 0, 15, 5], [4, -1, 8, 0, 15, 5], [9, 0, 8, 0, 15, 5],
+        [16, 5, 12, 6, 15, 5], [25, 3, 16, 3, 21, 4]])
+    assert found.dtype == np.float32
+
+
+def test_changes_do_not_reach_into_another_sample():
+    agent = np.array([[[0], [0]], [[100], [101]]], np.float32)
+    found = behaviour_features(agent, np.zeros((2, 2, 0), np.float32), (2, 4, 6))
+    np.testing.assert_array_equal(found[:, 1:], [[0] * 3, [0] * 3, [1] * 3, [1] * 3])
+
+
+@pytest.mark.parametrize(("labels", "behaviour"), [
+    ([3, 1, 1, 2, 0, 0, 0, 0], 1),       # later steps do not vote
+    ([4, 2, 2, 4, 1], 4), ([2, 4, 4, 2, 1], 2),      # ties: the one that comes first
+    ([-1, -1, -1, -1, 5], 5), ([-1, 6, -1, 2, 2], 2),      # noise does not vote,
+    ([-1] * 5 + [3] * 3, -1),      # unless there is nothing else
+    ([0, -1, -1, -1, -1], 0), ([1, 0], 1)])
+def test_a_sample_shows_the_most_common_cluster_of_its_first_five_steps(labels, behaviour):
+    assert most_common(np.array([labels, labels])).tolist() == [behaviour] * 2
+
+
+def test_behaviours_are_the_planted_ones(tmp_path):
+    """Samples of four kinds: two stand still, two go through the same places to and fro."""
+    rng = np.random.default_rng(0)
+    kind = rng.permutation(np.repeat(np.arange(4), 30))
+    places = np.array([[0, 0], [0, 0], [9, 0], [0, 9]])[kind][:, None]
+    moves = np.array([[-1, 0], [1, 0], [0, 0], [0, 0]])[kind][:, None]
+    agent = places + moves * (np.arange(8)[:, None] - 2) + 0.2 * rng.normal(size=(120, 8, 2))
+    env = agent[..., :1] + agent[..., 1:] + 0.2 * rng.normal(size=(120, 8, 1))
+    config = dataclasses.replace(
+        load_interpreting_config("tiny").analysis.combined_agent_env_hx, num_samples=120,
+        n_clusters=4, n_components_pca=6)
+    folder = BehavioursFolder(tmp_path, 120)
+    writer = ResultWriter(folder, {}, lambda step, seconds: None)
+    analyse_behaviours(behaviour_features(agent, env, (2, 4)), 120, config, 0, 42, writer)
+    writer.finish()
+    found = folder.read("per_sample")
+    assert adjusted_rand_score(kind, found) > 0.9 and (found >= 0).all()
+    assert folder.num_samples == 120 and folder.num_behaviours > found.max()
+    np.testing.assert_array_equal(found, most_common(folder.read("clusters").reshape(120, 8)))
+
+
+def uniform(number, dimensions, seed):
+    vectors = np.random.default_rng(seed).normal(size=(number, dimensions))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(("number", "dimensions"), [(40, 8), (300, 3), (60, 64)])
+def test_tests_of_uniformity_hold_their_level(number, dimensions):
+    found = [uniformity(uniform(number, dimensions, seed)) for seed in range(1000)]
+    for p_values in ([each.rayleigh_p for each in found], [each.bingham_p for each in found]):
+        for level in (0.05, 0.5):  # more than 3.5 standard errors are one draw in 2000
+            share = np.mean(np.array(p_values) < level)
+            assert abs(share - level) < 3.5 * (level * (1 - level) / 1000) ** 0.5 + 0.01
+    for name in ("mean_norm", "effective_dimensions"):
+        middle = np.mean([getattr(each, name) for each in found])
+        assert middle == pytest.approx(getattr(found[0], f"uniform_{name}"), rel=0.06)
+
+
+def test_vectors_that_are_not_uniform_are_found_out():
+    vectors = uniform(300, 16, seed=0)
+    towards = uniformity(vectors + 0.15 * np.eye(16)[0])  # a mean, hardly any other shape
+    assert towards.rayleigh_p < 1e-6 and towards.mean_norm > 1.3 * towards.uniform_mean_norm
+    stretched = uniformity(vectors * np.linspace(0.5, 1.5, 16))  # a shape, but no mean
+    assert stretched.bingham_p < 1e-9 and stretched.rayleigh_p > 0.01
+    assert stretched.effective_dimensions < 0.95 * stretched.uniform_effective_dimensions
+    same = uniformity(np.repeat(vectors[:1], 50, axis=0))
+    assert same.mean_norm == pytest.approx(1) and same.effective_dimensions == pytest.approx(1)
+    with pytest.raises(UserError, match="vector number 2 is 0"):
+        uniformity(np.eye(4)[:3] * [[1], [1], [0]])
+
+
+def test_cosines_of_uniform_vectors_have_the_density_that_is_drawn():
+    cosines = pairwise_cosines(uniform(900, 16, seed=1), 900)
+    assert len(cosines) == 900 * 899 / 2
+    shares, edges = np.histogram(cosines, 40, range=(-0.8, 0.8), density=True)
+    np.testing.assert_allclose(shares, uniform_cosine_density((edges[1:] + edges[:-1]) / 2, 16),
+                               atol=0.04)
+
+
+def test_components_of_wide_and_of_many_states_are_those_of_an_exact_decomposition(monkeypatch):
+    rng = np.random.default_rng(4)
+    states = (rng.normal(size=(150, 6)) * [9, 7, 5, 4, 3, 2]) @ rng.normal(size=(6, 300))
+    states = (states + 5 + 0.1 * rng.normal(size=states.shape)).astype(np.float32)
+    exact = PCA(6, svd_solver="full").fit(states.astype(np.float64))
+    total = exact.explained_variance_.sum() / exact.explained_variance_ratio_.sum()
+    monkeypatch.setattr("analysis.components.PIECE_ROWS", 40)
+    for wide in (200, 1000):
+        monkeypatch.setattr("analysis.components.WIDE", wide)
+        fit = principal_components(states, 6)
+        np.testing.assert_allclose(fit.variances, exact.explained_variance_, rtol=1e-3)
+        np.testing.assert_allclose(np.abs((fit.components * exact.components_).sum(axis=1)), 1,
+                                   atol=1e-4)
+        np.testing.assert_allclose(fit.singular_values, exact.singular_values_, rtol=1e-3)
+        assert fit.total_variance == pytest.approx(total, rel=1e-3)
+    with pytest.raises(UserError, match="none of the 3 units varies"):
+        principal_components(np.ones((9, 3), np.float32), 2)
+
+
+def test_jacobians_are_the_rows_of_the_saliency_files(data):
+    folder = SaliencyFolder(data / "informed_init")
+    numbers = [3, 0, 11]
+    found = read_jacobians(folder, numbers, COMPONENTS, 1)
+    for i, number in enumerate(numbers):
+        for component, function in enumerate(COMPONENTS):
+            arrays = folder.saliency(number, function)
+            np.testing.assert_array_equal(found.agent[i, component], arrays.hidden_states[1])
+            np.testing.assert_array_equal(found.env[i, component], arrays.env_h[1])
+
+
+def test_features_of_jacobians_keep_proportions_and_sizes_what_is_divided_by():
+    agent, env = np.array([[[3.0, 0], [0, 4]]] * 2), np.array([[[1.0], [-1]], [[0.0], [0]]])
+    agent[1] *= 100
+    jacobians = Jacobians(agent.astype(np.float32), env.astype(np.float32))
+    np.testing.assert_allclose(jacobians.features(), [[1.2, 0, 0, 1.6, 1, -1],
+                                                      [1.2, 0, 0, 1.6, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(jacobians.sizes[:, 0], np.array([[3, 4], [300, 400]]) / 2 ** 0.5)
+    np.testing.assert_allclose(jacobians.sizes[:, 1], [[1, 1], [0, 0]])
+
+
+def test_the_most_central_states_come_from_different_samples():
+    places = np.array([[0.0], [0.1], [0.2], [0.3], [5]])
+    found = most_central(places, np.array([0.0]), np.array([7, 7, 8, 9, 9]))
+    assert found.tolist() == [0, 2, 3]
+
+
+# What the scripts write.
+
+
+def test_files_have_their_published_names(precomputed):
+    n = NUM_SAMPLES
+    for folder, stems in (
+            (env_folder, ["pca_data_env", "pcomponents_env", "clusters_env", "cluster_means_env",
+                          "tsne_env", "mu_env", "std_env", "pc_variances_env"]),
+            (behaviours_folder, ["clusters_combined_agent_env_hx", "tsne_combined_agent_env_hx",
+                                 "cluster_means_combined_agent_env_hx", "clusters_per_sample",
+                                 "mu_combined_agent_env_hx", "std_combined_agent_env_hx",
+                                 "pca_data_combined_agent_env_hx",
+                                 "pcomponents_combined_agent_env_hx",
+                                 "pc_variances_combined_agent_env_hx"]),
+            (bottleneck_folder, ["lv_inf_pca", "pcomponents_lv_inf", "lv_rand_pca_projected",
+                                 "tsne_lv_inf", "tsne_lv_rand", "clusters_lv_inf",
+                                 "cluster_means_lv_inf", "mu_lv_inf", "pc_variances_lv_inf",
+                                 "cosines_lv_inf", "cosines_lv_rand"]),
+            (jacobians_folder, ["clusters_jacob", "cluster_means_jacob", "tsne_jacob",
+                                "clusters_per_sample", "pca_data_jacob", "pcomponents_jacob",
+                                "mu_jacob", "pc_variances_jacob", "sizes_jacob"])):
+        results = folder(precomputed)
+        names = {f"{stem}_{n}.npy" for stem in stems} | {f"settings_{n}.json"}
+        if folder is bottleneck_folder:
+            names.add(f"aux_lv_{n}.csv")
+        assert {path.name for path in results.path.iterdir()} == names
+        settings = results.settings()
+        assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
+        assert settings["samples_made_by"]["kind"] == "test"
+
+
+def test_environment_states_are_projected_and_grouped_by_kind(precomputed, data):
+    folder = env_folder(precomputed)
+    states = SampleFolder(data / "informed_init").stacked_field("env_h").reshape(-1, ENV_UNITS)
+    z = (states - states.mean(axis=0)) / states.std(axis=0)
+    np.testing.assert_allclose(z @ folder.read("components").T, folder.read("principal"),
+                               atol=1e-3)
+    np.testing.assert_allclose(folder.read("principal").var(axis=0, ddof=1),
+                               folder.read("variances"), rtol=1e-2)
+    labels = folder.read("clusters")
+    assert adjusted_rand_score(np.repeat(KIND, NUM_STEPS), labels) == 1
+    held = folder.read("cluster_means").shape[1]
+    for cluster, mean in enumerate(folder.read("cluster_means")):
+        members = folder.read("principal")[labels == cluster, :held]
+        np.testing.assert_allclose(mean, members.mean(axis=0), atol=1e-4)
+
+
+def test_behaviours_use_the_environments_components_of_the_same_samples(precomputed, data):
+    folder = behaviours_folder(precomputed)
+    agent = SampleFolder(data / "informed_init").stacked_field("hidden_states")
+    env = env_folder(precomputed).read("principal")[:, :8].reshape(NUM_SAMPLES, NUM_STEPS, 8)
+    features = behaviour_features(agent, env, (1, 2))  # the set `tiny`
+    np.testing.assert_allclose(folder.read("mean"), features.mean(axis=0), atol=1e-4)
+    found = folder.read("per_sample")
+    assert adjusted_rand_score(KIND[found >= 0], found[found >= 0]) > 0.9
+    assert (found >= 0).mean() > 0.8
+
+
+def test_bottleneck_vectors_are_projected_and_measured(precomputed, data):
+    folder = bottleneck_folder(precomputed)
+    informed, random = (SampleFolder(data / start).stacked_field("bottleneck_vec")
+                        for start in ("informed_init", "rand_init"))
+    for vectors, name in ((informed, "principal"), (random, "random")):
+        expected = (vectors - informed.mean(axis=0)) @ folder.read("components").T
+        np.testing.assert_allclose(folder.read(name), expected, atol=1e-5)
+    assert adjusted_rand_score(KIND, folder.read("clusters")) > 0.9
+    found = folder.settings()["steps"]["uniformity"]
+    assert found["informed_init"]["rayleigh_p"] < 1e-3 < 0.01 < found["rand_init"]["rayleigh_p"]
+    assert found["informed_init"]["bingham_p"] < 1e-3 < 0.01 < found["rand_init"]["bingham_p"]
+    table = folder.read("table")
+    assert table["start"].tolist() == ["informed_init"] * 24 + ["rand_init"] * 24
+    np.testing.assert_allclose(table["sum_of_reward"], np.tile(3.0 * KIND, 2))
+    np.testing.assert_array_equal(table["ends"], np.tile(KIND == 2, 2))
+    np.testing.assert_allclose(table["mean_value"], np.tile(KIND, 2), atol=0.2)
+    np.testing.assert_array_equal(table["cluster"], [*folder.read("clusters"), *[-1] * 24])
+
+
+def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
+    folder = jacobians_folder(precomputed)
+    features = read_jacobians(SaliencyFolder(data / "informed_init"), range(NUM_SAMPLES),
+                              COMPONENTS, 1).features()
+    np.testing.assert_allclose(folder.read("principal"),
+                               (features - features.mean(axis=0)) @ folder.read("components").T,
+                               atol=1e-4)
+    assert adjusted_rand_score(KIND, folder.read("clusters")) > 0.9
+    np.testing.assert_array_equal(folder.read("per_sample"), folder.read("clusters"))
+
+
+def test_a_killed_run_goes_on_and_gives_what_an_unbroken_one_gives(precomputed, data, tmp_path):
+    main, more = ENV
+    argv = arguments(data, tmp_path, *more)
+    working = tmp_path / "env_analysis_precomp" / f".{NUM_SAMPLES}.partial"
+    process = start("env_h_analysis_precompute.py", *argv)
+    wait_for((working / "step_pca.json").exists, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    done = {path.name: path.stat().st_mtime_ns for path in working.glob("*_env_*.npy")}
+    assert done and not env_folder(tmp_path).settings_file.exists()
+    assert main(argv) == 0
+    assert not working.exists()
+    for path in env_folder(precomputed).path.glob("*.npy"):
+        again = env_folder(tmp_path).path / path.name
+        np.testing.assert_array_equal(np.load(again), np.load(path))
+        if path.name in done:
+            assert again.stat().st_mtime_ns == done[path.name]
+
+
+# Figures.
+
+
+PLOTS = {
+    "env": (env_h_analysis_plotting.main, "env_plots", 3, "cluster"),
+    "behaviours": (combined_agent_env_hx_analysis_plotting.main, "combined_agent_env_hx_plots",
+                   None, "behaviour"),
+    "bottleneck": (bottleneck_vec_analysis_plotting.main, "bottleneck_vec_plots", 3, "cluster"),
+    "jacobians": (jacobian_analysis_plotting.main, "jacob_plots", 3, "cluster")}
+COLOURED = {
+    "env": ["value", "time_step", "reward", "terminal", "action", "cluster"],
+    "behaviours": ["value", "time_step", "reward", "terminal", "action", "cluster", "behaviour"],
+    "bottleneck": ["sum_of_reward", "ends", "mean_value", "cluster"],
+    "jacobians": ["value", "sum_of_reward", "ends", "action", "size", "strongest", "cluster"]}
+OTHERS = {
+    "env": ["paths.png", "rotating_cluster.gif", "rotating_value.gif"],
+    "behaviours": ["behaviours_overview.png", "rotating_cluster.gif", "rotating_value.gif"],
+    "bottleneck": ["cosines.png", "variance_spectrum.png", "rotating_cluster.gif"],
+    "jacobians": ["gradients_by_cluster.png", "rotating_cluster.gif"]}
+
+
+@pytest.mark.parametrize("analysis", PLOTS)
+def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, data, tmp_path):
+    main, folder, clusters, name = PLOTS[analysis]
+    if clusters is None:
+        clusters = behaviours_folder(precomputed).num_behaviours
+    output = tmp_path / folder
+    assert main([*arguments(data, precomputed), "--output_dir", str(output)]) == 0
+    expected = {f"{plane}_{what}.png" for plane in ("pca", "tsne") for what in COLOURED[analysis]}
+    expected |= {"variance_explained.png", *OTHERS[analysis],
+                 *(f"{name}_{i:02d}.png" for i in range(clusters))}
+    assert {path.name for path in output.iterdir()} == {*expected, "settings.json"}
+    for figure in expected:
+        image = Image.open(output / figure)
+        assert min(image.size) > 250 and np.asarray(image.convert("L")).std() > 5, figure
+    settings = json.loads((output / "settings.json").read_text())
+    assert settings["precomputed"]["sample_numbers"] == list(range(NUM_SAMPLES))
+
+
+def drawn_members(monkeypatch, main, argv):
+    """What the figures of single clusters are given: members and pictures' captions, by cluster."""
+    found = {}
+
+    def draw(self, figure, cluster, what="cluster"):
+        found[cluster] = np.flatnonzero(self.labels == cluster)
+        original(self, figure, cluster, what)
+
+    original = ClusterPlots.draw
+    monkeypatch.setattr(ClusterPlots, "draw", draw)
+    captions = {}
+
+    def plot(self, path, cluster, note, pictures=None):
+        captions[cluster] = [list(map(int, re.findall(r"\d+", text)))
+                             for text in pictures.captions]
+        original_plot(self, path, cluster, note, pictures)
+
+    original_plot = ClusterPlots.plot
+    monkeypatch.setattr(ClusterPlots, "plot", plot)
+    assert main(argv) == 0
+    return found, captions
+
+
+def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_path, monkeypatch):
+    labels = env_folder(precomputed).read("clusters")
+    argv = [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]
+    found, captions = drawn_members(monkeypatch, env_h_analysis_plotting.main, argv)
+    assert sorted(found) == [0, 1, 2]
+    for cluster, members in found.items():
+        np.testing.assert_array_equal(members, np.flatnonzero(labels == cluster))
+        for sample, step in captions[cluster]:
+            assert labels[sample * NUM_STEPS + step] == cluster
+        assert len({sample for sample, _ in captions[cluster]}) == len(captions[cluster]) == 8
+
+
+def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_path, monkeypatch):
+    folder = behaviours_folder(precomputed)
+    per_sample, labels = folder.read("per_sample"), folder.read("clusters").reshape(24, 6)
+    shown = {}
+
+    def plot(path, behaviour, note, clusters, members, everyone, strips, title):
+        shown[behaviour] = members, strips, note
+        path.write_bytes(b"")
+
+    monkeypatch.setattr("analysis.behaviour_figures.plot_behaviour", plot)
+    assert combined_agent_env_hx_analysis_plotting.main(
+        [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
+    samples = SampleFolder(data / "informed_init")
+    assert sorted(shown) == list(range(folder.num_behaviours))
+    for behaviour, (members, strips, note) in shown.items():
+        assert note.startswith(f"{(per_sample == behaviour).sum()} of 24 samples")
+        own = np.flatnonzero(per_sample == behaviour)
+        np.testing.assert_array_equal(members.values,
+                                      samples.stacked_field("values")[own])
+        for strip in strips:
+            assert strip.sample in own or not len(own)
+            np.testing.assert_array_equal(strip.frames, samples.sample(strip.sample).frames)
+            np.testing.assert_array_equal(strip.voting, labels[strip.sample] == behaviour)
+
+
+def test_beyond_32_clusters_the_largest_are_drawn_and_that_is_said():
+    labels = np.repeat(np.arange(40), np.arange(40) + 1)
+    numbers, note = largest_clusters(labels, 40)
+    assert numbers == list(range(8, 40)) and "32 largest of 40" in note
+    assert largest_clusters(labels[labels < 32], 32) == (list(range(32)), "")
+
+
+def test_others_that_are_to_be_in_view_are():
+    places, others = np.zeros((3, 2)), np.array([[10.0, 4]])
+    for in_view, widest in ((False, 1e-6), (True, 11)):
+        low, high = Plane(places, ("x", "y"), "", others, "o", in_view).limits
+        assert high[0] <= widest and (high[0] > 10) == in_view and low[0] < 0
+
+
+# Bad input.
+
+
+def error_of(capsys, main, argv):
+    assert main(list(map(str, argv))) == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
+
+
+def changed(data, tmp_path, file, change, start_of="informed_init"):
+    """A copy of the data in which one array of a sample is another."""
+    copy = shutil.copytree(data, tmp_path / "changed")
+    path = copy / start_of / "sample_00002" / file
+    np.save(path, change(np.load(path)))
+    return copy
+
+
+def with_nan(array):
+    array[1] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(("analysis", "file", "words"), [
+    (ENV, "env_hs.npy", "environment's states of .*sample_00002 hold NaN"),
+    (BEHAVIOURS, "agent_hs.npy", "hidden states of .*sample_00002 hold NaN"),
+    (BOTTLENECK, "bottleneck_vec.npy", "bottleneck vector of .*sample_00002 hold NaN"),
+    (BOTTLENECK, "rews.npy", "rewards of .*sample_00002 hold NaN"),
+    (JACOBIAN, "grad_env_h_hx_direction_1_ica.npy",
+     "sample_00002/grad_env_h_hx_direction_1_ica.npy holds NaN")])
+def test_nan_in_a_recorded_file_is_an_error_that_names_it(analysis, file, words, data, precomputed,
+                                                          tmp_path, capsys):
+    main, more = analysis
+    copy = changed(data, tmp_path, file, with_nan)
+    argv = [*arguments(copy, precomputed, *more), "--precomp_dir", tmp_path / "out"]
+    assert re.search(words, error_of(capsys, main, argv))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("analysis", [ENV, BEHAVIOURS, BOTTLENECK, JACOBIAN])
+def test_too_few_samples_are_counted_and_results_not_replaced(analysis, data, precomputed, tmp_path,
+                                                              capsys):
+    main, more = analysis
+    argv = [*arguments(data, tmp_path, *more), "--num_samples", 25]
+    assert re.search(r"25 simulated samples are asked for, but .* holds only 24; record more, or "
+                     r"give --num_samples 24", error_of(capsys, main, argv))
+    assert not any(tmp_path.iterdir())
+    assert "holds the results for 24 samples" in error_of(
+        capsys, main, arguments(data, precomputed, *more))
+
+
+def test_what_another_script_writes_is_named_where_it_is_missing(data, precomputed, tmp_path,
+                                                                 capsys):
+    main, more = BEHAVIOURS
+    assert "env_h_analysis_precompute.py writes it" in error_of(
+        capsys, main, arguments(data, tmp_path, *more))
+    for plot, *_ in PLOTS.values():
+        assert re.search(r"_analysis_precompute.py writes it", error_of(
+            capsys, plot, arguments(data, tmp_path, "--output_dir", tmp_path / "plots")))
+    main, more = JACOBIAN
+    argv = arguments(data, tmp_path, *more, "--direction_ids", "0", "to", "3")
+    assert "hx_direction_2_ica.npy; saliency_experiments.py writes it" in error_of(
+        capsys, main, argv)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp_path, capsys):
+    main, _ = BEHAVIOURS
+    more = ["--precomp_dir", tmp_path / "out", "--env_precomp_dir", env_folder(precomputed).path,
+            "--num_env_samples", NUM_SAMPLES]
+    other = shutil.copytree(data, tmp_path / "other")
+    description = SampleFolder(other / "informed_init").description_file
+    description.write_text(json.dumps({"kind": "other"}))
+    assert "does not hold the samples of" in error_of(
+        capsys, main, [*arguments(other, precomputed), *more])
+    copy = shutil.copytree(env_folder(precomputed).path, tmp_path / "env")
+    np.save(copy / "pca_data_env_24.npy", np.zeros((100, 16), np.float32))
+    more[3] = copy
+    assert "has 100 rows, not 144" in error_of(capsys, main, [*arguments(data, precomputed), *more])
+    few = EnvStatesFolder(copy, 10)
+    np.save(few.file("principal"), np.zeros((60, 16), np.float32))
+    more[-1] = 10
+    assert "those of 10 samples, fewer than the 24" in error_of(
+        capsys, main, [*arguments(data, precomputed), *more])
+
+
+def test_gradients_that_say_nothing_are_refused(data, tmp_path, capsys):
+    main, _ = JACOBIAN
+    for step, words in ((4, "at grad_timestep 4 are 0.*read at step 2"),
+                        (6, "grad_timestep is 6, but .* has only 6 steps"),
+                        (-1, "grad_timestep must not be negative")):
+        assert re.search(words, error_of(
+            capsys, main, arguments(data, tmp_path, "--grad_timestep", step)))
+    assert not any(tmp_path.iterdir())
+
+
+def test_constant_units_are_named_and_give_finite_results(data, tmp_path, capsys):
+    copy = shutil.copytree(data / "informed_init", tmp_path / "data" / "informed_init")
+    for path in copy.glob("sample_*/env_hs.npy"):
+        states = np.load(path)
+        states[:, 3:5] = 0.25
+        np.save(path, states)
+    argv = arguments(tmp_path / "data", tmp_path / "out", "--n_clusters", 3)
+    assert env_h_analysis_precompute.main(argv) == 0
+    assert "unit of the environment's state 3, 4 does not vary" in capsys.readouterr().err
+    folder = env_folder(tmp_path / "out")
+    for name in folder.stems:
+        assert np.isfinite(folder.read(name)).all(), name
+    for path in copy.glob("sample_*/env_hs.npy"):
+        np.save(path, np.full_like(np.load(path), 0.5))
+    assert "none of the 20 units varies" in error_of(
+        capsys, env_h_analysis_precompute.main, [*argv, "--overwrite"])
+
+
+def test_a_cluster_with_one_member_is_drawn(data, tmp_path):
+    """One state far from all others is a cluster of its own."""
+    copy = changed(data, tmp_path, "env_hs.npy", lambda states: states + 900 * (
+        np.arange(NUM_STEPS) == 4)[:, None].astype(np.float32))
+    assert env_h_analysis_precompute.main(arguments(copy, tmp_path, "--n_clusters", 4)) == 0
+    labels, number = read_clusters(env_folder(tmp_path), NUM_SAMPLES * NUM_STEPS)
+    (alone,) = np.flatnonzero(np.bincount(labels, minlength=number) == 1)
+    assert labels[2 * NUM_STEPS + 4] == alone
+    assert env_h_analysis_plotting.main(arguments(copy, tmp_path)) == 0
+    assert (tmp_path / "env_plots" / f"cluster_{alone:02d}.png").exists()
+
+
+def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_path, capsys):
+    copy = shutil.copytree(precomputed, tmp_path / "copy")
+    argv = [*arguments(data, copy), "--output_dir", tmp_path / "plots"]
+    path = behaviours_folder(copy).file("tsne")
+    np.save(path, np.load(path)[:-1])
+    assert "has 143 rows, not 144" in error_of(
+        capsys, combined_agent_env_hx_analysis_plotting.main, argv)
+    path = bottleneck_folder(copy).file("table")
+    path.write_text(path.read_text().replace("cluster", "clutter"))
+    assert "aux_lv_24.csv is damaged" in error_of(
+        capsys, bottleneck_vec_analysis_plotting.main, argv)
+    path = jacobians_folder(copy).file("cluster_means")
+    np.save(path, np.load(path)[:1])
+    assert re.search("names cluster 2, but .* has only 1;", error_of(
+        capsys, jacobian_analysis_plotting.main, argv))
+    path = env_folder(copy).file("principal")
+    np.save(path, np.load(path) * np.nan)
+    assert "pca_data_env_24.npy holds NaN" in error_of(capsys, env_h_analysis_plotting.main, argv)
+    assert "num_epi_paths is 25" in error_of(
+        capsys, env_h_analysis_plotting.main, [*argv, "--num_epi_paths", 25])
+    assert not (tmp_path / "plots").exists()
+
+
+@pytest.mark.parametrize(("section", "changes", "words"), [
+    ("env_h", {"num_samples": 0}, "num_samples must be above 0"),
+    ("env_h", {"num_epi_paths": 0}, "num_epi_paths must be above 0"),
+    ("env_h", {"n_components_pca": 1}, "n_components_pca must be at least 2"),
+    ("bottleneck", {"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
+    ("bottleneck", {"clustering": "ward"}, "unknown clustering 'ward'"),
+    ("combined_agent_env_hx", {"timestep_differences": [2, 0]}, "timestep_differences must be"),
+    ("combined_agent_env_hx", {"n_components_env": 0}, "n_components_env must be above 0"),
+    ("jacobian", {"grad_timestep": -1}, "grad_timestep must not be negative"),
+    ("jacobian", {"grad_timesteps": 1}, "did you mean 'grad_timestep'")])
+def test_parameters_that_make_no_sense_are_named(section, changes, words):
+    with pytest.raises(UserError, match=words):
+        load_interpreting_config("tiny", {"analysis": {section: changes}})
+
+
+def test_published_parameters_are_the_defaults():
+    analysis = load_interpreting_config("defaults").analysis
+    assert dataclasses.astuple(analysis.env_h) == (6000, 128, 2, 128, "agglomerative", 9)
+    assert dataclasses.astuple(analysis.combined_agent_env_hx) == (
+        4000, 64, 3, 32, "hdbscan", 16, (2, 4, 6))
+    assert dataclasses.astuple(analysis.bottleneck) == (1000, 128, 2, 100, "agglomerative")
+    assert dataclasses.astuple(analysis.jacobian) == (4000, 128, 2, 32, "agglomerative", 3)
