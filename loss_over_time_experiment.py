@@ -94,6 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     split_seed = run.seed if run else args.seed
     dataset = RolloutDataset(Path(config.data_dir), num_init_steps,
                              config.simulator.num_sim_steps, training.terminal_absorbing)
+    dataset.require_states(simulator.config.agent_hidden_size)
     split = dataset.split(training.held_out_fraction, split_seed)
     num_batches = args.num_batches or config.analysis.loss_over_time.num_batches
     batch_size = config.training.batch_size

@@ -16,7 +16,7 @@ from analysis.scripts import check_output, draw_jobs, replaced_folder
 from analysis.state_plots import COLOURS, DPI
 from common.agent_file import load_agent
 from common.cli import Parser
-from common.errors import UserError, script_main
+from common.errors import script_main
 from common.files import sha256
 from generative.cli import add_direction_flags, add_simulator_flags, parse
 
@@ -42,9 +42,6 @@ def main(argv: list[str] | None = None) -> None:
     output = args.output_dir or Path(config.analysis.save_dir) / "value_and_action_weights"
     check_output(output)
     policy = load_agent(args.agent_file)
-    if not policy.recurrent:
-        raise UserError(f"the agent in {args.agent_file} has no memory, so it has no hidden states "
-                        "whose directions could be read out")
     num_episodes = config.analysis.agent_h.num_episodes
     projector, matrices = Projector.load_for(
         policy.hidden_state_size, args.precomputed_analysis_data_path, num_episodes)

@@ -168,8 +168,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
                 return x[:, indices]
         else:
             embeddings = embed_frames(policy, rollout.frames.flatten(0, 1)[indices], compute)
-            memory = embeddings.new_zeros(len(indices), 0)
-            output = policy.sequence(embeddings.unsqueeze(0), memory, masks=None)
+            output = policy.sequence(embeddings.unsqueeze(0),
+                                     policy.initial_states(len(indices)), masks=None)
 
             def select(x: Tensor) -> Tensor:
                 return x.flatten(0, 1)[indices].unsqueeze(0)

@@ -3,6 +3,10 @@
 Every module is a named attribute made once, so a forward hook can reach every activation, and
 the state-dict keys are those of the published files.
 
+The *hidden state* of an agent is the vector that its policy and value are read off: the state of
+the GRU, or without one the embedding, which then remembers nothing. All that looks at hidden states
+or alters them works for both kinds of agent.
+
 Letters in shape comments: N frames, T time steps, B sequences, C H W a frame, E embedding,
 D hidden state, A actions.
 """
@@ -15,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from common.env import NUM_ACTIONS
 
@@ -180,7 +185,7 @@ class PolicyOutput:
     Attributes:
         logits: the policy head's output (…, A).
         values: value estimates (…,).
-        hidden_states: state that leaves the step (…, D); D is 0 without a GRU.
+        hidden_states: state that leaves the step (…, D), the input of both heads.
     """
 
     logits: Tensor
@@ -198,9 +203,10 @@ class Policy(nn.Module):
 
     Args:
         embedder: frames to embeddings.
-        hidden_state_size: D of the GRU, or None for a feed-forward agent.
-        learned_initial_state: whether an episode starts from the trainable vector ``init_hx``;
-            otherwise from zeros, as the published agents effectively did.
+        hidden_state_size: D of the GRU, or None for a feed-forward agent, whose D is E.
+        learned_initial_state: whether a GRU starts an episode from the trainable vector
+            ``init_hx``; otherwise from zeros, as the published agents effectively did. A
+            feed-forward agent has no such vector and nothing reads the state it starts from.
     """
 
     def __init__(self, embedder: nn.Module, hidden_state_size: int | None,
@@ -209,13 +215,12 @@ class Policy(nn.Module):
         self.embedder = embedder
         self.recurrent = hidden_state_size is not None
         self.learned_initial_state = learned_initial_state
-        self.hidden_state_size = hidden_state_size or 0
+        self.hidden_state_size = hidden_state_size if self.recurrent else embedder.output_dim
         if self.recurrent:
             self.gru = Memory(embedder.output_dim, hidden_state_size)
             self.init_hx = nn.Parameter(0.1 * torch.randn(hidden_state_size))
-        width = hidden_state_size if self.recurrent else embedder.output_dim
-        self.fc_policy = nn.Linear(width, num_actions)
-        self.fc_value = nn.Linear(width, 1)
+        self.fc_policy = nn.Linear(self.hidden_state_size, num_actions)
+        self.fc_value = nn.Linear(self.hidden_state_size, 1)
         for head, gain in ((self.fc_policy, 0.01), (self.fc_value, 1.0)):
             nn.init.orthogonal_(head.weight, gain=gain)
             nn.init.zeros_(head.bias)
@@ -234,6 +239,11 @@ class Policy(nn.Module):
         """The same for ``num`` environments (num, D), without gradient."""
         return self.initial_state().detach().expand(num, -1).clone()
 
+    def to_state(self, numbers: Tensor) -> Tensor:
+        """Any numbers (…, D) to the range of hidden states, smoothly, for a network that predicts
+        them: between -1 and 1 for a GRU, above 0 for an embedding, which ends in a ReLU."""
+        return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
+
     def embed(self, images: Tensor) -> Tensor:
         """Images in [0, 1] (N, C, H, W) to embeddings (N, E), in the precision of autocast."""
         return self.embedder(images)
@@ -244,16 +254,12 @@ class Policy(nn.Module):
 
         Args:
             embeddings: (T, B, E), float32.
-            hidden: state that enters the first step (B, D).
+            hidden: state that enters the first step (B, D); read by a GRU alone.
             masks: (T, B), 1 - done: 0 where a step is the first of its episode; None if none is.
         """
-        if self.recurrent:
-            features = self.gru(embeddings, hidden, masks, self.initial_state())  # (T, B, D)
-            states = features
-        else:
-            features = embeddings
-            states = hidden.expand(len(embeddings), *hidden.shape)  # (T, B, 0)
-        return self._heads(features, states)
+        if not self.recurrent:
+            return self._heads(embeddings)
+        return self._heads(self.gru(embeddings, hidden, masks, self.initial_state()))  # (T, B, D)
 
     def step(self, embeddings: Tensor, hidden: Tensor,
              alter_hidden: HiddenChange | None = None) -> PolicyOutput:
@@ -264,16 +270,15 @@ class Policy(nn.Module):
 
         Args:
             embeddings: (B, E), float32.
-            hidden: state that enters the step (B, D).
+            hidden: state that enters the step (B, D); read by a GRU and by ``alter_hidden``.
             alter_hidden: changes the state that leaves the step before anything is read off it.
-                A feed-forward agent has no such state, and nothing is altered.
         """
-        if not self.recurrent:
-            return self._heads(embeddings, hidden)
-        after = self.gru(embeddings.unsqueeze(0), hidden, None, self.initial_state()).squeeze(0)
+        after = embeddings
+        if self.recurrent:
+            after = self.gru(embeddings.unsqueeze(0), hidden, None, self.initial_state()).squeeze(0)
         if alter_hidden is not None:
             after = alter_hidden(hidden, after)
-        return self._heads(after, after)
+        return self._heads(after)
 
     def forward(self, images: Tensor, hidden: Tensor, masks: Tensor) -> PolicyOutput:
         """One step: images (N, C, H, W) in [0, 1], hidden (N, D), masks (N,)."""
@@ -281,8 +286,8 @@ class Policy(nn.Module):
         output = self.sequence(embeddings.unsqueeze(0), hidden, masks.unsqueeze(0))
         return PolicyOutput(output.logits[0], output.values[0], output.hidden_states[0])
 
-    def _heads(self, features: Tensor, states: Tensor) -> PolicyOutput:
-        return PolicyOutput(self.fc_policy(features), self.fc_value(features).squeeze(-1), states)
+    def _heads(self, states: Tensor) -> PolicyOutput:
+        return PolicyOutput(self.fc_policy(states), self.fc_value(states).squeeze(-1), states)
 
 
 def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,

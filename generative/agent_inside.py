@@ -30,7 +30,7 @@ class AgentOutput:
 
 
 class AgentInside(nn.Module):
-    """A recurrent policy whose weights never change and whose state is never masked.
+    """A policy whose weights never change and whose state is never masked.
 
     Args:
         policy: a trained agent; it is frozen in place.
@@ -38,13 +38,11 @@ class AgentInside(nn.Module):
         num_actions: A that the simulator was built for.
 
     Raises:
-        UserError: if the policy has no GRU or other sizes.
+        UserError: if the policy has other sizes.
     """
 
     def __init__(self, policy: Policy, hidden_size: int, num_actions: int):
         super().__init__()
-        if not policy.recurrent:
-            raise UserError("the simulator needs a recurrent agent, but this one has no GRU")
         found = (policy.hidden_state_size, policy.fc_policy.out_features)
         if found != (hidden_size, num_actions):
             raise UserError(f"the agent has {found[0]} hidden units and {found[1]} actions, but "
@@ -56,11 +54,12 @@ class AgentInside(nn.Module):
     def train(self, mode: bool = True) -> AgentInside:
         """Stay in evaluation mode, whatever is asked.
 
-        Only the GRU kernel itself is left in training mode: without dropout that changes no
+        Only the kernel of a GRU is left in training mode: without dropout that changes no
         number, but cuDNN refuses to compute gradients of its input in evaluation mode.
         """
         super().train(False)
-        self.policy.gru.gru.train(True)
+        if self.policy.recurrent:
+            self.policy.gru.gru.train(True)
         return self
 
     def sequence(self, images: Tensor, hidden: Tensor) -> AgentOutput:

@@ -31,7 +31,8 @@ class SimulatorConfig:
         stoch_discrete: K, classes of each latent variable.
         stoch_dim: S, latent variables of a step.
         env_h_stoch_size: size of z; must be ``stoch_dim * stoch_discrete``.
-        agent_hidden_size: D, hidden state of the agent inside.
+        agent_hidden_size: D, hidden state of the agent inside; None: that of the agent it is
+            given, any other agent being refused if it is a number.
         action_space_size: A.
         deter_dim: H, deterministic state of the environment.
         initializer_rnn_hidden_size: GRU over the initial frames.
@@ -54,7 +55,7 @@ class SimulatorConfig:
     stoch_discrete: int = 32
     stoch_dim: int = 32
     env_h_stoch_size: int = 1024
-    agent_hidden_size: int = 64
+    agent_hidden_size: int | None = None
     action_space_size: int = 15
     deter_dim: int = 512
     initializer_rnn_hidden_size: int = 512
@@ -72,8 +73,9 @@ class SimulatorConfig:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            if field.type == "int" and getattr(self, field.name) < 1:
-                raise UserError(f"{field.name} must be above 0, not {getattr(self, field.name)}")
+            value = getattr(self, field.name)
+            if field.type in ("int", "int | None") and value is not None and value < 1:
+                raise UserError(f"{field.name} must be above 0, not {value}")
         for name in ("kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")

@@ -136,6 +136,17 @@ class RolloutDataset:
         self._lengths = np.bincount(self._row_episode)
         self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
 
+    def require_states(self, hidden_size: int) -> None:
+        """Check that the recorded hidden states can be those of an agent.
+
+        Raises:
+            UserError: if they are not of this size, naming both.
+        """
+        if self._hidden_size != hidden_size:
+            raise UserError(f"the hidden states in {self.folder.path} have {self._hidden_size} "
+                            f"units, but those of the agent have {hidden_size}; record this agent "
+                            "with record.py")
+
     def _read_steps(self) -> None:
         steps = self.folder.all_steps(self.episodes)
         found = np.column_stack([steps["global_step"], steps["episode"]])

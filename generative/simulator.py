@@ -124,8 +124,9 @@ class Simulator(nn.Module):
     """The whole generative model.
 
     Args:
-        config: sizes.
-        policy: a trained recurrent agent; it is frozen in place and never trained here.
+        config: sizes; where it leaves the size of the agent's state open, it is the agent's own,
+            and the attribute ``config`` says so.
+        policy: a trained agent; it is frozen in place and never trained here.
 
     Raises:
         UserError: if the agent does not fit the sizes.
@@ -133,6 +134,8 @@ class Simulator(nn.Module):
 
     def __init__(self, config: SimulatorConfig, policy: Policy):
         super().__init__()
+        if config.agent_hidden_size is None:
+            config = dataclasses.replace(config, agent_hidden_size=policy.hidden_state_size)
         self.config = config
         vec = config.bottleneck_vec_size
         self.encoder = BottleneckEncoder(config.image_channels,
@@ -174,8 +177,9 @@ class Simulator(nn.Module):
         z = draw(z_logits.unflatten(-1, self.cell.latent_shape))  # (B, S, K)
         detached = bottleneck_vec.detach()
         action_logits = self.action_converter(detached)  # (B, A)
-        return Start(bottleneck_vec, env_h, z, torch.tanh(self.hidden_converter(detached)),
-                     action_logits, most_likely_action(torch.log_softmax(action_logits, dim=-1)))
+        agent_hidden = self.agent.policy.to_state(self.hidden_converter(detached))  # (B, D)
+        return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
+                     most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
     def forward(self, batch: AlignedBatch, draw: Draw) -> Simulation:
         """The training pass: z from the posterior, true actions, true first agent state."""

@@ -6,6 +6,7 @@ the same weights and the same figures as leaving it alone.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -96,6 +97,7 @@ class SimulatorTraining:
 
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
+        self.dataset.require_states(policy.hidden_state_size)
         saved = checkpoints(folder)
         start_file = saved[-1] if saved else Path(settings.model_file)
         more = {}
@@ -104,6 +106,7 @@ class SimulatorTraining:
             simulator, more = published.simulator, published.more
         else:
             simulator = Simulator(config, policy)
+        self.settings = settings = dataclasses.replace(settings, simulator=simulator.config)
         self.simulator = prepared(simulator, compute)
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=training.lr,
                                           fused=True)

@@ -743,8 +743,8 @@ def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
     check_pictures(tmp_path / "out")
     feed_forward = tmp_path / "model.pth"
     save_agent(feed_forward, tiny_policy(recurrent=False), {})
-    assert "has no memory" in error_of(capsys, plot_value_and_action_weights.main,
-                                       ["--agent_file", str(feed_forward), *argv[2:]])
+    assert "those of 64 hidden units, but the agent has 256" in error_of(
+        capsys, plot_value_and_action_weights.main, ["--agent_file", str(feed_forward), *argv[2:]])
 
 
 def test_an_agent_of_other_states_cannot_stand_for_the_saliency_of_answers(

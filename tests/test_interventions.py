@@ -495,7 +495,7 @@ def test_matrices_of_another_agent_are_refused(agent_path, matrices, tmp_path, c
         assert "those of 3 hidden units, but the agent has 64" in capsys.readouterr().err
     assert record.main(record_arguments(feed_forward, tmp_path / "out", 1,
                                         *swap_flags(matrices, [0], [1]))) == 2
-    assert "the agent has 0" in capsys.readouterr().err
+    assert "those of 64 hidden units, but the agent has 256" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -88,6 +88,33 @@ def test_wider_published_agent_loads(tmp_path):
     assert not loaded.recurrent
 
 
+@pytest.mark.parametrize(("architecture", "width"), [("impala", 256), ("nature", 512)])
+@torch.no_grad()
+def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, width):
+    policy = build_policy(architecture, 64, recurrent=False, learned_initial_state=True)
+    embeddings = policy.embed(torch.rand(6, 3, 64, 64)).unflatten(0, (3, 2))
+    entering = policy.initial_states(2)
+    assert torch.equal(entering, torch.zeros(2, width))
+    output = policy.sequence(embeddings, entering, torch.ones(3, 2))
+    assert torch.equal(output.hidden_states, embeddings)
+    assert torch.equal(output.logits, policy.fc_policy(output.hidden_states))
+    assert torch.equal(output.values, policy.fc_value(output.hidden_states).squeeze(-1))
+    for t, embedding in enumerate(embeddings):  # whatever enters, nothing is remembered
+        step = policy.step(embedding, torch.randn(2, width))
+        assert torch.equal(step.hidden_states, output.hidden_states[t])
+        torch.testing.assert_close(step.logits, output.logits[t])
+
+
+@torch.no_grad()
+def test_altering_the_state_of_a_feed_forward_agent_alters_what_it_does():
+    policy = tiny_policy(recurrent=False)
+    embeddings, entering = policy.embed(torch.rand(2, 3, 64, 64)), torch.randn(2, 256)
+    altered = policy.step(embeddings, entering, lambda before, after: after + 2 * before)
+    assert torch.equal(altered.hidden_states, embeddings + 2 * entering)
+    assert torch.equal(altered.logits, policy.fc_policy(altered.hidden_states))
+    assert torch.equal(altered.values, policy.fc_value(altered.hidden_states).squeeze(-1))
+
+
 def test_parameter_free_modules_can_be_hooked_by_name():
     policy = tiny_policy()
     seen = {}

@@ -23,6 +23,7 @@ from generative.straight_through import LatentDraw, clamp_image, most_likely_act
 MODE = LatentDraw("mode")
 LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())
 SMALL = SimulatorConfig(**json.loads((GOLDEN / "simulator_small_config.json").read_text()))
+OPEN = dataclasses.replace(SMALL, agent_hidden_size=None)
 SHOWN = {"images": "ims", "hidden_states": "hx", "log_probs": "act_log_prob", "values": "value",
          "rewards": "reward", "terminals": "terminal", "env_h": "env_h"}
 
@@ -403,16 +404,45 @@ def test_start_predictions_do_not_shape_the_vector(simulator, batch):
 
 
 def test_agents_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match="no GRU"):
+    with pytest.raises(UserError, match="256 hidden units and 15 actions, but agent_hidden_size "
+                                        "is 64"):
         Simulator(SMALL, tiny_policy(recurrent=False))
     with pytest.raises(UserError, match="64 hidden units and 15 actions, but agent_hidden_size "
                                         "is 32"):
         Simulator(dataclasses.replace(SMALL, agent_hidden_size=32), tiny_policy())
 
 
+def test_the_size_of_the_agents_state_is_its_own_unless_given():
+    for policy, size in ((tiny_policy(), 64), (tiny_policy(recurrent=False), 256)):
+        simulator = Simulator(OPEN, policy)
+        assert simulator.config == dataclasses.replace(OPEN, agent_hidden_size=size)
+        start = simulator.start_from(simulator.random_vectors(2), MODE)
+        assert start.agent_hidden.shape == (2, size)
+        assert (start.agent_hidden > 0).all() == (size == 256)  # as its states are
+
+
+def test_a_feed_forward_agent_is_the_same_in_both_passes_and_remembers_nothing():
+    simulator = Simulator(OPEN, tiny_policy(recurrent=False))
+    start = simulator.start_from(simulator.random_vectors(2), MODE)
+    steps = simulator.imagine(start, MODE, 3, without_env_grads=True).steps
+    images = torch.stack([step.images for step in steps])
+    together = simulator.agent.sequence(images, start.agent_hidden)
+    for t, step in enumerate(steps):
+        assert_state(step.hidden_states, together.hidden_states[t], "state")
+        assert_state(step.log_probs, together.log_probs[t], "log-probabilities")
+    gradients = torch.autograd.grad(steps[2].values.sum(), [step.hidden_states for step in steps],
+                                    allow_unused=True)
+    assert gradients[0] is None and gradients[1] is None  # but for the environment
+    assert torch.equal(gradients[2], simulator.agent.policy.fc_value.weight.expand(2, -1))
+    with_env = simulator.imagine(start, MODE, 3).steps
+    (gradient,) = torch.autograd.grad(with_env[2].values.sum(), with_env[0].hidden_states)
+    assert gradient.norm() > 0
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"num_init_steps": 1}, "num_init_steps must be at least 2"),
     ({"hidden_dim": 0}, "hidden_dim must be above 0"),
+    ({"agent_hidden_size": 0}, "agent_hidden_size must be above 0"),
     ({"kl_balance": 1.5}, "kl_balance must lie between 0 and 1"),
     ({"kl_weight": -1.0}, "kl_weight must not be negative"),
     ({"stoch_dim": 9}, "env_h_stoch_size must be stoch_dim . stoch_discrete = 72, not 64"),

@@ -175,6 +175,18 @@ def test_feed_forward_and_nature_agents_train(tmp_path):
         assert all(not torch.equal(before[key], after[key]) for key in before)
 
 
+def test_a_feed_forward_run_goes_on_exactly_where_it_was(tmp_path):
+    settings = _settings(num_timesteps=2 * STEPS_AN_UPDATE, recurrent=False)
+    whole = TrainingRun(tmp_path / "whole", settings, FLOAT32)
+    assert whole.train() == 0
+    half = TrainingRun(tmp_path / "half", settings, FLOAT32)
+    half._one_update()
+    half.save()
+    again = TrainingRun(tmp_path / "half", settings, FLOAT32)
+    assert again.timesteps == STEPS_AN_UPDATE and again.train() == 0
+    assert_same(dict(again.policy.state_dict()), dict(whole.policy.state_dict()))
+
+
 def _settings(num_timesteps=4 * STEPS_AN_UPDATE, model_file="", **changes):
     return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), tiny_config(**changes), 0,
                          num_timesteps, 1, 3, model_file, "float32", 2)
