@@ -23,6 +23,7 @@ from common.agent_file import agent_files
 from common.config import load_agent_config
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
+from common.settings import SETTINGS_NAME
 from common.training_log import newest_run, read_log
 from generative import saliency_files, sample_files
 from generative.config import InterpretingConfig
@@ -138,7 +139,7 @@ class Places:
                 raise UserError(f"there is no {name.strip('{}')} "
                                 + (f"yet; run {made_by} first" if made_by else f"file {path}"))
             found.append((name, path))
-            settings = path.parent / "hyperparameters.yml"
+            settings = path.with_name(SETTINGS_NAME)
             if name == SIMULATOR and settings.is_file():
                 found.append((f"{name}, {settings.name}", settings))
         return found
@@ -208,6 +209,9 @@ class _Builder:
     def __init__(self, preset: Preset, config: InterpretingConfig, exp_name: str):
         self._preset, self._config, self._exp_name = preset, config, exp_name
         self._parameters = flattened(dataclasses.asdict(config))
+        self._sizes = {}  # of the simulator; published files leave them to the parameter set
+        if preset.model_file and not (ROOT / preset.model_file).with_name(SETTINGS_NAME).is_file():
+            self._sizes = self._of("simulator.")
         # Flags that several scripts take.
         self._seed = ("--seed", str(preset.seed))
         self._game = ("--env_name", preset.env_name,
@@ -306,15 +310,16 @@ class _Builder:
                 (*self._simulated, "--data_save_dir", f"{OUTPUT}/samples", *more),
                 (f"samples/{folder}/**/*.*",), _number(f"samples/{folder}/sample_*", "samples"),
                 needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
-                parameters=self._of(size, "analysis.saliency.num_sim_steps", "swap."),
+                parameters={**self._of(size, "analysis.saliency.num_sim_steps", "swap."),
+                            **self._sizes},
                 clears=(f"samples/{folder}",)))
         return [*stages, Stage(
             "loss_over_time", "loss_over_time_experiment",
             (*self._simulated, "--output_dir", f"{OUTPUT}/loss_over_time"),
             ("loss_over_time/*.*",), _beaten, needs=ROLLOUTS, files=(AGENT, SIMULATOR),
-            parameters=self._of("simulator.num_sim_steps", "training.batch_size",
-                                "training.held_out_fraction", "training.terminal_absorbing",
-                                "analysis.loss_over_time."),
+            parameters={**self._sizes, **self._of(
+                "simulator.num_sim_steps", "training.batch_size", "training.held_out_fraction",
+                "training.terminal_absorbing", "analysis.loss_over_time.")},
             clears=("loss_over_time",), continued=anew)]
 
     def hidden_states(self) -> list[Stage]:
@@ -337,17 +342,24 @@ class _Builder:
             *self._map("behaviours", "combined_agent_env_hx_analysis",
                        "combined_agent_env_hx_analysis_precomp", "combined_agent_env_hx_plots",
                        "combined_agent_env_hx",
-                       {**SIMULATED, "env_states": ("analysis/env_analysis_precomp/*.npy",)}),
+                       {**SIMULATED, "env_states": ("analysis/env_analysis_precomp/*.npy",)},
+                       also=("analysis.env_h.num_samples",)),
             *self._map("bottleneck_vectors", "bottleneck_vec_analysis",
                        "bottleneck_vec_analysis_precomp", "bottleneck_vec_plots", "bottleneck",
                        {**SIMULATED, "simulate_at_random": _below("samples/rand_init",
                                                                   sample_files.PATTERNS)},
-                       ("--generated_data_dir", f"{OUTPUT}/samples"))]
+                       more=("--generated_data_dir", f"{OUTPUT}/samples"))]
 
     def _map(self, name: str, script: str, precomputed: str, plots: str, section: str,
-             needs: dict[str, tuple[str, ...]], more: tuple[str, ...] = ()) -> list[Stage]:
-        """An analysis of simulated samples, and a stage that draws what it found."""
-        parameters = self._of(f"analysis.{section}.", "analysis.tsne_seed")
+             needs: dict[str, tuple[str, ...]], also: tuple[str, ...] = (),
+             more: tuple[str, ...] = ()) -> list[Stage]:
+        """An analysis of simulated samples, and a stage that draws what it found.
+
+        Args:
+            also: names of further parameters.
+            more: further flags.
+        """
+        parameters = self._of(f"analysis.{section}.", "analysis.tsne_seed", *also)
         flags = (*self._of_samples, *self._seed)
         return [
             Stage(name, f"analysis.{script}_precompute", (*flags, *more, "--overwrite"),
@@ -371,11 +383,13 @@ class _Builder:
                 (*maps, *(f"{folder}/**/*.*" for folder in folders)),
                 _number_of(maps, "saliency_*.json", "saliency maps"),
                 needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
-                parameters=self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
+                parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
+                            **self._sizes},
                 clears=(*maps, *folders)))
         return [*stages, *self._map(
             "jacobians", "jacobian_analysis", "jacob_analysis_precomp", "jacob_plots", "jacobian",
-            {**SIMULATED, "saliency": DATA_OF_MAPS})]
+            {**SIMULATED, "saliency": DATA_OF_MAPS},
+            also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
         """What components do to components and to what the agent answers."""

@@ -95,7 +95,7 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
 
 @pytest.mark.parametrize(("changes", "expected"), [
     ({"analysis": {"saliency": {"sigma": 3.0}}},
-     dict.fromkeys(("saliency", "saliency_without_env_grads", "correlations", "consistency"),
+     dict.fromkeys(("saliency", "saliency_without_env_grads"),
                    "the parameter analysis.saliency.sigma was 5.0 and is 3.0")),
     ({"analysis": {"env_h": {"n_clusters": 2}}},
      {"env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}),
