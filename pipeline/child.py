@@ -10,6 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
+from tqdm import tqdm
+
 from pipeline.records import Experiment
 
 
@@ -26,6 +28,7 @@ def run_stage(folder: Path, module: str, argv: list[str], log_file: Path) -> Non
     """
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed stage leaves behind
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with open(log_file, "ab", buffering=0) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
