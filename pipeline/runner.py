@@ -112,6 +112,7 @@ class Pipeline:
             yield Outcome(stage, decision, status, self.experiment.record(stage.name))
             if status:
                 return
+        self._digests.save()
 
     def decide(self, stage: Stage) -> Decision:
         """Compare the record of a stage with what it would be made of now.

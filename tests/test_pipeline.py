@@ -122,6 +122,7 @@ def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, monke
 
 
 def test_a_changed_byte_invalidates_what_reads_it(run, output):
+    run(output)  # which remembers all checksums
     changed = "rollouts/data/episode_00003/ob.npy"
     content = bytearray((output / changed).read_bytes())
     content[-100] ^= 1
