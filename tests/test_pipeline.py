@@ -64,6 +64,13 @@ def refused(capsys):
     return run
 
 
+def started(output, stage):
+    """A process that has begun to make a stage anew."""
+    process = start("run_pipeline.py", *arguments(output, "--only", stage, "--force"))
+    wait_for(lambda: Experiment(output).record(stage).status == "running", process)
+    return process
+
+
 def planned(text):
     """The stages that a dry run would run or continue, with the reasons."""
     return dict(re.findall(r"^(\w+) would (?:run|go on): (.*)$", text, re.MULTILINE))
@@ -156,9 +163,7 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
     ("saliency", "samples/informed_init/sample_*/saliency_*.json", 6, signal.SIGKILL)])
 def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finished, stage, pattern,
                                                              number, asked):
-    process = start("run_pipeline.py", *arguments(output, "--only", stage, "--force"))
-    wait_for(lambda: (output / "pipeline" / f"stage_{stage}.json").read_text()
-             .find('"running"') > 0, process)
+    process = started(output, stage)
     wait_for(lambda: len(list(output.glob(pattern))) >= number, process)
     process.send_signal(asked)
     _, errors = process.communicate()
@@ -176,7 +181,7 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
 
 
 def test_a_killed_pipeline_takes_its_stage_along(output):
-    process = start("run_pipeline.py", *arguments(output, "--only", "train_agent", "--force"))
+    process = started(output, "train_agent")
     wait_for(lambda: list(output.glob("agent/**/log.csv")), process)
     process.kill()
     process.wait()
@@ -189,6 +194,7 @@ def test_a_killed_pipeline_takes_its_stage_along(output):
             except BlockingIOError:
                 assert time.monotonic() < end, "the stage runs on"
                 time.sleep(0.1)
+    assert not list(output.glob("agent/**/model_1024.pth")), "the stage ran to its end"
 
 
 def test_only_from_and_force_choose_stages(run, output):
