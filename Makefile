@@ -1,4 +1,4 @@
-# make demo    the experiment in small, on what the repository ships
+# make demo    the experiment in small, on what the repository ships; goes on where it was stopped
 # make test    the tests; both build .venv when it is missing or out of date
 # make lint    style and likely mistakes
 # make panel   the page of the interpretability panel, after changes in panel/; needs Node 20.19
@@ -7,11 +7,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo_output
-AGENT := pretrained/coinrun_easy/model.pth
-SIMULATOR := pretrained/coinrun_easy_simulator/model.pt
-# What the scripts that work with the simulator have in common.
-SIMULATED := --agent_file $(AGENT) --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data
-ANALYSED := --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data --num_episodes 20 --num_generated_samples 8 --save_dir $(DEMO)/analysis
 
 .PHONY: demo test lint benchmark panel clean
 
@@ -23,23 +18,7 @@ ANALYSED := --interpreting_params_name demo --data_dir $(DEMO)/rollouts/data --n
 	@touch $@
 
 demo: .venv/installed
-	rm -rf $(DEMO)
-	$(BIN)/python train.py --exp_name demo --param_name demo --num_timesteps 40960 --val_interval 2 --seed 0 --logdir $(DEMO)/logs
-	$(BIN)/python plot_training_csv.py --datapath $(DEMO)/logs/procgen/coinrun/demo
-	$(BIN)/python evaluate.py --model_file $(AGENT) --num_episodes 200 --output $(DEMO)/evaluation.json
-	$(BIN)/python render.py --model_file $(AGENT) --num_eps 3 --vid_dir $(DEMO)/videos
-	$(BIN)/python record.py --model_file $(AGENT) --num_episodes 20 --logdir $(DEMO)/rollouts
-	$(BIN)/python train_gen_model.py $(SIMULATED) --model_file $(SIMULATOR) --max_batches 40 --log_dir_base $(DEMO) --gen_mod_exp_name demo
-	$(BIN)/python plot_training_csv.py --datapath $(DEMO)/results/demo
-	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 8 --data_save_dir $(DEMO)/samples
-	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 8 --data_save_dir $(DEMO)/samples --recording_rand_init
-	$(BIN)/python record_gen_samples.py $(SIMULATED) --model_file $(SIMULATOR) --num_samples 2 --data_save_dir $(DEMO)/samples --manual_action pattern
-	$(BIN)/python loss_over_time_experiment.py $(SIMULATED) --model_file $(SIMULATOR) --output_dir $(DEMO)/loss_over_time
-	$(BIN)/python hidden_analysis_precompute.py $(ANALYSED) --generated_data_dir $(DEMO)/samples
-	$(BIN)/python hidden_analysis_plotting.py $(ANALYSED)
-	$(BIN)/python saliency_experiments.py $(SIMULATED) --model_file $(SIMULATOR) --samples_dir $(DEMO)/samples/informed_init --sample_ids 0 to 4 --difference_demo_dir $(DEMO)/analysis/demo_with_without_env_grads --precomputed_analysis_data_path $(DEMO)/analysis/hx_analysis_precomp --num_episodes 20
-	@echo "Everything above is in $(DEMO)/:"
-	@cd $(DEMO) && find . \( -path ./analysis -o -path ./samples -o -name data \) -prune -print -o \( -name '*.png' -o -name 'model_*.pt*' -o -name '*.mp4' -o -name evaluation.json \) -print | sort
+	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO)
 
 test: .venv/installed
 	$(BIN)/python -m pytest tests

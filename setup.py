@@ -9,5 +9,5 @@ setup(
                 "copy of their environment",
     license="MIT",
     python_requires=">=3.10,<3.13",
-    packages=["agents", "common", "generative", "analysis"],
+    packages=["agents", "common", "generative", "analysis", "pipeline"],
 )

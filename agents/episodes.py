@@ -1,7 +1,9 @@
 """Playing whole episodes on chosen levels: for evaluation, rendering and recording.
 
 An episode is decided by its level seed and its number alone (its actions are drawn from a
-generator of its own), not by how many are played at a time or in which order they end.
+generator of its own), not by how many are played at a time or in which order they end. Because
+rounding depends on the size of a batch, the agent runs on batches of one size, filled up where
+fewer episodes are being played.
 
 Letters in shape comments: L rows of an episode, H W C a frame, D hidden state, A actions.
 """
@@ -18,7 +20,9 @@ from torch import Tensor
 from agents.acting import draw_actions, run_policy
 from common.devices import Compute
 from common.env import EnvConfig, LevelSlots
-from common.networks import HiddenChange, Policy
+from common.networks import HiddenChange, Policy, PolicyOutput
+
+FRAMES_A_PASS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +109,7 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
         person_view: whether to keep the 512-pixel view: 0.8 MB a step and episode at a time.
     """
+    frames_a_pass = min(FRAMES_A_PASS, num_slots)
     num_slots = min(num_slots, len(levels))
     slots = LevelSlots(config, num_slots, person_view)
     initial = policy.initial_states(1)[0]  # (D,)
@@ -124,9 +129,10 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             start(slot)
         while playing:
             active = sorted(playing)
-            change = alter_hidden and _of_rows(
-                alter_hidden, [len(playing[slot].rows) >= alter_from for slot in active])
-            output = run_policy(policy, compute, slots.frames[active], hidden[active], change)
+            altered = [alter_hidden is not None and len(playing[slot].rows) >= alter_from
+                       for slot in active]
+            output = _run_in_passes(policy, compute, slots.frames[active], hidden[active],
+                                    frames_a_pass, alter_hidden, altered)
             hidden[active] = output.hidden_states
             logits = output.logits if alter_logits is None else alter_logits(output.logits)
             log_probs = torch.log_softmax(logits, dim=-1)
@@ -163,3 +169,26 @@ def _of_rows(change: HiddenChange, chosen: list[bool]) -> HiddenChange:
         altered[chosen] = change(entering[chosen], leaving[chosen])
         return altered
     return alter
+
+
+def _run_in_passes(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
+                   frames_a_pass: int, change: HiddenChange | None,
+                   altered: list[bool]) -> PolicyOutput:
+    """Run one step on frames (N, H, W, C) and states (N, D), ``frames_a_pass`` at a time.
+
+    The last ones are joined by as many others as a pass lacks. The states of rows that are to
+    be altered (N,) are.
+    """
+    number = len(frames)
+    lacking = -number % frames_a_pass
+    frames = np.concatenate([frames, np.zeros((lacking, *frames.shape[1:]), frames.dtype)])
+    hidden = torch.cat([hidden, hidden.new_zeros(lacking, hidden.shape[1])])
+    altered = altered + [False] * lacking
+    passes = []
+    for begin in range(0, len(frames), frames_a_pass):
+        rows = slice(begin, begin + frames_a_pass)
+        passes.append(run_policy(
+            policy, compute, frames[rows], hidden[rows],
+            _of_rows(change, altered[rows]) if any(altered[rows]) else None))
+    return PolicyOutput(*(torch.cat([getattr(each, name) for each in passes])[:number]
+                          for name in ("logits", "values", "hidden_states")))

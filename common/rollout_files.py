@@ -33,6 +33,8 @@ from common.video import write_video
 
 STEP_COLUMNS = ("level_seed", "episode", "global_step", "episode_step", "done", "reward", "value",
                 "action")
+# Everything of a data folder that is read again.
+PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
 
 
 @dataclasses.dataclass(frozen=True)

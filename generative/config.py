@@ -409,6 +409,11 @@ class InterpretingConfig:
 _GEN_MODEL = {"simulator": SimulatorConfig, "training": TrainingConfig, "swap": SwapConfig}
 
 
+def parameter_sets(path: Path = INTERPRETING_CONFIG_FILE) -> list[str]:
+    """The names of the parameter sets."""
+    return list(read_yaml(path))
+
+
 def load_interpreting_config(name: str, overrides: dict | None = None,
                              path: Path = INTERPRETING_CONFIG_FILE) -> InterpretingConfig:
     """Return the parameter set ``name``.

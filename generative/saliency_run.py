@@ -1,7 +1,9 @@
 """Computing the saliency of many samples and storing it, as far as it is not stored yet.
 
 What a sample gets depends on the seed, its number and its bottleneck vector alone, beyond the
-rounding that depends on the size of a batch; so runs can be stopped, split and repeated.
+rounding that depends on the batch it is in; so runs can be stopped, split and repeated. Batches are
+a fixed division of the numbers that are asked for, whatever is done already, so a run that was
+stopped ends with the very numbers of one that was not.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from generative.saliency_pictures import (
     saliency_maps,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
-from generative.sampling import imagined_from
+from generative.sampling import batches_with, imagined_from
 from generative.simulator import Simulator
 
 DIFFERENCE = "value_difference"  # stands for the demonstration in its folder
@@ -197,9 +199,9 @@ def write_saliency(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequen
           Progress(len(numbers) * len(functions), "saliency map", done) as progress):
         if with_videos:
             _write_missing_videos(maker, writer, missing, received)
-        waiting = [number for number in numbers if missing[number]]
-        while waiting and not received:
-            batch, waiting = waiting[:batch_size], waiting[batch_size:]
+        for batch in batches_with(numbers, batch_size, lambda number: missing[number]):
+            if received:
+                break
             samples = maker.read(batch)
             asked = [function for function in functions
                      if any(function in missing[number] for number in batch)]
@@ -270,17 +272,20 @@ def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: S
     if overwrite:
         for number in numbers:
             writer.forget(number, DIFFERENCE)
-    waiting = [number for number in numbers
+    waiting = {number for number in numbers
                if not writer.has(number, DIFFERENCE, descriptions[number])
-               or (with_videos and not writer.folder.video_file(number, DIFFERENCE).exists())]
+               or (with_videos and not writer.folder.video_file(number, DIFFERENCE).exists())}
     with (deferred_signals("batch") as received,
           Progress(len(numbers), "demonstration", len(numbers) - len(waiting)) as progress):
-        while waiting and not received:
-            batch, waiting = waiting[:batch_size], waiting[batch_size:]
+        for batch in batches_with(numbers, batch_size, waiting.__contains__):
+            if received:
+                break
             samples = maker.read(batch)
             ((_, with_grads),) = maker.gradients(batch, samples, [value], False)
             ((_, without_grads),) = maker.gradients(batch, samples, [value], True)
             for row, number in enumerate(batch):
+                if number not in waiting:
+                    continue
                 sample = _row(samples, row)
                 maps = maker.maps(with_grads, row), maker.maps(without_grads, row)
                 full = full_colour(*maps)
@@ -296,6 +301,7 @@ def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: S
                 if with_videos:
                     writer.add_video(number, DIFFERENCE, frames, FRAMES_PER_SECOND)
                 writer.finish(number, DIFFERENCE, descriptions[number])
+                waiting.remove(number)
             progress.update(len(numbers) - len(waiting))
     return 128 + received[0] if waiting else 0
 

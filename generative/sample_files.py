@@ -41,6 +41,9 @@ _ARRAYS = {
     "env_h": ("env_hs", np.float32, 2), "bottleneck_vec": ("bottleneck_vec", np.float32, 1),
     "actions": ("actions", np.int64, 1),
 }
+# Everything of a folder of samples that is read again.
+PATTERNS = ("recording.json", f"sample_*/{_ORIGIN_NAME}",
+            *(f"sample_*/{name}.npy" for name, _, _ in _ARRAYS.values()))
 
 
 @dataclasses.dataclass(frozen=True)

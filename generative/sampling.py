@@ -2,7 +2,8 @@
 
 Everything random belongs to a start and is decided by the seed and the start's number alone, so
 a sample does not depend on how many there are, nor on the batch it is simulated in, beyond the
-rounding that depends on the size of a batch.
+rounding that depends on the size of a batch. Batches are a fixed division of the starts, whatever
+is recorded already, so a recording that was killed ends with the very numbers of one that was not.
 
 Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck vector.
 """
@@ -10,7 +11,7 @@ Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -254,24 +255,39 @@ def record_samples(sampler: Sampler, writer: SampleWriter, num_starts: int, batc
         0 when all is written, 128 + the signal's number when it was stopped.
     """
     per_start = sampler.plan.samples_per_start
-    missing = [start for start in range(num_starts)
-               if not all(writer.has(number) for number in _numbers(start, per_start))]
+    missing = {start for start in range(num_starts)
+               if not all(writer.has(number) for number in _numbers(start, per_start))}
     if with_videos:
-        for start in sorted(set(range(num_starts)) - set(missing)):
+        for start in sorted(set(range(num_starts)) - missing):
             _write_videos(writer, start, sampler.plan)
     starts_a_batch = max(batch_size // per_start, 1)
     with (deferred_signals("batch") as received,
           Progress(num_starts, "start", num_starts - len(missing)) as progress):
-        while missing and not received:
-            starts, missing = missing[:starts_a_batch], missing[starts_a_batch:]
+        for starts in batches_with(range(num_starts), starts_a_batch, missing.__contains__):
+            if received:
+                break
             for sample in sampler.simulate(starts):
                 if not writer.has(sample.number):
                     writer.add(sample.number, sample.arrays, sample.origin)
             if with_videos:
                 for start in starts:
                     _write_videos(writer, start, sampler.plan)
+            missing -= set(starts)
             progress.update(num_starts - len(missing))
     return 128 + received[0] if missing else 0
+
+
+def batches_with(numbers: Sequence[int], batch_size: int,
+                 wanted: Callable[[int], object]) -> Iterator[Sequence[int]]:
+    """Divide numbers into batches, and yield those with a number that is wanted.
+
+    Rounding depends on the batch that a number is in. The division does not depend on what is
+    wanted, so that after a kill every number is computed in the same batch as without one.
+    """
+    for begin in range(0, len(numbers), batch_size):
+        batch = numbers[begin:begin + batch_size]
+        if any(map(wanted, batch)):
+            yield batch
 
 
 def _numbers(start: int, per_start: int) -> range:

@@ -118,7 +118,7 @@ def test_published_parameter_sets_have_the_published_values(name):
                                     "train_gen_model", "record_gen_samples",
                                     "record_informinit_gen_samples", "loss_over_time_experiment",
                                     "loss_over_time_exp", "saliency_experiments",
-                                    "saliency_exps", "compare_interventions"])
+                                    "saliency_exps", "compare_interventions", "run_pipeline"])
 def test_help_explains_every_flag(script):
     result = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, text=True,
                             capture_output=True, check=True)

@@ -551,6 +551,24 @@ def test_stopped_and_killed_run_resumes_to_the_same_files(run, arguments, sample
     assert len(list(samples.rglob("*.mp4"))) == total
 
 
+def test_a_kill_in_the_middle_of_a_batch_changes_no_digit(run, samples, recorded, tmp_path):
+    flags = ["--batch_size", 4, "--saliency_func_type", "value", "action",
+             "--difference_demo_sample_ids", "0", "to", "4"]
+    assert run(samples, *flags) == 0
+    interrupted = shutil.copytree(samples, tmp_path / "interrupted")
+    demonstration = SaliencyFolder(tmp_path / "demo")
+    shown = [demonstration.saliency(number, "value").images for number in range(4)]
+    for number in range(3, NUM_SAMPLES):
+        SaliencyFolder(interrupted).description_file(number, "action").unlink()
+        SaliencyFolder(interrupted).array_file(number, "action", "images").unlink()
+    demonstration.description_file(3, DIFFERENCE).unlink()
+    demonstration.array_file(3, "value", "images").unlink()
+    assert run(interrupted, *flags) == 0
+    assert_same_saliency(interrupted, samples, range(NUM_SAMPLES), ["value", "action"])
+    assert np.array_equal(demonstration.saliency(3, "value").images, shown[3])
+
+
+
 def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
     few = ("--sample_ids", 0, "--saliency_func_type", "value")
     assert run(samples, *few) == 0

@@ -67,11 +67,12 @@ def simulator(simulator_file, agent_path):
     return load_published(simulator_file, config, load_agent(agent_path)).simulator
 
 
-def assert_same(found, expected, atol=1e-4):
-    """Equal but for rounding."""
+def assert_same(found, expected, atol=1e-4, frames=1):
+    """Equal but for rounding, or entirely with tolerances of 0."""
     for field in FIELDS:
         a, b = (getattr(arrays, field).astype(np.float64) for arrays in (found, expected))
-        np.testing.assert_allclose(a, b, atol=1 if field == "frames" else atol, err_msg=field)
+        np.testing.assert_allclose(a, b, rtol=1e-7 if atol else 0, err_msg=field,
+                                   atol=frames if field == "frames" else atol)
 
 
 def first(arrays, number):
@@ -390,6 +391,19 @@ def test_stopped_and_killed_recording_resumes_to_the_same_samples(
     assert not list(folder.path.glob(".*"))
     assert run(tmp_path / "b", *many, "--batch_size", 30) == 0
     assert_same(folder.stacked(), SampleFolder(tmp_path / "b" / "manual_actions").stacked())
+
+
+def test_a_kill_in_the_middle_of_a_batch_changes_no_digit(run, tmp_path):
+    batches = ["--num_samples", 10, "--batch_size", 7, "--precision", "float32"]
+    assert run(tmp_path, *batches) == 0
+    folder = SampleFolder(tmp_path / "informed_init")
+    at_once = folder.stacked()
+    for kept in (1, 5, 8):  # of which the last leaves a part of the second batch
+        for number in range(kept, 10):
+            shutil.rmtree(folder.sample_folder(number))
+        assert run(tmp_path, *batches) == 0
+        assert_same(folder.stacked(), at_once, atol=0, frames=0)
+
 
 
 def test_other_samples_are_not_touched_unless_told(informed, run, tmp_path, capsys):

@@ -1,0 +1,108 @@
+"""Presets of the whole experiment: the one reader of ``hyperparams/pipeline.yml``.
+
+The meaning of each value is in the YAML beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from common.config import read_yaml, typed
+from common.errors import UserError, nearest
+from generative.config import parameter_sets
+
+ROOT = Path(__file__).parent.parent
+PRESETS_FILE = ROOT / "hyperparams" / "pipeline.yml"
+OTHER = "section"  # stands for every set of interpreting_configs.yml
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentTraining:
+    """How the agent is trained."""
+
+    param_name: str
+    num_levels: int
+    num_timesteps: int
+    num_checkpoints: int
+    val_interval: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatorTraining:
+    """How the simulator is trained, beyond the parameter set."""
+
+    max_batches: int
+    batch_size: int | None
+    num_sim_steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Interventions:
+    """Which alterations are counted, on how many levels."""
+
+    num_episodes: int
+    directions: str | None
+    num_controls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """One preset."""
+
+    parameters: str
+    agent_file: str | None
+    model_file: str | None
+    env_name: str
+    distribution_mode: str
+    seed: int
+    agent_training: AgentTraining | None
+    simulator_training: SimulatorTraining | None
+    evaluated_levels: int
+    rendered_episodes: int
+    recorded_episodes: int | None
+    recording_param_name: str
+    recorded_videos: bool
+    manual_action_starts: int
+    interventions: Interventions
+
+    def __post_init__(self):
+        for what, file, training in (("agent", self.agent_file, self.agent_training),
+                                     ("simulator", self.model_file, self.simulator_training)):
+            if file is None and training is None:
+                raise UserError(f"a preset needs a file of its {what}, or {what}_training")
+
+
+def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
+                path: Path = PRESETS_FILE) -> Preset:
+    """The preset ``name``, or the one that stands for this set of ``interpreting_configs.yml``.
+
+    Args:
+        agent_file: analysed instead of the preset's; no agent is trained then. Without
+            ``model_file`` a simulator is trained around it.
+        model_file: simulator that is used instead; none is trained then.
+
+    Raises:
+        UserError: if there is neither, naming the nearest; or a key or a value is wrong.
+    """
+    presets = read_yaml(path)
+    sets = parameter_sets()
+    if name in presets and name != OTHER:
+        preset = typed(Preset, presets[name], f"{path.name}, '{name}'")
+    elif name in sets:
+        preset = typed(Preset, {**presets.get(OTHER, {}), "parameters": name},
+                       f"{path.name}, '{OTHER}'")
+    else:
+        known = {*presets, *sets} - {OTHER}
+        raise UserError(f"there is no preset '{name}'{nearest(name, known)}")
+    for file, flag in ((agent_file, "--agent_file"), (model_file, "--model_file")):
+        if file is not None and not file.is_file():
+            raise UserError(f"there is no file {file}; see {flag}")
+    if agent_file is not None:
+        training = preset.simulator_training or SimulatorTraining(0, None, None)
+        preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None,
+                                     agent_training=None, simulator_training=training)
+    if model_file is not None:
+        preset = dataclasses.replace(preset, model_file=str(model_file.absolute()),
+                                     simulator_training=None)
+    return preset

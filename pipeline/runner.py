@@ -1,0 +1,274 @@
+"""Deciding which stages of an experiment have to run, and running them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from common.errors import UserError
+from common.files import versions
+from common.signals import STOP_SIGNALS
+from pipeline.child import run_stage
+from pipeline.records import (
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    Basis,
+    Experiment,
+    Record,
+    find,
+    matches,
+)
+from pipeline.stages import Places, Stage
+
+SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
+SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What is to be done about a stage, and why.
+
+    Attributes:
+        action: SKIP, CONTINUE, RUN (anew) or LEAVE (it was not asked for).
+        basis: None where it is not known yet.
+    """
+
+    action: str
+    why: str
+    basis: Basis | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a stage in this call."""
+
+    stage: Stage
+    decision: Decision
+    status: int
+    record: Record | None
+
+
+class Pipeline:
+    """The stages of an experiment, in their order, over its output folder.
+
+    Args:
+        stages: all of them.
+        chosen: names of those that were asked for.
+        force: make these anew, whatever their records say.
+    """
+
+    def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: Places,
+                 chosen: set[str], force: bool):
+        self.experiment, self.stages, self._places = experiment, stages, places
+        self._chosen, self._force = chosen, force
+        self._digests = experiment.digests()
+
+    def plan(self) -> Iterator[tuple[Stage, Decision]]:
+        """What would be done, without doing it.
+
+        What a stage that would run will write is not known, so all that reads it is said to run,
+        too; it is skipped after all if the contents come out the same.
+        """
+        unsettled: dict[str, str] = {}  # stages that would run, and how
+        for stage in self.stages:
+            source = next((name for name in self._sources(stage) if name in unsettled), None)
+            if stage.name not in self._chosen:
+                decision = Decision(LEAVE, "not asked for")
+            elif source is not None:
+                decision = Decision(RUN, f"it reads what {source} writes, which would be "
+                                    f"{unsettled[source]}")
+            else:
+                decision = self.decide(stage)
+            if decision.action in (RUN, CONTINUE):
+                unsettled[stage.name] = ("made anew" if decision.action == RUN
+                                         else "completed")
+            yield stage, decision
+
+    def run(self) -> Iterator[Outcome]:
+        """Do it; ends with the first stage that does not finish."""
+        for stage in self.stages:
+            if stage.name not in self._chosen:
+                yield Outcome(stage, Decision(LEAVE, "not asked for"), 0,
+                              self.experiment.record(stage.name))
+                continue
+            decision = self.decide(stage)
+            if decision.action == SKIP:
+                print(f"\n{stage.name}: skipped, {decision.why}", flush=True)
+                yield Outcome(stage, decision, 0, self.experiment.record(stage.name))
+                continue
+            status = self._run(stage, decision)
+            yield Outcome(stage, decision, status, self.experiment.record(stage.name))
+            if status:
+                return
+        self._digests.save()
+
+    def decide(self, stage: Stage) -> Decision:
+        """Compare the record of a stage with what it would be made of now.
+
+        Raises:
+            UserError: if something that it reads is not there.
+        """
+        record, basis = self.experiment.record(stage.name), self._basis(stage)
+        if record is None:
+            return Decision(RUN, "it has not been run yet", basis)
+        if self._force:
+            return Decision(RUN, "of --force", basis)
+        if record.key != basis.key:
+            return Decision(RUN, basis.difference(record.basis), basis)
+        if record.status != DONE:
+            how = {RUNNING: "was interrupted", STOPPED: "was stopped"}.get(
+                record.status, f"failed with exit status {record.exit_status}")
+            return Decision(CONTINUE, f"an earlier run {how}", basis)
+        for name, digest in record.outputs.items():
+            path = self.experiment.path / name
+            if not path.is_file():
+                return Decision(RUN, f"its output {name} is missing", basis)
+            if self._digests.of(path) != digest:
+                return Decision(RUN, f"its output {name} is not as it left it", basis)
+        return Decision(SKIP, f"valid since {record.date}", basis)
+
+    def command(self, stage: Stage) -> str:
+        """The command line that does the same."""
+        return shlex.join(["python", f"{stage.script.replace('.', '/')}.py",
+                           *self._places.fill_in(stage.argv)])
+
+    def _sources(self, stage: Stage) -> list[str]:
+        """The stages whose output a stage reads."""
+        return [*stage.needs, *self._places.sources(stage.files)]
+
+    def _basis(self, stage: Stage) -> Basis:
+        inputs = {}
+        for source, patterns in stage.needs.items():
+            record = self.experiment.record(source)
+            if record is None or record.status != DONE:
+                raise UserError(f"{stage.name} reads what {source} writes, which is not finished; "
+                                f"run {source} first, for example with --from {source}")
+            lacking = _unmatched(self.experiment.path, patterns)
+            if lacking:
+                raise UserError(f"{stage.name} reads {lacking} in {self.experiment.path}, but "
+                                f"there is none; make it anew with --only {source}")
+            inputs.update((str(path.relative_to(self.experiment.path)), self._digests.of(path))
+                          for path in find(self.experiment.path, patterns))
+        for name, path in self._places.files(stage.files):
+            inputs[name] = self._digests.of(path)
+        return Basis(stage.script, stage.argv, stage.parameters, inputs)
+
+    def _run(self, stage: Stage, decision: Decision) -> int:
+        """Run or continue a stage, with its record before and after; returns its status."""
+        experiment = self.experiment
+        argv, earlier = self._places.fill_in(stage.argv), 0.0
+        continued = None
+        if decision.action == CONTINUE:
+            earlier = experiment.record(stage.name).seconds
+            continued = stage.continued(argv, experiment.path)
+        if continued is None:
+            _remove(experiment.path, stage.clears or stage.outputs)
+        log = experiment.log_name(self.stages.index(stage) + 1, stage.name)
+        record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None, log,
+                        datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S"), decision.why,
+                        versions())
+        experiment.save(stage.name, record)
+        verb = "continues" if decision.action == CONTINUE else "runs"
+        print(f"\n{stage.name}: {verb}, because {decision.why}", flush=True)
+        begin = time.monotonic()
+        status = self._run_script(stage.script, argv if continued is None else continued,
+                                  experiment.path / log)
+        record = dataclasses.replace(record, exit_status=status, status=(
+            DONE if status == 0 else STOPPED if status > 128 else FAILED),
+            seconds=round(earlier + time.monotonic() - begin, 1))
+        if status == 0:
+            record = self._with_outputs(stage, record)
+        else:
+            what = "was stopped" if record.status == STOPPED else f"failed (exit status {status})"
+            print(f"{stage.name} {what}; its log is {experiment.path / log}", file=sys.stderr)
+        experiment.save(stage.name, record)
+        self._digests.save()
+        return status
+
+    def _with_outputs(self, stage: Stage, record: Record) -> Record:
+        folder = self.experiment.path
+        lacking = _unmatched(folder, stage.outputs)
+        if lacking:
+            raise RuntimeError(f"{stage.name} has written nothing that matches {lacking}")
+        files = find(folder, stage.outputs)
+        return dataclasses.replace(
+            record, outputs={str(path.relative_to(folder)): self._digests.of(path)
+                             for path in files},
+            bytes=sum(path.stat().st_size for path in files), result=stage.result(folder))
+
+    def _run_script(self, module: str, argv: list[str], log_file: Path) -> int:
+        """Run a script's ``main`` in a process of its own, showing its log as it grows.
+
+        Returns:
+            Its exit status; 128 + the signal's number if a signal ended it.
+        """
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        with open(log_file, "a") as log:
+            log.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
+        context = multiprocessing.get_context("forkserver")
+        # The scripts are imported once; each stage is a fork of the process that has done it.
+        context.set_forkserver_preload(sorted({stage.script for stage in self.stages
+                                               if stage.name in self._chosen}))
+        process = context.Process(target=run_stage, args=(self.experiment.path, module, argv,
+                                                          log_file))
+        with open(log_file, "rb") as log, _passing_signals_to(process) as received:
+            log.seek(0, os.SEEK_END)
+            process.start()
+            if received:  # before there was a process to pass it on to
+                os.kill(process.pid, received[0])
+            running = True
+            while running:
+                running = process.is_alive()
+                sys.stdout.write(log.read().decode(errors="replace"))
+                sys.stdout.flush()
+                process.join(SECONDS_BETWEEN_LOOKS)
+        status = process.exitcode
+        if status < 0:
+            print(f"{module} was ended by signal {-status}", file=sys.stderr)
+        return 128 - status if status < 0 else status or (128 + received[0] if received else 0)
+
+
+@contextlib.contextmanager
+def _passing_signals_to(process: multiprocessing.Process) -> Iterator[list[int]]:
+    """Hand the signals that ask to stop on to a process; they are noted in the list."""
+    received: list[int] = []
+
+    def pass_on(number, _frame):
+        received.append(number)
+        if process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    previous = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _unmatched(folder: Path, patterns: Sequence[str]) -> str | None:
+    """The first pattern that no file matches, or None."""
+    return next((pattern for pattern in patterns
+                 if not pattern.startswith("!") and not find(folder, [pattern])), None)
+
+
+def _remove(folder: Path, patterns: Sequence[str]) -> None:
+    """Delete what matches, unfinished work in its folders included."""
+    for path in reversed(matches(folder, patterns)):  # what is in a folder before the folder
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,521 @@
+"""The stages of the experiment, in order: which script, what it reads and writes, what it hangs on.
+
+Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
+file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.action_noise import load_action_noise
+from analysis.influence_files import ComparisonFolder
+from analysis.intervention_files import InterventionsFolder
+from common import rollout_files
+from common.agent_file import agent_files
+from common.config import load_agent_config
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
+from common.settings import SETTINGS_NAME
+from common.training_log import newest_run, read_log
+from generative import saliency_files, sample_files
+from generative.config import InterpretingConfig
+from generative.runs import checkpoints, newest_simulator_run, read_progress
+from generative.saliency import WITHOUT_ENV_GRADS
+from pipeline.presets import ROOT, Preset
+from pipeline.records import find
+
+OUTPUT, AGENT, SIMULATOR = "{output}", "{agent}", "{simulator}"
+SAMPLES = f"{OUTPUT}/samples/informed_init"
+
+
+def _below(folder: str, patterns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{folder}/{pattern}" for pattern in patterns)
+
+
+# Saliency in the samples' folders, with and without gradients through the environment.
+_ENDING = f"!samples/informed_init/sample_*/*{WITHOUT_ENV_GRADS}.*"
+DATA_OF_MAPS = (*_below("samples/informed_init", saliency_files.DATA_PATTERNS), _ENDING)
+MAPS = (*_below("samples/informed_init", (*saliency_files.DATA_PATTERNS,
+                                          saliency_files.VIDEO_PATTERN)), _ENDING)
+DATA_OF_MAPS_WITHOUT, MAPS_WITHOUT = (
+    tuple(re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern) for pattern in patterns[:-1])
+    for patterns in (DATA_OF_MAPS, MAPS))
+# What several stages read, by the stage that writes it.
+ROLLOUTS = {"record": _below("rollouts/data", rollout_files.PATTERNS)}
+SIMULATED = {"simulate": _below("samples/informed_init", sample_files.PATTERNS)}
+DIRECTIONS = {"hidden_states": ("analysis/hx_analysis_precomp/*.npy",)}
+BEHAVIOURS = {"behaviours": ("analysis/combined_agent_env_hx_analysis_precomp/*.npy",)}
+TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
+
+# Flags that go on with an interrupted stage, or None to begin anew.
+Continuation = Callable[[list[str], Path], "list[str] | None"]
+
+
+def same_command(argv: list[str], _folder: Path) -> list[str] | None:
+    """The script finds out itself what it has done already."""
+    return argv
+
+
+def anew(_argv: list[str], _folder: Path) -> list[str] | None:
+    """The script writes everything at its end, or is quick."""
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One run of one script.
+
+    Attributes:
+        name: of the stage.
+        script: module of the script.
+        argv: its flags, with places.
+        outputs: patterns of the files that it writes, below the output folder; each of them is
+            matched by a file at least.
+        result: the outcome in a few words, from the output folder.
+        needs: patterns of what it reads of what earlier stages have written, by stage.
+        files: other files that it reads: AGENT, SIMULATOR.
+        parameters: those that it depends on beyond its flags, by dotted name.
+        clears: patterns of what is deleted before it runs anew, if not ``outputs``.
+        continued: how it goes on when it was interrupted.
+    """
+
+    name: str
+    script: str
+    argv: tuple[str, ...]
+    outputs: tuple[str, ...]
+    result: Callable[[Path], str]
+    needs: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    parameters: dict[str, object] = dataclasses.field(default_factory=dict)
+    clears: tuple[str, ...] = ()
+    continued: Continuation = same_command
+
+
+class Places:
+    """Fills in the places that flags and files name.
+
+    Args:
+        output: the output folder.
+    """
+
+    def __init__(self, output: Path, preset: Preset):
+        self._output, self._preset = output, preset
+
+    def sources(self, files: Sequence[str]) -> list[str]:
+        """The stages that make files."""
+        made = {AGENT: (self._preset.agent_file, TRAIN_AGENT),
+                SIMULATOR: (self._preset.model_file, TRAIN_SIMULATOR)}
+        return [made[file][1] for file in files if made[file][0] is None]
+
+    def fill_in(self, argv: Sequence[str]) -> list[str]:
+        """Flags as the script gets them; what is not there yet stays as it is."""
+        filled = []
+        for word in argv:
+            if word in (AGENT, SIMULATOR):
+                path = self._agent() if word == AGENT else self._simulator()
+                word = word if path is None else str(path)
+            filled.append(word.replace(OUTPUT, str(self._output)))
+        return filled
+
+    def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
+        """Files by the names that do not change with the place where they lie.
+
+        Raises:
+            UserError: if one is missing.
+        """
+        found = []
+        for name in names:
+            path = self._agent() if name == AGENT else self._simulator()
+            if path is None or not path.is_file():
+                made_by = " ".join(self.sources([name]))
+                raise UserError(f"there is no {name.strip('{}')} "
+                                + (f"yet; run {made_by} first" if made_by else f"file {path}"))
+            found.append((name, path))
+            settings = path.with_name(SETTINGS_NAME)
+            if name == SIMULATOR and settings.is_file():
+                found.append((f"{name}, {settings.name}", settings))
+        return found
+
+    def _agent(self) -> Path | None:
+        if self._preset.agent_file is not None:
+            return ROOT / self._preset.agent_file
+        try:
+            return agent_files(newest_run(agent_experiment(self._output)))[-1]
+        except (UserError, IndexError):
+            return None
+
+    def _simulator(self) -> Path | None:
+        if self._preset.model_file is not None:
+            return ROOT / self._preset.model_file
+        run = newest_simulator_run(simulator_experiment(self._output))
+        return (checkpoints(run) or [None])[-1] if run else None
+
+
+def agent_experiment(output: Path) -> Path:
+    """The folder with the runs of the agent's training; its name says game and experiment."""
+    return next(iter(sorted(output.glob("agent/procgen/*/*"))), output / "agent")
+
+
+def simulator_experiment(output: Path) -> Path:
+    """The folder with the runs of the simulator's training."""
+    return next(iter(sorted(output.glob("simulator/results/*"))), output / "simulator")
+
+
+def resumed_agent(_argv: list[str], folder: Path) -> list[str] | None:
+    """Continue the run from what it has saved, if it has."""
+    from agents.training import RESUME_NAME  # not needed to decide what is valid
+
+    saved = sorted(agent_experiment(folder).glob(f"*/{RESUME_NAME}"))
+    return ["--resume", str(saved[-1].parent)] if saved else None
+
+
+def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
+    """The same for the simulator."""
+    run = newest_simulator_run(simulator_experiment(folder))
+    if run is None or not checkpoints(run):
+        return None
+    return [*argv[:2], "--resume", str(run)]  # with the agent's file
+
+
+def flattened(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested values by their dotted names."""
+    flat = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flattened(value, f"{name}.") if isinstance(value, dict) else {
+            name: list(value) if isinstance(value, tuple) else value})
+    return flat
+
+
+def all_stages(preset: Preset, config: InterpretingConfig, exp_name: str) -> tuple[Stage, ...]:
+    """Every stage of the experiment, in the order in which they run."""
+    build = _Builder(preset, config, exp_name)
+    return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
+            *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
+            *build.interventions(), *build.panel())
+
+
+class _Builder:
+    """Makes the stages of an experiment, a group at a time."""
+
+    def __init__(self, preset: Preset, config: InterpretingConfig, exp_name: str):
+        self._preset, self._config, self._exp_name = preset, config, exp_name
+        self._parameters = flattened(dataclasses.asdict(config))
+        self._sizes = {}  # of the simulator; published files leave them to the parameter set
+        if preset.model_file and not (ROOT / preset.model_file).with_name(SETTINGS_NAME).is_file():
+            self._sizes = self._of("simulator.")
+        # Flags that several scripts take.
+        self._seed = ("--seed", str(preset.seed))
+        self._game = ("--env_name", preset.env_name,
+                      "--distribution_mode", preset.distribution_mode)
+        self._inside = ("--agent_file", AGENT)
+        self._set = ("--interpreting_params_name", preset.parameters)
+        self._data = ("--data_dir", f"{OUTPUT}/rollouts/data")
+        self._analyses = ("--save_dir", f"{OUTPUT}/analysis")
+        self._precomputed = ("--precomputed_analysis_data_path",
+                             f"{OUTPUT}/analysis/hx_analysis_precomp")
+        self._simulated = (*self._inside, "--model_file", SIMULATOR, *self._set, *self._data,
+                           *self._seed)
+        self._of_samples = (*self._set, *self._analyses, "--samples_dir", SAMPLES)
+
+    def _of(self, *prefixes: str) -> dict[str, object]:
+        """The parameters whose names begin so."""
+        return {name: value for name, value in self._parameters.items()
+                if name.startswith(prefixes)}
+
+    def agent(self) -> list[Stage]:
+        training = self._preset.agent_training
+        if training is None:
+            return []
+        experiment = f"{OUTPUT}/agent/procgen/{self._preset.env_name}/{self._exp_name}"
+        return [
+            Stage(TRAIN_AGENT, "train",
+                  ("--exp_name", self._exp_name, *self._game, "--param_name", training.param_name,
+                   "--num_levels", str(training.num_levels),
+                   "--num_timesteps", str(training.num_timesteps),
+                   "--num_checkpoints", str(training.num_checkpoints),
+                   "--val_interval", str(training.val_interval), *self._seed,
+                   "--logdir", f"{OUTPUT}/agent"),
+                  ("agent/**/*.*",), _return_on_unseen_levels, clears=("agent",),
+                  parameters=flattened(vars(load_agent_config(training.param_name)), "agent."),
+                  continued=resumed_agent),
+            Stage("plot_agent", "plot_training_csv", ("--datapath", experiment),
+                  ("agent/**/plot*.png",), _newest("agent/**/plot_for_fig.png"),
+                  needs={TRAIN_AGENT: ("agent/**/log.csv",)}, continued=anew)]
+
+    def recording(self) -> list[Stage]:
+        preset = self._preset
+        number = preset.recorded_episodes or self._config.analysis.agent_h.num_episodes
+        slots = load_agent_config(preset.recording_param_name).n_envs
+        return [
+            Stage("evaluate", "evaluate",
+                  ("--model_file", AGENT, *self._game,
+                   "--num_episodes", str(preset.evaluated_levels), *self._seed,
+                   "--output", f"{OUTPUT}/evaluation.json"),
+                  ("evaluation.json",), _success_rate, files=(AGENT,), continued=anew),
+            Stage("render", "render",
+                  ("--model_file", AGENT, *self._game, "--num_eps", str(preset.rendered_episodes),
+                   "--strip", *self._seed, "--vid_dir", f"{OUTPUT}/videos"),
+                  ("videos/*.*",), _number("videos/*.mp4", "videos"), files=(AGENT,),
+                  clears=("videos",), continued=anew),
+            Stage("record", "record",
+                  ("--model_file", AGENT, *self._game, "--param_name", preset.recording_param_name,
+                   "--num_episodes", str(number), *self._seed,
+                   *(() if preset.recorded_videos else ("--no_videos",)),
+                   "--logdir", f"{OUTPUT}/rollouts"),
+                  ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
+                  parameters={**flattened(vars(load_action_noise()), "action_noise."),
+                              "agent.n_envs": slots})]
+
+    def simulator(self) -> list[Stage]:
+        training = self._preset.simulator_training
+        if training is None:
+            return []
+        start = () if self._preset.model_file is None else (SIMULATOR,)
+        return [
+            Stage(TRAIN_SIMULATOR, "train_gen_model",
+                  (*self._inside, *(("--model_file", *start) if start else ()), *self._set,
+                   *self._data, *self._seed, "--max_batches", str(training.max_batches),
+                   *_given("--batch_size", training.batch_size),
+                   *_given("--num_sim_steps", training.num_sim_steps),
+                   "--log_dir_base", f"{OUTPUT}/simulator",
+                   "--gen_mod_exp_name", self._exp_name),
+                  ("simulator/**/*.*",), _held_out_loss, needs=ROLLOUTS, files=(AGENT, *start),
+                  parameters=self._of("simulator.", "training."), clears=("simulator",),
+                  continued=resumed_simulator),
+            Stage("plot_simulator", "plot_training_csv",
+                  ("--datapath", f"{OUTPUT}/simulator/results/{self._exp_name}"),
+                  ("simulator/**/plot.png",), _newest("simulator/**/plot.png"),
+                  needs={TRAIN_SIMULATOR: ("simulator/**/progress.csv",)}, continued=anew)]
+
+    def simulations(self) -> list[Stage]:
+        stages = []
+        for name, folder, size, more in (
+                ("simulate", "informed_init", "record.max_samples", ()),
+                ("simulate_at_random", "rand_init", "record.max_samples",
+                 ("--recording_rand_init",)),
+                ("simulate_actions", "manual_actions", "record.rand_init",
+                 ("--manual_action", "pattern",
+                  "--num_samples", str(self._preset.manual_action_starts)))):
+            stages.append(Stage(
+                name, "record_gen_samples",
+                (*self._simulated, "--data_save_dir", f"{OUTPUT}/samples", *more),
+                (f"samples/{folder}/**/*.*",), _number(f"samples/{folder}/sample_*", "samples"),
+                needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
+                parameters={**self._of(size, "analysis.saliency.num_sim_steps", "swap."),
+                            **self._sizes},
+                clears=(f"samples/{folder}",)))
+        return [*stages, Stage(
+            "loss_over_time", "loss_over_time_experiment",
+            (*self._simulated, "--output_dir", f"{OUTPUT}/loss_over_time"),
+            ("loss_over_time/*.*",), _beaten, needs=ROLLOUTS, files=(AGENT, SIMULATOR),
+            parameters={**self._sizes, **self._of(
+                "simulator.num_sim_steps", "training.batch_size", "training.held_out_fraction",
+                "training.terminal_absorbing", "analysis.loss_over_time.")},
+            clears=("loss_over_time",), continued=anew)]
+
+    def hidden_states(self) -> list[Stage]:
+        flags = (*self._set, *self._data, *self._analyses, *self._seed)
+        return [
+            Stage("hidden_states", "analysis.hidden_analysis_precompute",
+                  (*flags, "--generated_data_dir", f"{OUTPUT}/samples", "--overwrite"),
+                  ("analysis/hx_analysis_precomp/*.*",), _variance, needs={**ROLLOUTS, **SIMULATED},
+                  parameters=self._of("analysis.agent_h.", "analysis.tsne_seed"),
+                  clears=("analysis/hx_analysis_precomp",)),
+            Stage("plot_hidden_states", "analysis.hidden_analysis_plotting", flags,
+                  ("analysis/hx_plots/**/*.*",), _number("analysis/hx_plots/**/*.png", "figures"),
+                  needs={**ROLLOUTS, **DIRECTIONS}, parameters=self._of("analysis.agent_h.num_"),
+                  clears=("analysis/hx_plots",), continued=anew)]
+
+    def maps(self) -> list[Stage]:
+        return [
+            *self._map("env_states", "env_h_analysis", "env_analysis_precomp", "env_plots",
+                       "env_h", SIMULATED),
+            *self._map("behaviours", "combined_agent_env_hx_analysis",
+                       "combined_agent_env_hx_analysis_precomp", "combined_agent_env_hx_plots",
+                       "combined_agent_env_hx",
+                       {**SIMULATED, "env_states": ("analysis/env_analysis_precomp/*.npy",)},
+                       also=("analysis.env_h.num_samples",)),
+            *self._map("bottleneck_vectors", "bottleneck_vec_analysis",
+                       "bottleneck_vec_analysis_precomp", "bottleneck_vec_plots", "bottleneck",
+                       {**SIMULATED, "simulate_at_random": _below("samples/rand_init",
+                                                                  sample_files.PATTERNS)},
+                       more=("--generated_data_dir", f"{OUTPUT}/samples"))]
+
+    def _map(self, name: str, script: str, precomputed: str, plots: str, section: str,
+             needs: dict[str, tuple[str, ...]], also: tuple[str, ...] = (),
+             more: tuple[str, ...] = ()) -> list[Stage]:
+        """An analysis of simulated samples, and a stage that draws what it found.
+
+        Args:
+            also: names of further parameters.
+            more: further flags.
+        """
+        parameters = self._of(f"analysis.{section}.", "analysis.tsne_seed", *also)
+        flags = (*self._of_samples, *self._seed)
+        return [
+            Stage(name, f"analysis.{script}_precompute", (*flags, *more, "--overwrite"),
+                  (f"analysis/{precomputed}/*.*",), _clusters(f"analysis/{precomputed}"),
+                  needs=needs, parameters=parameters, clears=(f"analysis/{precomputed}",)),
+            Stage(f"plot_{name}", f"analysis.{script}_plotting", flags,
+                  (f"analysis/{plots}/**/*.*",), _number(f"analysis/{plots}/**/*.png", "figures"),
+                  needs={**SIMULATED, name: (f"analysis/{precomputed}/*.npy",)},
+                  parameters=parameters, clears=(f"analysis/{plots}",), continued=anew)]
+
+    def saliency(self) -> list[Stage]:
+        stages = []
+        demonstration = "analysis/demo_with_without_env_grads"
+        for name, maps, folders, more in (
+                ("saliency", MAPS, (demonstration,),
+                 ("--difference_demo_dir", f"{OUTPUT}/{demonstration}")),
+                ("saliency_without_env_grads", MAPS_WITHOUT, (), ("--without_env_grads",))):
+            stages.append(Stage(
+                name, "saliency_experiments",
+                (*self._simulated, "--samples_dir", SAMPLES, *more, *self._precomputed),
+                (*maps, *(f"{folder}/**/*.*" for folder in folders)),
+                _number_of(maps, "saliency_*.json", "saliency maps"),
+                needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
+                parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
+                            **self._sizes},
+                clears=(*maps, *folders)))
+        return [*stages, *self._map(
+            "jacobians", "jacobian_analysis", "jacob_analysis_precomp", "jacob_plots", "jacobian",
+            {**SIMULATED, "saliency": DATA_OF_MAPS},
+            also=("analysis.saliency.direction_",))]
+
+    def influences(self) -> list[Stage]:
+        """What components do to components and to what the agent answers."""
+        needs = {**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS}
+        parameters = self._of("analysis.saliency.", "analysis.xplots.",
+                              "analysis.agent_h.num_episodes",
+                              "analysis.combined_agent_env_hx.num_samples")
+        return [
+            Stage("correlations", "analysis.xcorr_and_xcaus_plots", self._of_samples,
+                  ("analysis/cross_corr_and_causation_*/**/*.*",),
+                  _number("analysis/cross_corr_and_causation_plots/*.png", "figures"),
+                  needs=needs, parameters=parameters,
+                  clears=("analysis/cross_corr_and_causation_*",), continued=anew),
+            Stage("consistency", "analysis.dynamics_grads_consistency_plots",
+                  (*self._of_samples, *self._inside, *self._seed),
+                  ("analysis/dyn_grad_comparison_*/**/*.*",), _claimed_influences,
+                  needs={**needs, "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
+                  files=(AGENT,), parameters=parameters,
+                  clears=("analysis/dyn_grad_comparison_*",), continued=anew),
+            Stage("causal_stories", "analysis.causal_stories", (*self._of_samples, *self._seed),
+                  ("analysis/causal_stories/**/*.*",),
+                  _number("analysis/causal_stories/*.md", "pages"),
+                  needs={**SIMULATED, **DIRECTIONS,
+                         "consistency": ("analysis/dyn_grad_comparison_*/**/*.*",)},
+                  parameters=self._of("analysis.saliency.extrema_threshold",
+                                      "analysis.agent_h.num_episodes"),
+                  clears=("analysis/causal_stories",), continued=anew),
+            Stage("readout_weights", "plot_value_and_action_weights",
+                  (*self._inside, *self._set, *self._analyses, *self._precomputed),
+                  ("analysis/value_and_action_weights/*.*",),
+                  _number("analysis/value_and_action_weights/*.png", "figures"),
+                  needs=DIRECTIONS, files=(AGENT,),
+                  parameters=self._of("analysis.agent_h.num_episodes"),
+                  clears=("analysis/value_and_action_weights",), continued=anew)]
+
+    def interventions(self) -> list[Stage]:
+        asked = self._preset.interventions
+        return [Stage(
+            "interventions", "compare_interventions",
+            (*self._inside, *self._set, *self._game, "--num_episodes", str(asked.num_episodes),
+             *_given("--directions", asked.directions), "--num_controls", str(asked.num_controls),
+             "--seed", str(self._preset.seed + 1),  # other levels than those of the recordings
+             *self._precomputed, "--output_dir", f"{OUTPUT}/analysis/interventions"),
+            ("analysis/interventions/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
+            parameters=self._of("analysis.agent_h.num_episodes",
+                                "analysis.saliency.direction_ids"),
+            clears=("analysis/interventions",))]
+
+    def panel(self) -> list[Stage]:
+        number = self._config.analysis.combined_agent_env_hx.num_samples
+        return [Stage(
+            "panel", "export_panel",
+            ("--exp_name", self._exp_name, *self._set, *self._analyses,
+             "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
+            ("analysis/panel/**/*.*",), _number("analysis/panel/data/pictures_*.js", "samples"),
+            needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
+            parameters=self._of("analysis.agent_h.num_episodes"), clears=("analysis/panel",),
+            continued=anew)]
+
+
+def _given(flag: str, value: object | None) -> tuple[str, ...]:
+    return () if value is None else (flag, str(value))
+
+
+def _number(pattern: str, unit: str) -> Callable[[Path], str]:
+    return lambda output: f"{len(list(output.glob(pattern)))} {unit}"
+
+
+def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path], str]:
+    """How many of the files that match patterns have a name of this kind."""
+    return lambda output: (
+        f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
+
+
+def _newest(pattern: str) -> Callable[[Path], str]:
+    return lambda output: max(output.glob(pattern), key=lambda path: path.stat().st_mtime).name
+
+
+def _return_on_unseen_levels(output: Path) -> str:
+    last = read_log(newest_run(agent_experiment(output))).iloc[-1]
+    return f"return {last['val_mean_episode_rewards']:.2f} on unseen levels"
+
+
+def _success_rate(output: Path) -> str:
+    found = json.loads((output / "evaluation.json").read_text())
+    return f"{100 * found['success_rate']:.1f} % of levels solved"
+
+
+def _episodes(output: Path) -> str:
+    index = RolloutFolder(output / "rollouts" / "data").index()
+    return f"{index['episode'].nunique()} episodes, {len(index)} frames"
+
+
+def _held_out_loss(output: Path) -> str:
+    log = read_progress(newest_simulator_run(simulator_experiment(output)))
+    return f"held-out loss {log['held_out_loss'].iloc[-1]:.4g}"
+
+
+def _beaten(output: Path) -> str:
+    from analysis.loss_over_time import SETTINGS_NAME
+
+    compared = json.loads((output / "loss_over_time" / SETTINGS_NAME).read_text())["comparisons"]
+    better = ", ".join(str(each["better"]) for each in compared)
+    return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
+
+
+def _variance(output: Path) -> str:
+    (file,) = (output / "analysis" / "hx_analysis_precomp").glob("pc_loading_variances_*.npy")
+    variances = np.load(file)
+    enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
+    return f"{enough} components hold 95 % of the variance"
+
+
+def _claimed(output: Path) -> str:
+    table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    directions = table[~table["control"]]
+    return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
+
+
+def _clusters(folder: str) -> Callable[[Path], str]:
+    def count(output: Path) -> str:
+        (file,) = (output / folder).glob("cluster_means_*.npy")
+        return f"{len(np.load(file))} clusters"
+    return count
+
+
+def _claimed_influences(output: Path) -> str:
+    table = ComparisonFolder(output / "analysis" / "dyn_grad_comparison_data").table()
+    return f"{table['claimed'].sum()} of {len(table)} influences are claimed"

@@ -1,0 +1,82 @@
+"""Run the whole experiment, from training to a page that ties it together. What is done and still
+valid is skipped, what was interrupted goes on, and what has changed is made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.cli import Parser
+from common.errors import UserError, nearest, script_main
+from generative.config import load_interpreting_config
+from pipeline.presets import load_preset
+from pipeline.records import Experiment
+from pipeline.report import write_report
+from pipeline.runner import Pipeline
+from pipeline.stages import Places, all_stages
+from pipeline.summary import print_plan, print_table
+
+FORBIDDEN = set("/\\\0")
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--preset", required=True,
+                       help="one of hyperparams/pipeline.yml (demo, full, tiny), or a parameter "
+                            "set of hyperparams/interpreting_configs.yml, for the shipped agent")
+    flags.add_argument("--output_dir", type=Path,
+                       help="folder to write to; <preset>_output if not given")
+    flags.add_argument("--exp_name", help="name of the experiment; the preset's if not given")
+    flags.add_argument("--agent_file", type=Path,
+                       help="analyse this agent instead of the preset's and train none")
+    flags.add_argument("--model_file", type=Path,
+                       help="use this simulator instead of the preset's and train none")
+    which = flags.add_mutually_exclusive_group()
+    which.add_argument("--from", dest="first", metavar="STAGE",
+                       help="begin with this stage, whatever has become of those before")
+    which.add_argument("--only", nargs="+", metavar="STAGE", help="run only these stages")
+    flags.add_argument("--force", action="store_true",
+                       help="make the stages that were asked for anew, whatever there is of them")
+    flags.add_argument("--dry_run", action="store_true",
+                       help="say what would be run and why, and run nothing")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    preset = load_preset(args.preset, args.agent_file, args.model_file)
+    name = args.exp_name or args.preset
+    if FORBIDDEN & set(name) or name.startswith("."):
+        raise UserError(f"--exp_name is in the names of folders; choose another than '{name}'")
+    output = args.output_dir or Path(f"{args.preset}_output")
+    stages = all_stages(preset, load_interpreting_config(preset.parameters), name)
+    experiment = Experiment(output)
+    experiment.check(args.preset)
+    pipeline = Pipeline(experiment, stages, Places(output, preset),
+                        chosen([stage.name for stage in stages], args.first, args.only),
+                        args.force)
+    if args.dry_run:
+        print_plan(pipeline)
+        return 0
+    with experiment.opened({"preset": args.preset, "name": name}):
+        outcomes = list(pipeline.run())
+        page = write_report(experiment, stages)
+    print_table(outcomes)
+    print(f"\nopen {page.absolute()}")
+    return outcomes[-1].status
+
+
+def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[str]:
+    """The stages that were asked for.
+
+    Raises:
+        UserError: if there is no such stage, naming the nearest.
+    """
+    for name in [first] if first else only or []:
+        if name not in names:
+            raise UserError(f"there is no stage '{name}'{nearest(name, names)}")
+    return set(only or names[names.index(first) if first else 0:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
