@@ -34,7 +34,7 @@ from analysis.jacobian_files import JacobiansFolder
 from analysis.jacobians import Jacobians, read_jacobians
 from analysis.result_files import ResultWriter
 from analysis.sphere import pairwise_cosines, uniform_cosine_density, uniformity
-from analysis.state_plots import ClusterPlots, Plane
+from analysis.state_plots import Plane
 from common.errors import UserError
 from generative.config import load_interpreting_config
 from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
@@ -431,39 +431,31 @@ def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, 
     assert settings["precomputed"]["sample_numbers"] == list(range(NUM_SAMPLES))
 
 
-def drawn_members(monkeypatch, main, argv):
-    """What the figures of single clusters are given: members and pictures' captions, by cluster."""
-    found = {}
-
-    def draw(self, figure, cluster, what="cluster"):
-        found[cluster] = np.flatnonzero(self.labels == cluster)
-        original(self, figure, cluster, what)
-
-    original = ClusterPlots.draw
-    monkeypatch.setattr(ClusterPlots, "draw", draw)
-    captions = {}
-
-    def plot(self, path, cluster, note, pictures=None):
-        captions[cluster] = [list(map(int, re.findall(r"\d+", text)))
-                             for text in pictures.captions]
-        original_plot(self, path, cluster, note, pictures)
-
-    original_plot = ClusterPlots.plot
-    monkeypatch.setattr(ClusterPlots, "plot", plot)
-    assert main(argv) == 0
-    return found, captions
-
-
 def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_path, monkeypatch):
-    labels = env_folder(precomputed).read("clusters")
-    argv = [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]
-    found, captions = drawn_members(monkeypatch, env_h_analysis_plotting.main, argv)
-    assert sorted(found) == [0, 1, 2]
-    for cluster, members in found.items():
-        np.testing.assert_array_equal(members, np.flatnonzero(labels == cluster))
-        for sample, step in captions[cluster]:
+    folder = env_folder(precomputed)
+    labels = folder.read("clusters")
+    figures = {}
+
+    def keep(figure, path):
+        figures[path.name] = figure
+        path.write_bytes(b"")
+
+    monkeypatch.setattr("analysis.state_plots.save", keep)
+    assert env_h_analysis_plotting.main(
+        [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
+    for cluster in range(3):
+        above, below = figures[f"cluster_{cluster:02d}.png"].subfigs
+        members = np.flatnonzero(labels == cluster)
+        for axes, name in zip(above.axes, ("principal", "tsne")):
+            (points,) = axes.collections
+            np.testing.assert_allclose(points.get_offsets(), folder.read(name)[members, :2])
+        captions = [axes.get_title() for axes in below.axes]
+        shown = [list(map(int, re.findall(r"\d+", caption))) for caption in captions]
+        assert len({sample for sample, _ in shown}) == len(shown) == 8
+        for (sample, step), axes in zip(shown, below.axes):
             assert labels[sample * NUM_STEPS + step] == cluster
-        assert len({sample for sample, _ in captions[cluster]}) == len(captions[cluster]) == 8
+            frame = SampleFolder(data / "informed_init").sample(sample).frames[step]
+            np.testing.assert_array_equal(axes.images[0].get_array(), frame)
 
 
 def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_path, monkeypatch):
