@@ -20,8 +20,9 @@ DEMO := demo_output
 demo: .venv/installed
 	$(BIN)/python run_pipeline.py --preset demo --output_dir $(DEMO)
 
+# One process a core, each with one thread: most tests are too small for more.
 test: .venv/installed
-	$(BIN)/python -m pytest tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile tests
 
 lint: .venv/installed
 	$(BIN)/ruff check .
