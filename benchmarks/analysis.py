@@ -6,6 +6,7 @@ others. Each size runs in a process of its own, for the peak of memory to be its
     python -m benchmarks.analysis                  10 000 and 100 000 states
     python -m benchmarks.analysis --million        1 000 000 as well
     python -m benchmarks.analysis --sizes 10000    these sizes
+    python -m benchmarks.analysis --agreement      how well the fast methods agree with exact ones
 """
 
 from __future__ import annotations
@@ -20,9 +21,15 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from sklearn.manifold import TSNE, trustworthiness
+from sklearn.metrics import adjusted_rand_score
 
+from analysis.clustering import find_clusters
+from analysis.components import principal_components, scale_of
+from analysis.embedding import PERPLEXITY, embed
 from analysis.hidden_files import HiddenStatesFolder
 from analysis.hidden_steps import analyse
+from analysis.neighbours import nearest_neighbours
 from analysis.result_files import ResultWriter
 from benchmarks.measuring import peak_memory
 from generative.config import load_interpreting_config
@@ -31,6 +38,7 @@ UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
 SIZES, MILLION = (10_000, 100_000), 1_000_000
 TIME_LIMIT = {100_000: 600}  # seconds
 MEMORY_LIMIT = 16  # GB
+AGREEMENT_STATES, AGREEMENT_NEIGHBOURS = 3_000, 15
 
 
 def synthetic_states(number: int) -> np.ndarray:
@@ -66,15 +74,45 @@ def measure(number: int, clustering: str) -> None:
     print(json.dumps(found))
 
 
+def measure_agreement() -> None:
+    """Print how the methods for many states compare with exact ones on few."""
+    states = synthetic_states(AGREEMENT_STATES)
+    standardised = scale_of(states).standardise(states)
+    rows = principal_components(standardised, 32).coordinates(standardised)
+    exact = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0)
+    fast = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)
+    recall = np.mean([len(np.intersect1d(*pair)) / AGREEMENT_NEIGHBOURS
+                      for pair in zip(exact.indices, fast.indices)])
+    print(f"{len(rows)} states: descent finds {100 * recall:.1f} % of the {AGREEMENT_NEIGHBOURS} "
+          "nearest neighbours", flush=True)
+    maps = {"exact t-SNE": TSNE(2, perplexity=PERPLEXITY, method="exact", init="pca",
+                                random_state=0).fit_transform(rows),
+            "ours": embed(rows, 2, 0).places,
+            "ours, fitted to a third": embed(rows, 2, 0, len(rows) // 3).places}
+    print("trustworthiness of the map (12 neighbours): " + ", ".join(
+        f"{name} {trustworthiness(rows, places, n_neighbors=12):.3f}"
+        for name, places in maps.items()), flush=True)
+    for method, data in (("agglomerative", rows), ("hdbscan", maps["ours"])):
+        whole, part = (find_clusters(data, method, GROUPS, 0, fit_rows).labels
+                       for fit_rows in (len(data), len(data) // 3))
+        print(f"{method}: adjusted Rand index {adjusted_rand_score(whole, part):.3f} between a fit "
+              "to all and to a third of them", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--million", action="store_true", help="1 000 000 states as well")
     parser.add_argument("--clustering", default="agglomerative")
+    parser.add_argument("--agreement", action="store_true",
+                        help="compare with exact methods instead")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
         measure(args.measure, args.clustering)
+        return
+    if args.agreement:
+        measure_agreement()
         return
     sizes = [*args.sizes, *([MILLION] if args.million else [])]
     results = {}
