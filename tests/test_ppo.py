@@ -121,7 +121,7 @@ def test_update_is_one_clipped_step_down_the_specified_loss(normalize_adv):
                          grad_clip_norm=0.05)
     policy = tiny_policy(recurrent=False)
     worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
-    rollout = Rollout(64, 8, (64, 64, 3), 0, FLOAT32.device)
+    rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
     worker.play(64, rollout)
 
     advantage = advantages(rollout.rewards, rollout.values, rollout.ended, 0.9, 0.7)
