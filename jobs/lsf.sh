@@ -1,0 +1,25 @@
+#!/bin/bash
+# Any script of the root as an LSF job, submitted from the root. What `make` would build is built first.
+#
+#   COMMAND="run_pipeline.py --preset full" bsub < jobs/lsf.sh
+#   COMMAND="train_gen_model.py --agent_file ..." bsub -W 4:00 < jobs/lsf.sh
+#   COMMAND="saliency_experiments.py ..." bsub -J "saliency[1-8]" < jobs/lsf.sh     each job does its --shard
+#
+# Ten minutes before the end LSF sends SIGTERM: the script saves and stops with exit status 143.
+# Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
+#BSUB -J interpret
+#BSUB -o logs/%J-%I.out
+#BSUB -W 23:59
+#BSUB -n 8
+#BSUB -R "span[hosts=1] rusage[mem=4096]"
+#BSUB -gpu "num=1"
+#BSUB -wa TERM
+#BSUB -wt 10
+set -eu
+cd "$LS_SUBCWD"
+make .venv/installed
+eval "set -- $COMMAND"
+if [ "${LSB_JOBINDEX:-0}" != 0 ]; then
+    set -- "$@" --shard "$LSB_JOBINDEX/$LSB_JOBINDEX_END"
+fi
+exec .venv/bin/python "$@"

@@ -1,0 +1,23 @@
+#!/bin/bash
+# Any script of the root as a Slurm job, submitted from the root. What `make` would build is built first.
+#
+#   sbatch jobs/slurm.sh run_pipeline.py --preset full
+#   sbatch --time 4:00:00 --gpus 1 jobs/slurm.sh train_gen_model.py --agent_file ...
+#   sbatch --array 1-8 jobs/slurm.sh saliency_experiments.py ...     each job does its --shard
+#
+# Ten minutes before the end Slurm sends SIGTERM: the script saves and stops with exit status 143.
+# Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
+#SBATCH --job-name interpret
+#SBATCH --output logs/%x-%j.out
+#SBATCH --time 24:00:00
+#SBATCH --gpus 1
+#SBATCH --cpus-per-task 8
+#SBATCH --mem 32G
+#SBATCH --signal B:TERM@600
+set -eu
+cd "$SLURM_SUBMIT_DIR"
+make .venv/installed
+if [ -n "${SLURM_ARRAY_TASK_COUNT:-}" ]; then
+    set -- "$@" --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
+fi
+exec .venv/bin/python "$@"

@@ -1,0 +1,52 @@
+"""The templates of batch jobs, run by bash as the batch systems run them."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import ROOT, wait_for
+
+pytestmark = pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(),
+                                reason="the jobs use .venv, which make builds")
+
+
+def submit(system: str, argv: list[str], folder=ROOT, array=False) -> subprocess.Popen:
+    """Start what `sbatch` or `bsub` would; an array's job is the ninth of eight."""
+    environment = dict(os.environ)
+    if system == "slurm":
+        command = ["bash", "jobs/slurm.sh", *argv]
+        environment |= {"SLURM_SUBMIT_DIR": str(folder)}
+        if array:
+            environment |= {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "8"}
+    else:
+        command = ["bash"]
+        environment |= {"LS_SUBCWD": str(folder), "COMMAND": " ".join(argv), "LSB_JOBINDEX": "0"}
+        if array:
+            environment |= {"LSB_JOBINDEX": "9", "LSB_JOBINDEX_END": "8"}
+    with open(ROOT / "jobs" / "lsf.sh") as script:
+        return subprocess.Popen(command, cwd=ROOT, env=environment, text=True,
+                                stdin=script if system == "lsf" else subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("system", ["slurm", "lsf"])
+def test_signal_reaches_the_script(system, tmp_path):
+    job = submit(system, ["train.py", "--exp_name", "'a b'" if system == "lsf" else "a b",
+                          "--env_name", "fruitbot", "--param_name", "tiny", "--num_timesteps",
+                          "1000000", "--num_checkpoints", "1", "--logdir", str(tmp_path)])
+    wait_for(lambda: list(tmp_path.glob("procgen/fruitbot/a b/*/log.csv")), job)
+    job.send_signal(signal.SIGTERM)
+    output, errors = job.communicate(timeout=120)
+    assert job.returncode == 128 + signal.SIGTERM
+    assert "--resume" in output
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("system", ["slurm", "lsf"])
+def test_job_of_an_array_does_its_shard(system):
+    job = submit(system, ["saliency_experiments.py", "--agent_file", "a", "--model_file", "b"],
+                 array=True)
+    _, errors = job.communicate(timeout=120)
+    assert job.returncode == 2
+    assert "9/8" in errors
