@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     with experiment.opened({"preset": args.preset, "name": name}):
         outcomes = list(pipeline.run())
-        page = write_report(experiment, stages)
+        page = write_report(experiment, stages, preset)
     print_table(outcomes)
     print(f"\nopen {page.absolute()}")
     return outcomes[-1].status

@@ -27,6 +27,7 @@ from analysis.loss_over_time import IMAGE_MSE, TABLE_NAME
 from common.files import atomic_path, versions
 from common.video import write_strip
 from generative.saliency_files import SaliencyFolder
+from pipeline.presets import Preset
 from pipeline.records import DONE, Experiment
 from pipeline.stages import Stage
 from pipeline.summary import duration, figures
@@ -60,16 +61,22 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page: what was asked, and what shows the answer."""
+    """A part of the page: what was asked, and what shows the answer.
+
+    Attributes:
+        answered_by: the stage whose result stands beside the title at the head of the page.
+        parts: what is shown.
+    """
 
     anchor: str
     title: str
+    answered_by: str
     text: str
     parts: tuple[Files, ...]
 
 
 SECTIONS = (
-    Section("agent", "The agent", (
+    Section("agent", "The agent", "evaluate", (
         "An agent with a memory learns by trial and error (PPO) to play levels that are generated "
         "anew. It sees frames of 64 x 64 pixels, and its hidden state is what it remembers."), (
         Files("plot_agent", ("agent/**/plot_for_fig.png",),
@@ -77,7 +84,7 @@ SECTIONS = (
         Files("render", ("videos/*_strip.png",), "Moments of one episode of the agent that is "
               "analysed below; the mark shows the action."),
         Files("render", ("videos/*_person.mp4",), "Episodes on levels it has not seen.", 3))),
-    Section("simulator", "The simulator", (
+    Section("simulator", "The simulator", "simulate", (
         "A differentiable copy of the environment, with the agent frozen inside, is trained on "
         "recorded episodes. Once it is good enough, one can ask by gradients what caused what."), (
         Files("plot_simulator", ("simulator/**/plot.png",), "Training: each term of the loss."),
@@ -91,14 +98,14 @@ SECTIONS = (
               "Rollouts imagined from nowhere.", 3),
         Files("simulate_actions", ("samples/manual_actions/videos/start_*.mp4",),
               "One start, nine futures: each action is forced where it points."))),
-    Section("loss", "How long imagination stays true", (
+    Section("loss", "How long imagination stays true", "loss_over_time", (
         "The loss on held-out episodes against the simulated step, beside three predictors that "
         "any simulator must beat: the last frame, the mean frame, and itself with the actions of "
         "another episode."), (
         Files("loss_over_time", ("loss_over_time/*plot.png",), "Each kind of loss."),
         Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
               "Above: recorded frames. Below: imagined ones.", 3))),
-    Section("hidden", "What the hidden state looks like", (
+    Section("hidden", "What the hidden state looks like", "hidden_states", (
         "The hidden states of all recorded steps, seen along their principal and independent "
         "components, and as a map in which neighbours stay neighbours (t-SNE)."), (
         Files("plot_hidden_states", ("analysis/hx_plots/variance_explained.png",),
@@ -108,7 +115,7 @@ SECTIONS = (
               "Embeddings; the title of each says what its colours are."),
         Files("plot_hidden_states", ("analysis/hx_plots/rotating_cluster.gif",),
               "Three components, turning."))),
-    Section("saliency", "What raises value, actions and directions", (
+    Section("saliency", "What raises value, actions and directions", "saliency", (
         "Gradients through the simulator say which pixels, had they been different, would have "
         "raised a number that is read off the agent some steps later: its value, the chance of "
         "its action, a direction of its hidden state. Blue raises, red lowers."), (
@@ -120,7 +127,7 @@ SECTIONS = (
         Files("saliency", ("analysis/demo_with_without_env_grads/sample_*/*.mp4",),
               "Beside the frames: saliency with gradients through the environment, without, and "
               "the difference.", 2))),
-    Section("states", "Environment, behaviours, starts", (
+    Section("states", "Environment, behaviours, starts", "behaviours", (
         "The same maps of the simulated environment's states, of behaviours (clusters of what "
         "agent and environment do together), of the vectors from which simulations start, and of "
         "how the components of the hidden state depend on earlier states."), (
@@ -135,7 +142,7 @@ SECTIONS = (
         Files("plot_jacobians", ("analysis/jacob_plots/tsne_*cluster.png",
                                  "analysis/jacob_plots/variance_explained.png"),
               "Gradients of the components in each sample (t-SNE), and their variance."))),
-    Section("causes", "What causes what", (
+    Section("causes", "What causes what", "consistency", (
         "Correlation says what goes together; gradients through the simulator say what brings "
         "about what. An influence is claimed where both agree, sample by sample, beyond chance."), (
         Files("correlations", ("analysis/cross_corr_and_causation_plots/xcorr_all.png",
@@ -148,7 +155,7 @@ SECTIONS = (
               "What each component does to the value and to the actions."),
         Files("causal_stories", ("analysis/causal_stories/index.md",),
               "Causal stories: a page a behaviour, with what is claimed and what is not."))),
-    Section("interventions", "What changes when a direction is altered", (
+    Section("interventions", "What changes when a direction is altered", "interventions", (
         "The agent plays the same unseen levels with and without a direction of its hidden state. "
         "An effect is claimed only if it is clear in itself and larger than those of random "
         "directions of equal size."), (
@@ -156,7 +163,7 @@ SECTIONS = (
               "Effects with their 95 % intervals; grey: random directions."),
         Files("interventions", ("analysis/interventions/effects.md",),
               "All effects, and what may be claimed."))),
-    Section("panel", "The interpretability panel", (
+    Section("panel", "The interpretability panel", "panel", (
         "Scrub through simulated rollouts while seeing what the agent sees, what its hidden state "
         "does and what caused it."), (
         Files("panel", ("analysis/panel/index.html",), "It opens in the browser, from disk."),)),
@@ -196,12 +203,16 @@ class Table:
         header: names of the columns, of which the first are text.
         rows: of cells.
         text_columns: number of the columns that hold text.
+        folded: rows that are shown on request.
+        folded_caption: what they are.
     """
 
     caption: str
     header: list[str]
     rows: list[list[str]]
     text_columns: int
+    folded: list[list[str]] = dataclasses.field(default_factory=list)
+    folded_caption: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +229,7 @@ class Row:
     log: Medium | None
 
 
-def write_report(experiment: Experiment, stages: Sequence[Stage]) -> Path:
+def write_report(experiment: Experiment, stages: Sequence[Stage], preset: Preset) -> Path:
     """Write the page from what lies in the output folder; returns its path."""
     folder = experiment.path / REPORT
     shutil.rmtree(folder, ignore_errors=True)
@@ -233,7 +244,9 @@ def write_report(experiment: Experiment, stages: Sequence[Stage]) -> Path:
                                    lstrip_blocks=True)
     name = experiment.description().get("name", "")
     sections = [(section, [_part(experiment.path, files, done, names) for files in section.parts],
-                 _table(experiment.path, section.anchor, done)) for section in SECTIONS]
+                 _table(experiment.path, section.anchor, done),
+                 experiment.record(section.answered_by).result
+                 if section.answered_by in done else "") for section in SECTIONS]
     for document in _documents(experiment.path, done):
         page = templates.get_template(DOCUMENT).render(
             name=name, body=_rendered(experiment.path, document))
@@ -241,6 +254,8 @@ def write_report(experiment: Experiment, stages: Sequence[Stage]) -> Path:
     _write(folder / PAGE_NAME, templates.get_template(PAGE).render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections,
+        agent_file=preset.agent_file, model_file=preset.model_file,
+        both_trained=preset.agent_training is not None and preset.simulator_training is not None,
         rows=[_row(experiment, stage) for stage in stages],
         total=duration(sum(record.seconds for stage in stages
                            if (record := experiment.record(stage.name)))),
@@ -340,15 +355,18 @@ def _loss_table(output: Path) -> Table:
 def _effects_table(output: Path) -> Table:
     """What each direction does to each outcome."""
     table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    table = table[~table["control"]]
+    rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
+             f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
+             f"{row.p_control:.2g}"] for row in table.itertuples()]
+    claimed = [row for row, is_claimed in zip(rows, table["claimed"]) if is_claimed]
+    others = [row for row, is_claimed in zip(rows, table["claimed"]) if not is_claimed]
     return Table(
-        "Means without and with the alteration, the change with its 95 % interval, its corrected "
-        "p, and the share of random directions with as large a change.",
-        ["alteration", "outcome", "claimed", "unaltered", "altered", "change", "p (Holm)",
-         "p (controls)"],
-        [[row.label, row.outcome.replace("_", " "), "yes" if row.claimed else "no",
-          f"{row.unaltered:.3g}", f"{row.altered:.3g}",
-          f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
-          f"{row.p_control:.2g}"] for row in table[~table["control"]].itertuples()], 3)
+        f"{len(claimed)} of {len(rows)} effects are claimed. Means without and with the "
+        "alteration, the change with its 95 % interval, its corrected p, and the share of random "
+        "directions with as large a change.",
+        ["alteration", "outcome", "unaltered", "altered", "change", "p (Holm)", "p (controls)"],
+        claimed, 2, others, f"The {len(others)} effects that are not claimed")
 
 
 def _write_saliency_strips(output: Path, folder: Path) -> None:

@@ -492,8 +492,12 @@ def _beaten(output: Path) -> str:
     from analysis.loss_over_time import SETTINGS_NAME
 
     compared = json.loads((output / "loss_over_time" / SETTINGS_NAME).read_text())["comparisons"]
-    better = ", ".join(str(each["better"]) for each in compared)
-    return f"beats {len(compared)} predictors at {better} of {len(compared[0]['steps'])} steps"
+    steps = compared[0]["steps"]
+    better = [each["better"] for each in compared]
+    if min(better) == len(steps):
+        return f"beats {len(compared)} predictors at every step from {steps[0]} to {steps[-1]}"
+    return (f"beats {len(compared)} predictors at {', '.join(map(str, better))} of "
+            f"{len(steps)} steps")
 
 
 def _variance(output: Path) -> str:

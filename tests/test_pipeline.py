@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import pandas as pd
 import pytest
 from conftest import start, wait_for
 
 import run_pipeline
+from analysis.intervention_files import InterventionsFolder
 from benchmarks.interruptions import numbers
 from generative.config import load_interpreting_config
 from pipeline.presets import load_preset
@@ -314,3 +316,28 @@ def test_report_has_the_numbers_of_the_stages(finished):
         assert html.escape(stage.result(finished)) in page, stage.name
         assert Experiment(finished).record(stage.name).result == stage.result(finished)
     assert len(find(finished, ["report/saliency_*.png"])) == 3
+
+
+def test_report_begins_with_the_answers(finished):
+    head = (finished / REPORT / PAGE_NAME).read_text().partition("</nav>")[0]
+    record = Experiment(finished).record
+    for name in ("evaluate", "loss_over_time", "behaviours", "consistency", "interventions"):
+        assert record(name).result in head
+    assert "the agent trained here" in head and "the simulator trained here" in head
+    assert "short training" not in head
+
+
+def test_report_folds_the_effects_that_are_not_claimed(run, output):
+    file = InterventionsFolder(output / "analysis" / "interventions").effects_file
+    effects = pd.read_csv(file)
+    directions = effects.index[~effects["control"]]
+    effects["claimed"] = effects.index.isin(directions[[1, 4]])
+    effects.to_csv(file, index=False)
+    run(output, "--only", "evaluate")
+    section = (output / REPORT / PAGE_NAME).read_text().partition('id="interventions"')[2]
+    shown, _, folded = section.partition("</section>")[0].partition("<details>")
+    assert f"2 of {len(directions)} effects are claimed" in shown
+    for part, rows in ((shown, directions[[1, 4]]), (folded, directions.delete([1, 4]))):
+        cells = re.findall("<tr><td>(.*?)</td><td>(.*?)</td>", part)
+        assert cells == [(html.escape(effects["label"][row]),
+                          effects["outcome"][row].replace("_", " ")) for row in rows]

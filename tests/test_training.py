@@ -55,12 +55,8 @@ def weights_of(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A run in a process of its own, as those are that are compared with it: what else a process
-    has done can move the last digits."""
     logdir = tmp_path_factory.mktemp("undisturbed")
-    process = start("train.py", *arguments(logdir, 8))
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    assert train.main(arguments(logdir, 8)) == 0
     return run_folder(logdir)
 
 

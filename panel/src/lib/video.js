@@ -1,21 +1,22 @@
 // A video of the views: all steps once, each as long as in playing.
 
 import {
+  BufferTarget, CanvasSource, getFirstEncodableVideoCodec, Mp4OutputFormat, Output, QUALITY_HIGH
+} from 'mediabunny'
+import {
   cloudOf, drawCoordinates, drawObservation, drawSaliency, drawStates, sentence, SCATTER_ASPECT
 } from './scene.js'
 
 const SIZE = 320
 const GAP = 16
 const TITLE = 28
-const KINDS = ['video/webm;codecs=vp9', 'video/webm;codecs=vp8', 'video/webm', 'video/mp4']
+const CODECS = ['avc', 'vp9', 'av1']
 
-/** The kind of video that this browser writes, or null. */
-export const videoKind = () => (globalThis.MediaRecorder
-  ? KINDS.find((kind) => MediaRecorder.isTypeSupported(kind)) ?? null : null)
+/** Whether this browser encodes videos here: with WebCodecs, which pages over plain http do not have. */
+export const encodes = 'VideoEncoder' in globalThis
 
-/** Record the views; rows: {sample, strips, colour}. Gives {blob, extension}. */
+/** Record the views as mp4; rows: {sample, strips, colour}. Gives a blob. */
 export async function record(panel, rows, onstep) {
-  const kind = videoKind()
   const plot = { w: Math.round(SIZE * SCATTER_ASPECT), h: SIZE }
   const canvas = document.createElement('canvas')
   canvas.width = 2 * SIZE + 2 * plot.w + 5 * GAP
@@ -42,27 +43,21 @@ export async function record(panel, rows, onstep) {
     })
   }
 
-  draw(0)
-  const stream = canvas.captureStream(30)
-  const recorder = new MediaRecorder(stream, { mimeType: kind, videoBitsPerSecond: 8e6 })
-  const parts = []
-  recorder.ondataavailable = ({ data }) => parts.push(data)
-  const stopped = new Promise((resolve) => { recorder.onstop = resolve })
-  recorder.start()
-  const wait = 1000 / panel.view.speed
+  const { width, height } = canvas
+  const codec = await getFirstEncodableVideoCodec(CODECS, { width, height, bitrate: QUALITY_HIGH })
+  if (codec === null) throw new Error('this browser has no encoder for it.')
+  const output = new Output({ format: new Mp4OutputFormat(), target: new BufferTarget() })
+  const source = new CanvasSource(canvas, { codec, bitrate: QUALITY_HIGH })
+  output.addVideoTrack(source)
+  await output.start()
+  const seconds = 1 / panel.view.speed
   for (let step = 0; step < panel.length; step++) {
     onstep(step)
-    // Drawn several times: a picture that does not change makes no frame.
-    const end = performance.now() + Math.max(wait, 120)
-    while (performance.now() < end) {
-      draw(step)
-      await new Promise((resolve) => setTimeout(resolve, 33))
-    }
+    draw(step)
+    await source.add(step * seconds, seconds)
   }
-  recorder.stop()
-  await stopped
-  for (const track of stream.getTracks()) track.stop()
-  return { blob: new Blob(parts, { type: kind }), extension: kind.includes('mp4') ? 'mp4' : 'webm' }
+  await output.finalize()
+  return new Blob([output.target.buffer], { type: 'video/mp4' })
 }
 
 /** Hand a file to the reader. */
