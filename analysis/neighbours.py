@@ -7,6 +7,8 @@ import dataclasses
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
+from common.devices import give_numba_torchs_threads
+
 EXACT_ROWS = 100_000  # up to so many, all distances are computed
 APPROXIMATE_NEIGHBOURS = 30  # that the descent keeps of each row; fewer find worse ones
 
@@ -41,6 +43,7 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
     from pynndescent import NNDescent  # it takes seconds to compile
 
     kept = max(k + 1, APPROXIMATE_NEIGHBOURS)
+    give_numba_torchs_threads()
     indices, distances = NNDescent(rows, n_neighbors=kept, random_state=seed).neighbor_graph
     found = _without_itself(indices, distances, np.arange(len(rows)), k)
     (lost,) = np.nonzero(~np.isfinite(found.distances).all(axis=1))

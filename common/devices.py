@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 
+import numba
 import torch
 
 from common.errors import UserError
@@ -56,6 +57,18 @@ def keep_freed_memory() -> None:
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_numba_torchs_threads() -> None:
+    """Let what numba runs next in this thread have as many threads as torch.
+
+    By itself numba takes all processors, and because the two share the threads of OpenMP, it sets
+    torch's number too when it first runs; the last digits of torch's results depend on that.
+    """
+    threads = torch.get_num_threads()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = "auto") -> Compute:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 import time
@@ -27,9 +26,6 @@ from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
-
-# numba, when it runs in parallel, sets torch's number of threads to its own: last digits change.
-os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

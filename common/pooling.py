@@ -1,0 +1,205 @@
+"""Max-pool 3x3, stride 2, padding 1, of bfloat16 pictures on a CPU: the same numbers as torch's.
+
+torch notes where each maximum came from in eight bytes and keeps the whole input for the gradient;
+here it is one byte, and nothing else is kept. That takes a fifth off a training step of the agent
+(``benchmarks/agent.py``).
+
+Rows of a picture are (W, C) in memory. A row is split into its even and its odd columns, so that
+the three columns of a window are three long vectors, which the compiler turns into vector
+instructions. In shape comments L is half of W * C, the length of such a vector.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit, prange, uint64
+from torch import Tensor
+
+from common.devices import give_numba_torchs_threads
+
+PIXEL_UNIT = 8  # channels in 16 bytes, which are moved at once
+LOWEST, HIGHEST = -(2**15), 2**15 - 1  # keys
+_JIT = {"nogil": True, "cache": True}
+
+
+def can_pool(x: Tensor) -> bool:
+    """Whether :class:`ParallelMaxPool` takes this input (N, C, H, W)."""
+    return (x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.shape[1] % PIXEL_UNIT == 0
+            and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+            and x.is_contiguous(memory_format=torch.channels_last))
+
+
+class ParallelMaxPool(torch.autograd.Function):
+    """(N, C, H, W) to (N, C, H / 2, W / 2), both channels last; see :func:`can_pool`.
+
+    Of equal values the first in reading order gets the gradient, as in torch, but 0 counts as
+    larger than -0. NaN spreads.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        n, channels, height, width = x.shape
+        pooled = torch.empty((n, channels, height // 2, width // 2), dtype=x.dtype,
+                             memory_format=torch.channels_last)
+        ctx.origin = np.empty((n, height // 2, width // 2 * channels), dtype=np.uint8)
+        give_numba_torchs_threads()
+        _pool(_rows(x).view(np.complex128), _rows(pooled), ctx.origin, channels)
+        return pooled
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        n, channels, height, width = gradient.shape
+        result = torch.empty((n, channels, 2 * height, 2 * width), dtype=gradient.dtype,
+                             memory_format=torch.channels_last)
+        give_numba_torchs_threads()
+        _spread(_rows(gradient).view(np.uint16), ctx.origin,
+                _rows(result).view(np.complex128), channels)
+        return result
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    """The bits of pictures (N, C, H, W) as int16 (N, H, W * C)."""
+    return x.permute(0, 2, 3, 1).flatten(2).view(torch.int16).numpy()
+
+
+@njit(inline="always", **_JIT)
+def _key(bits):
+    """An int16 that is ordered as the bfloat16 with these bits; NaN is the highest."""
+    if bits & np.int16(0x7FFF) > np.int16(0x7F80):
+        return np.int16(HIGHEST)
+    return np.int16(bits ^ ((bits >> np.int16(15)) & np.int16(0x7FFF)))
+
+
+@njit(inline="always", **_JIT)
+def _bits(key):
+    """The inverse of :func:`_key`; the bits of one NaN stand for all."""
+    return np.int16(key ^ ((key >> np.int16(15)) & np.int16(0x7FFF)))
+
+
+@njit(**_JIT)
+def _round(floats, rounded):
+    """float32 as bits (L,) to the bits of the nearest bfloat16; ties to even."""
+    for e in range(uint64(rounded.size)):
+        u = floats[e]
+        odd = (u >> np.uint32(16)) & np.uint32(1)
+        rounded[e] = np.uint16((u + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@njit(**_JIT)
+def _widen(bfloats, floats):
+    for e in range(uint64(bfloats.size)):
+        floats[e] = np.uint32(bfloats[e]) << np.uint32(16)
+
+
+@njit(**_JIT)
+def _split(row, even, odd, channels):
+    """A row of 16-byte words to its even and odd columns."""
+    words = channels // PIXEL_UNIT
+    for j in range(uint64(row.size) // (2 * words)):
+        for w in range(words):
+            even[j * words + w] = row[2 * j * words + w]
+            odd[j * words + w] = row[(2 * j + 1) * words + w]
+
+
+@njit(**_JIT)
+def _join(even, odd, row, channels):
+    words = channels // PIXEL_UNIT
+    for j in range(uint64(row.size) // (2 * words)):
+        for w in range(words):
+            row[2 * j * words + w] = even[j * words + w]
+            row[(2 * j + 1) * words + w] = odd[j * words + w]
+
+
+@njit(**_JIT)
+def _across(row, even, odd, best, place, channels):
+    """The largest key of each three columns of a row, and which of them it is (L,).
+
+    ``odd`` begins with the column of padding before the first.
+    """
+    _split(row, even.view(np.complex128), odd[channels:].view(np.complex128), channels)
+    for e in range(uint64(best.size)):
+        even[e] = _key(even[e])
+        odd[e + channels] = _key(odd[e + channels])
+    for e in range(uint64(best.size)):
+        left, middle, right = odd[e], even[e], odd[e + channels]
+        key = max(left, middle)
+        where = np.int16(1) if middle > left else np.int16(0)
+        where = np.int16(2) if right > key else where
+        best[e], place[e] = max(key, right), where
+
+
+@njit(**_JIT)
+def _pool_picture(picture, pooled, origin, channels):
+    length = pooled.shape[1]
+    even = np.empty(length, np.int16)
+    odd = np.empty(length + channels, np.int16)
+    odd[:channels] = LOWEST
+    best, place = np.empty((3, length), np.int16), np.empty((3, length), np.int16)
+    above = 0
+    best[above] = LOWEST
+    for i in range(len(pooled)):
+        middle, below = (above + 1) % 3, (above + 2) % 3
+        _across(picture[2 * i], even, odd, best[middle], place[middle], channels)
+        _across(picture[2 * i + 1], even, odd, best[below], place[below], channels)
+        key0, key1, key2 = best[above], best[middle], best[below]
+        place0, place1, place2 = place[above], place[middle], place[below]
+        for e in range(uint64(length)):
+            key = max(key0[e], key1[e])
+            where = np.int16(place1[e] + 3) if key1[e] > key0[e] else place0[e]
+            where = np.int16(place2[e] + 6) if key2[e] > key else where
+            pooled[i, e] = _bits(max(key, key2[e]))
+            origin[i, e] = np.uint8(where)
+        above = below
+
+
+@njit(**_JIT)
+def _spread_row(gradient, origin, first, even, odd, channels):
+    """Add the gradients of a row of windows to one row of the input that they cover.
+
+    Args:
+        first: place in the windows of their left column in that row: 0, 3 or 6.
+    """
+    nothing, length = np.float32(0), uint64(origin.size)
+    for e in range(length):
+        even[e] += gradient[e] if origin[e] == np.uint8(first + 1) else nothing
+        odd[e] += gradient[e] if origin[e] == np.uint8(first + 2) else nothing
+    for e in range(length - channels):
+        odd[e] += (gradient[e + channels] if origin[e + channels] == np.uint8(first) else nothing)
+
+
+@njit(**_JIT)
+def _spread_picture(gradient, origin, result, channels):
+    rows, length = gradient.shape
+    floats = np.empty((2, length), np.uint32)
+    even, odd = np.empty(length, np.float32), np.empty(length, np.float32)
+    even_bits, odd_bits = np.empty(length, np.uint16), np.empty(length, np.uint16)
+    _widen(gradient[0], floats[0])
+    for row in range(2 * rows):
+        i, here = row // 2, row // 2 % 2
+        even[:] = 0
+        odd[:] = 0
+        if row % 2 == 0:
+            _spread_row(floats[here].view(np.float32), origin[i], 3, even, odd, channels)
+        else:
+            _spread_row(floats[here].view(np.float32), origin[i], 6, even, odd, channels)
+            if i + 1 < rows:
+                _widen(gradient[i + 1], floats[1 - here])
+                _spread_row(floats[1 - here].view(np.float32), origin[i + 1], 0, even, odd,
+                            channels)
+        _round(even.view(np.uint32), even_bits)
+        _round(odd.view(np.uint32), odd_bits)
+        _join(even_bits.view(np.complex128), odd_bits.view(np.complex128), result[row], channels)
+
+
+@njit(parallel=True, **_JIT)
+def _pool(pictures, pooled, origin, channels):
+    for n in prange(len(pictures)):
+        _pool_picture(pictures[n], pooled[n], origin[n], uint64(channels))
+
+
+@njit(parallel=True, **_JIT)
+def _spread(gradient, origin, result, channels):
+    for n in prange(len(gradient)):
+        _spread_picture(gradient[n], origin[n], result[n], uint64(channels))
