@@ -74,8 +74,10 @@ def main(argv: list[str] | None = None) -> None:
                                 hidden.read_finite("sources")), behaviours, args.max_states)
 
     size, begin = panel_size(content), time.perf_counter()
-    print(f"{content.num_samples} samples with {len(content.types)} saliency types: the folder "
-          f"will have about {size / 1e6:.2f} MB", flush=True)
+    without = int((~content.has_saliency.any(axis=1)).sum()) if content.types else 0
+    print(f"{content.num_samples} samples with {len(content.types)} saliency types"
+          f"{f' ({without} samples have none yet)' if without else ''}: the folder will have about "
+          f"{size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
     with replaced_folder(output.path, {
             "exp_name": args.exp_name,

@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     num_batches = args.num_batches or config.analysis.loss_over_time.num_batches
     batch_size = config.training.batch_size
     windows = choose_windows(split.held_out, num_batches * batch_size, args.seed)
-    doubt = why_perhaps_trained_on(run, config.data_dir)
+    doubt = why_perhaps_trained_on(run, config.data_dir, len(dataset.episodes))
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
     print(f"{len(windows)} of {len(split.held_out)} held-out windows, showing {num_episodes} "
           f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)
@@ -141,12 +141,16 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {output}")
 
 
-def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str) -> str:
+def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str,
+                           num_episodes: int) -> str:
     """Why the evaluated episodes may have been trained on, or "" if they were not."""
     if run is None:
         return "no hyperparameters.yml beside the model file says how its data was split"
     if Path(run.data_dir).resolve() != Path(data_dir).resolve():
         return f"the simulator was trained on {run.data_dir}, not on {data_dir}"
+    if run.num_episodes != num_episodes:
+        return (f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it "
+                f"holds {num_episodes} now, of which others are held out")
     if run.model_file:
         return f"training started from {run.model_file}, whose split may have been another"
     return ""

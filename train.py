@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import random
+import shlex
 from pathlib import Path
 
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings
@@ -69,9 +70,10 @@ def main(argv: list[str] | None = None) -> int:
     run = TrainingRun(folder, settings, compute)
     print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
     status = run.train()
-    done = "finished" if run.finished else f"stopped; continue with: train.py --resume {folder}"
-    print(f"{done} after {run.timesteps} steps at {run.steps_per_second:.0f} steps/s; "
-          f"agent: {agent_files(folder)[-1]}")
+    print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps at "
+          f"{run.steps_per_second:.0f} steps/s; agent: {agent_files(folder)[-1]}")
+    if not run.finished:
+        print(f"to go on:\n    python train.py --resume {shlex.quote(str(folder))}")
     return status
 
 

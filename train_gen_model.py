@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from pathlib import Path
 
 from common.cli import Parser
@@ -55,10 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"training on {compute.device} in {compute.precision}, {run.num_batches} batches; "
           f"writing to {folder}", flush=True)
     status = run.train()
-    done = ("finished" if run.finished else
-            f"stopped; continue with: train_gen_model.py --agent_file {settings.agent_file} "
-            f"--resume {folder}")
-    print(f"{done} after {run.batches} batches; simulator: {run.newest_checkpoint}")
+    print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; simulator: "
+          f"{run.newest_checkpoint}")
+    if not run.finished:
+        print("to go on:\n    python train_gen_model.py --agent_file "
+              f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(folder))}")
     return status
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from common.errors import UserError
 from common.files import save_json
 
+# What an entry of a description stands for, where its name does not say it.
+READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
+            "model_sha256": "simulator", "num_steps": "number of steps"}
+
 
 def read_description(path: Path) -> dict:
     """What stands in a description file; empty if there is none.
@@ -62,6 +66,7 @@ def open_described_folder(path: Path, description: dict, what: str, flag: str, o
             raise UserError(f"{folder} holds other data; {way_out}")
         key = first_difference(found, description, informative)
         if key:
-            raise UserError(f"{folder} holds {what} with another {key}; {way_out}")
+            raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; "
+                            f"{way_out}")
     folder.mkdir(parents=True, exist_ok=True)
     save_json(path, description)

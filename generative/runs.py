@@ -49,6 +49,8 @@ class SimulatorRunSettings:
         data_dir: recorded rollouts.
         precision: float32 or bfloat16.
         max_batches: where the run ends if its epochs are not over before; 0: at their end.
+        num_episodes: recorded episodes, on whose number it depends which are held out; None
+            before the data has been opened.
     """
 
     exp_name: str
@@ -62,6 +64,7 @@ class SimulatorRunSettings:
     simulator: SimulatorConfig
     training: TrainingConfig
     loss_scales: LossScales
+    num_episodes: int | None = None
 
 
 def results_folder(config: InterpretingConfig, exp_name: str) -> Path:

@@ -87,6 +87,10 @@ class SimulatorTraining:
         config, training = settings.simulator, settings.training
         self.dataset = RolloutDataset(Path(settings.data_dir), config.num_init_steps,
                                       config.num_sim_steps, training.terminal_absorbing)
+        num_episodes = len(self.dataset.episodes)
+        if settings.num_episodes not in (None, num_episodes):
+            raise UserError(f"{settings.data_dir} holds {num_episodes} episodes, but this run was "
+                            f"begun with {settings.num_episodes}; others would be held out")
         split = self.dataset.split(training.held_out_fraction, settings.seed)
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
@@ -106,7 +110,8 @@ class SimulatorTraining:
             simulator, more = published.simulator, published.more
         else:
             simulator = Simulator(config, policy)
-        self.settings = settings = dataclasses.replace(settings, simulator=simulator.config)
+        self.settings = settings = dataclasses.replace(
+            settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = prepared(simulator, compute)
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=training.lr,
                                           fused=True)

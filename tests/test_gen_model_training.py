@@ -234,6 +234,16 @@ def test_a_file_without_the_runs_state_cannot_be_resumed(undisturbed, agent_path
     assert "has no 'optimizer_state_dict'" in capsys.readouterr().err
 
 
+def test_recording_must_not_have_grown(undisturbed, agent_path, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    settings = (folder / "hyperparameters.yml").read_text()
+    (folder / "hyperparameters.yml").write_text(
+        re.sub("num_episodes: [0-9]+", "num_episodes: 8", settings))
+    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder)]) == 2
+    assert "begun with 8; others would be held out" in capsys.readouterr().err
+
+
 def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recording, tmp_path):
     source = shutil.copy(checkpoints(undisturbed)[-1], tmp_path / "published.pt")
     settings = settings_for(agent_path, recording, model_file=str(source))

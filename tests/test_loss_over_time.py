@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 
 import numpy as np
@@ -339,6 +340,10 @@ def test_episodes_that_may_have_been_trained_on_are_said_to(
         settings.replace("model_file: ''", "model_file: earlier.pt"))
     assert run(agent_path, alone, recording, "--output_dir", tmp_path / "c") == 0
     assert "training started from earlier.pt" in capsys.readouterr().out
+    (alone.parent / "hyperparameters.yml").write_text(
+        re.sub("num_episodes: [0-9]+", "num_episodes: 99", settings))
+    assert run(agent_path, alone, recording, "--output_dir", tmp_path / "d") == 0
+    assert "held 99 episodes; it holds" in capsys.readouterr().out
 
 
 def test_older_name_is_the_same_script():

@@ -410,7 +410,7 @@ def test_other_samples_are_not_touched_unless_told(informed, run, tmp_path, caps
     shutil.copytree(informed.path, tmp_path / "informed_init")
     folder = SampleFolder(tmp_path / "informed_init")
     for more, words in ((["--seed", 6], "another seed"),
-                        (["--num_sim_steps", 3], "another num_steps"),
+                        (["--num_sim_steps", 3], "another number of steps"),
                         (["--sample_latents"], "another sample_latents")):
         assert run(tmp_path, *more) == 2
         assert words in error(capsys)
