@@ -22,8 +22,10 @@ from common.cli import Parser, count, seed
 from common.errors import script_main
 from pipeline.presets import ROOT
 
-# What tells of time, and what is made of it.
-TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions"}
+# What tells of time, and what is made of it: the simulator's file holds its wall time, too, and is
+# compared without.
+TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
+         "model_sha256"}
 NO_NUMBERS = ("logs", "pipeline", "report")
 DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
