@@ -26,6 +26,7 @@ from pipeline.presets import ROOT
 # compared without.
 TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
          "model_sha256"}
+START_SECONDS = 5  # until the stage that was killed goes on
 NO_NUMBERS = ("logs", "pipeline", "report")
 DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
@@ -119,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         process = start(args.preset, killed)
         try:
             # What is done is skipped, so that short waits reach every part of the run.
-            status = process.wait(moments.uniform(0, 3 * whole / args.kills))
+            status = process.wait(moments.uniform(0, 2 * (whole / args.kills + START_SECONDS)))
             if status:
                 return status
             print(f"it ended after {done} kills", flush=True)
