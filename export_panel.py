@@ -74,9 +74,9 @@ def main(argv: list[str] | None = None) -> None:
                                 hidden.read_finite("sources")), behaviours, args.max_states)
 
     size, begin = panel_size(content), time.perf_counter()
-    without = int((~content.has_saliency.any(axis=1)).sum()) if content.types else 0
+    lacking = int((~content.has_saliency.all(axis=1)).sum())
     print(f"{content.num_samples} samples with {len(content.types)} saliency types"
-          f"{f' ({without} samples have none yet)' if without else ''}: the folder will have about "
+          f"{f' ({lacking} samples lack some)' if lacking else ''}: the folder will have about "
           f"{size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
     with replaced_folder(output.path, {

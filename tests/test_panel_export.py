@@ -174,6 +174,9 @@ def test_size_is_stated_before_and_is_about_right(run, tmp_path, capsys, monkeyp
     said, write = [], export_panel.write_panel
     monkeypatch.setattr(export_panel, "write_panel", stated)
     assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
+    gradients = np.stack([run.gradients[name] for name in TYPES])  # NaN where missing
+    lacking = int(np.isnan(gradients).any(axis=(0, 2, 3)).sum())
+    assert lacking and f"{len(TYPES)} saliency types ({lacking} samples lack some)" in said[0]
     size = float(re.search(r"about ([\d.]+) MB", said[0])[1]) * 1e6
     written = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())
     assert size == pytest.approx(written, rel=0.15)
