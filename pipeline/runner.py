@@ -33,6 +33,7 @@ from pipeline.records import (
 from pipeline.stages import Places, Stage
 
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
+NOT_RUN = "it has not been run yet"
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -87,8 +88,9 @@ class Pipeline:
             if stage.name not in self._chosen:
                 decision = Decision(LEAVE, "not asked for")
             elif source is not None:
-                decision = Decision(RUN, f"it reads what {source} writes, which would be "
-                                    f"{unsettled[source]}")
+                decision = Decision(
+                    RUN, NOT_RUN if self.experiment.record(stage.name) is None else
+                    f"it reads what {source} writes, which would be {unsettled[source]}")
             else:
                 decision = self.decide(stage)
             if decision.action in (RUN, CONTINUE):
@@ -122,7 +124,7 @@ class Pipeline:
         """
         record, basis = self.experiment.record(stage.name), self._basis(stage)
         if record is None:
-            return Decision(RUN, "it has not been run yet", basis)
+            return Decision(RUN, NOT_RUN, basis)
         if self._force:
             return Decision(RUN, "of --force", basis)
         if record.key != basis.key:

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 
 from pipeline.records import DONE, Record
 from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Outcome, Pipeline
+from pipeline.stages import AGENT, SIMULATOR
 
 WOULD = {SKIP: "would be skipped", CONTINUE: "would go on", RUN: "would run", LEAVE: "is left"}
+TRAINED = {AGENT: "train_agent", SIMULATOR: "train_simulator"}  # what writes them
 DID = {SKIP: "skipped", CONTINUE: "continued", RUN: "ran", LEAVE: "left"}
 
 
 def print_plan(pipeline: Pipeline) -> None:
     """Say what would be done, why, and with which command."""
+    unknown = {}
     for stage, decision in pipeline.plan():
         print(f"{stage.name} {WOULD[decision.action]}: {decision.why}")
         if decision.action in (CONTINUE, RUN):
-            print(f"    {pipeline.command(stage)}")
+            command = pipeline.command(stage)
+            print(f"    {command}")
+            unknown |= {mark: name for mark, name in TRAINED.items() if mark in command}
+    for mark, name in unknown.items():
+        print(f"{mark} stands for the file that {name} will write")
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
