@@ -26,6 +26,7 @@ from analysis.scripts import Job
 from analysis.simulated_steps import ENDED, SimulatedSteps
 from analysis.state_plots import COLOUR_MAP, Category, Pictures, Plane, Quantity, save
 from common.errors import UserError
+from generative.saliency import saliency_functions
 from generative.sample_files import SampleFolder
 
 
@@ -54,7 +55,8 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
                         f"{folder.script} took")
     step = settings["parameters"]["grad_timestep"]
     read_at = settings["saliency_made_by"].get("common_timesteps", ["?"])
-    names = [function.removeprefix("hx_direction_") for function in settings["functions"]]
+    names = [function.direction_name for function in
+             saliency_functions(settings["functions"], direction_ids=(), direction_type="ica")]
     title = (f"{number} samples: gradients of {len(names)} components of the agent's state at step "
              f"{', '.join(map(str, read_at))}\nwith respect to the states of agent and environment "
              f"at step {step}")

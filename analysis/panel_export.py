@@ -241,7 +241,7 @@ def _saliency_type(name: str, steps: tuple[int, ...]) -> SaliencyType:
         return SaliencyType(name, name.replace("_", " "), steps)
     title = _TITLES.get(function.what, "")
     if function.what == DIRECTION:
-        title = f"{'IC' if function.direction_type == 'ica' else 'PC'} {function.direction}"
+        title = function.direction_name
     if name.endswith(WITHOUT_ENV_GRADS):
         title += ", not through actions"
     return SaliencyType(name, title, () if function.what == VALUE_DELTA else steps)

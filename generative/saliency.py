@@ -64,6 +64,11 @@ class SaliencyFunction:
             return self.what
         return f"{self.what}_{self.direction}_{self.direction_type}"
 
+    @property
+    def direction_name(self) -> str:
+        """What a direction is called in figures: IC 3, PC 0."""
+        return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
+
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
         """How many of a sample's steps have to be simulated."""
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
