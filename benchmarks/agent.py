@@ -101,7 +101,7 @@ def measure_training() -> None:
 
     env_seconds = steps / raw_steps_per_second()
     print(f"  stepping the environments is {100 * env_seconds / seconds['ours']:.1f} % of the "
-          f"time, the gradient {100 * medians[1] / seconds['ours']:.0f} %: convolutions bound it")
+          f"time, the update {100 * medians[1] / seconds['ours']:.0f} %")
 
 
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
