@@ -28,7 +28,8 @@ def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
     with compute.autocast():
-        embeddings = policy.embed(to_images(frames, compute.channels_last)).float()
+        embeddings = policy.embed(to_images(frames, compute.channels_last,
+                                            compute.dtype)).float()
     return policy.step(embeddings, hidden_in, alter_hidden)
 
 

@@ -33,6 +33,11 @@ class Compute:
     def precision(self) -> str:
         return "bfloat16" if self.bfloat16 else "float32"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What convolutions compute in."""
+        return torch.bfloat16 if self.bfloat16 else torch.float32
+
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
 

@@ -309,10 +309,12 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                   learned_initial_state=learned_initial_state)
 
 
-def to_images(frames: Tensor, channels_last: bool = True) -> Tensor:
+def to_images(frames: Tensor, channels_last: bool = True,
+              dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 frames (N, H, W, C), as Procgen draws them, to images in [0, 1] (N, C, H, W).
 
-    The result is channels-last in memory, without a copy, or contiguous if asked for.
+    The result is channels-last in memory, without a copy, or contiguous if asked for. In bfloat16
+    the numbers are those that autocast makes of the float32 ones.
     """
-    images = frames.permute(0, 3, 1, 2).float() / 255
+    images = frames.permute(0, 3, 1, 2).to(dtype).div_(255)
     return images if channels_last else images.contiguous()

@@ -13,7 +13,14 @@ from agents.training import Worker
 from common.agent_file import load_agent, save_agent
 from common.devices import Compute
 from common.env import EnvConfig
-from common.networks import HalvingMaxPool, ImpalaEmbedder, NatureEmbedder, Policy, build_policy
+from common.networks import (
+    HalvingMaxPool,
+    ImpalaEmbedder,
+    NatureEmbedder,
+    Policy,
+    build_policy,
+    to_images,
+)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +195,15 @@ def test_bfloat16_follows_float32_and_leaves_heads_and_memory_in_float32():
     assert rough.values.dtype == rough.hidden_states.dtype == torch.float32
     error = (rough.hidden_states - exact.hidden_states).abs().mean()
     assert 1e-6 < error < 0.02 * exact.hidden_states.std()
+
+
+def test_images_in_bfloat16_are_those_that_autocast_makes():
+    """Every shade that a frame can have."""
+    frames = torch.arange(256, dtype=torch.uint8).reshape(1, 8, 8, 4)
+    images = to_images(frames, dtype=torch.bfloat16)
+    assert torch.equal(images, (frames.permute(0, 3, 1, 2).float() / 255).bfloat16())
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert to_images(frames, channels_last=False, dtype=torch.bfloat16).is_contiguous()
 
 
 def test_initial_state_gets_a_gradient_only_when_it_is_learned():
