@@ -145,7 +145,7 @@ def measure_recording() -> None:
         for name, more in (("without videos", ["--no_videos"]), ("with videos", [])):
             print(f"recording {name}: ", end="", flush=True)
             record.main(["--model_file", str(agent), "--logdir", f"{folder}/{name}",
-                         "--num_episodes", "100", "--log_level", "error", *more])
+                         "--num_episodes", "300", "--log_level", "error", *more])
 
 
 def measure_memory() -> None:
