@@ -70,8 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     run = TrainingRun(folder, settings, compute)
     print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
     status = run.train()
-    print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps at "
-          f"{run.steps_per_second:.0f} steps/s; agent: {agent_files(folder)[-1]}")
+    speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
+    print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
+          f"agent: {agent_files(folder)[-1]}")
     if not run.finished:
         print(f"to go on:\n    python train.py --resume {shlex.quote(str(folder))}")
     return status

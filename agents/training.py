@@ -242,8 +242,10 @@ class TrainingRun:
                     before = self.timesteps
                     row = self._one_update()
                     self.log.append(dataclasses.asdict(row))
-                    progress.update(row.timesteps, f"return {row.mean_episode_rewards:.2f}, on "
-                                    f"unseen levels {row.val_mean_episode_rewards:.2f}")
+                    progress.update(row.timesteps, ", ".join((
+                        _shown("return", row.mean_episode_rewards, self.train_worker.statistics),
+                        _shown("on unseen levels", row.val_mean_episode_rewards,
+                               self.val_worker.statistics))))
                     if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
                         self.save()
                     elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
@@ -291,6 +293,12 @@ class TrainingRun:
             mean_entropy_loss=summary.entropy,
             **episode_figures(self.train_worker.statistics),
             **episode_figures(self.val_worker.statistics, "val_"))
+
+
+def _shown(name: str, mean: float, statistics: EpisodeStatistics) -> str:
+    """A mean of recent episodes, with their number as long as there are few."""
+    number = len(statistics.recent_returns)
+    return f"{name} {mean:.2f}" + (f" ({number} episodes)" if number < statistics.WINDOW else "")
 
 
 def _seed_everything(seed: int) -> None:

@@ -128,8 +128,8 @@ def test_signal_saves_and_stops(number, undisturbed, tmp_path):
 def test_terminal_shows_a_bar_with_rate_and_remaining_time(tmp_path):
     """Elsewhere, as the other tests see, there are plain lines."""
     controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    process = subprocess.Popen([sys.executable, "train.py", *arguments(tmp_path, 8)], cwd=ROOT,
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    process = subprocess.Popen([sys.executable, "train.py", *arguments(tmp_path, 10)], cwd=ROOT,
                                stdout=subprocess.DEVNULL, stderr=terminal)
     os.close(terminal)
     shown = b""
@@ -139,7 +139,11 @@ def test_terminal_shows_a_bar_with_rate_and_remaining_time(tmp_path):
     os.close(controller)
     assert process.wait() == 0
     last = shown.decode().split("\r")[-2]
-    assert re.search(r"100%.*4096/4096 \[.*<.*step/s, return -?\d+\.\d+, on unseen levels", last)
+    row = log_of(run_folder(tmp_path)).iloc[-1]
+    assert 0 < row["num_episodes_val"] < 40 <= row["num_episodes"]  # few are counted
+    figures = (f"return {row['mean_episode_rewards']:.2f}, on unseen levels "
+               f"{row['val_mean_episode_rewards']:.2f} ({row['num_episodes_val']:.0f} episodes)")
+    assert re.search(rf"100%.*5120/5120 \[.*<.*step/s, {re.escape(figures)}\]", last), last
 
 
 def test_seed_decides_the_run(undisturbed, tmp_path):
