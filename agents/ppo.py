@@ -11,13 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from agents.acting import embed_frames
 from common.config import AgentConfig
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput, to_images
-
-# Frames embedded at a time: a limit of memory. On two AMD cores 128 took a tenth longer than 1 024.
-CPU_CHUNK = 1024
-GPU_CHUNK = 1 << 20
+from common.networks import Policy, PolicyOutput
 
 
 class Rollout:
@@ -99,15 +96,6 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
 
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1).mean()
     return Losses(policy_loss, value_loss, entropy)
-
-
-def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
-    """Embed uint8 frames (M, H, W, C), a chunk at a time; returns (M, E) float32."""
-    size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
-    with compute.autocast():
-        return torch.cat([
-            policy.embed(to_images(chunk, compute.channels_last, compute.dtype)).float()
-            for chunk in frames.split(size)])
 
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,

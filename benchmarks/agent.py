@@ -5,7 +5,7 @@ step after the other, with the memory that the C library gives by default, as a 
 transcription of the algorithm would be run. The two are measured in turns, because machines differ
 and drift, each in a process of its own.
 
-    python -m benchmarks.agent            everything, about five minutes on two cores
+    python -m benchmarks.agent            everything, about twelve minutes on two cores
     python -m benchmarks.agent wrappers   one part: wrappers, training, recording or memory
 """
 

@@ -54,6 +54,7 @@ SIMULATED = {"simulate": _below("samples/informed_init", sample_files.PATTERNS)}
 DIRECTIONS = {"hidden_states": ("analysis/hx_analysis_precomp/*.npy",)}
 BEHAVIOURS = {"behaviours": ("analysis/combined_agent_env_hx_analysis_precomp/*.npy",)}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
+MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
 # Flags that go on with an interrupted stage, or None to begin anew.
 Continuation = Callable[[list[str], Path], "list[str] | None"]
@@ -111,9 +112,8 @@ class Places:
 
     def sources(self, files: Sequence[str]) -> list[str]:
         """The stages that make files."""
-        made = {AGENT: (self._preset.agent_file, TRAIN_AGENT),
-                SIMULATOR: (self._preset.model_file, TRAIN_SIMULATOR)}
-        return [made[file][1] for file in files if made[file][0] is None]
+        given = {AGENT: self._preset.agent_file, SIMULATOR: self._preset.model_file}
+        return [MADE_BY[file] for file in files if given[file] is None]
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
         """Flags as the script gets them; what is not there yet stays as it is."""

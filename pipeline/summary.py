@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from pipeline.records import DONE, Record
 from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Outcome, Pipeline
-from pipeline.stages import AGENT, SIMULATOR
+from pipeline.stages import MADE_BY
 
 WOULD = {SKIP: "would be skipped", CONTINUE: "would go on", RUN: "would run", LEAVE: "is left"}
-TRAINED = {AGENT: "train_agent", SIMULATOR: "train_simulator"}  # what writes them
 DID = {SKIP: "skipped", CONTINUE: "continued", RUN: "ran", LEAVE: "left"}
 
 
@@ -21,7 +20,7 @@ def print_plan(pipeline: Pipeline) -> None:
         if decision.action in (CONTINUE, RUN):
             command = pipeline.command(stage)
             print(f"    {command}")
-            unknown |= {mark: name for mark, name in TRAINED.items() if mark in command}
+            unknown |= {mark: name for mark, name in MADE_BY.items() if mark in command}
     for mark, name in unknown.items():
         print(f"{mark} stands for the file that {name} will write")
 
