@@ -9,11 +9,12 @@ import shlex
 from pathlib import Path
 
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings
-from common.agent_file import agent_files
+from common.agent_file import agent_files, load_agent
 from common.cli import Parser, add_compute_flags, add_env_flags, env_config, seed, set_up_logging
 from common.config import load_agent_config
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
+from common.files import sha256
 from common.settings import load_settings
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.
@@ -36,6 +37,9 @@ def parser() -> Parser:
     flags.add_argument("--num_checkpoints", type=int, default=1,
                        help="agent files to keep, evenly spaced")
     flags.add_argument("--model_file", default="", help="agent file to start from")
+    flags.add_argument("--teacher_file", default="",
+                       help="agent file whose policy the run learns from at first (kickstarting; "
+                            "kickstart_* in the parameter set)")
     flags.add_argument("--val_interval", type=int, default=1,
                        help="updates between two validation rollouts on unseen levels")
     flags.add_argument("--logdir", type=Path, default=Path("logs"),
@@ -61,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = TrainSettings(
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
             run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
-            compute.precision, args.num_threads)
+            compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file))
         now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
         experiment = args.logdir / "procgen" / args.env_name / args.exp_name
         folder = experiment / f"seed_{run_seed}_{now}"
@@ -76,6 +80,18 @@ def main(argv: list[str] | None = None) -> int:
     if not run.finished:
         print(f"to go on:\n    python train.py --resume {shlex.quote(str(folder))}")
     return status
+
+
+def checksum(teacher_file: str) -> str:
+    """Checksum of a teacher, "" without one.
+
+    Raises:
+        UserError: if the file is missing or no agent.
+    """
+    if not teacher_file:
+        return ""
+    load_agent(Path(teacher_file))
+    return sha256(Path(teacher_file))
 
 
 def resumed_settings(args, explicit: set[str]) -> TrainSettings:

@@ -6,12 +6,14 @@ Letters in shape comments: T steps of a rollout, N environments, H W C a frame, 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from agents.acting import embed_frames
+from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
 from common.config import AgentConfig
 from common.devices import Compute
 from common.networks import Policy, PolicyOutput
@@ -70,11 +72,19 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """The parts of the loss: means over the frames they were computed from."""
+    """The parts of the loss, and what tells how the update goes: means over frames.
+
+    Attributes:
+        approx_kl: from the policy that acted to the present one, (r - 1) - log r (Schulman 2020,
+            "Approximating KL divergence").
+        clip_fraction: share of frames whose ratio is outside the clip range.
+    """
 
     policy: Tensor
     value: Tensor
     entropy: Tensor
+    approx_kl: Tensor
+    clip_fraction: Tensor
 
     def total(self, config: AgentConfig) -> Tensor:
         return (self.policy + config.value_coef * self.value
@@ -95,7 +105,10 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
                                  (clipped_values - returns) ** 2).mean()
 
     entropy = -(log_probs.exp() * log_probs).sum(dim=-1).mean()
-    return Losses(policy_loss, value_loss, entropy)
+    with torch.no_grad():
+        approx_kl = (ratio - 1 - (taken - old_log_probs)).mean()
+        clip_fraction = (ratio != clipped_ratio).float().mean()
+    return Losses(policy_loss, value_loss, entropy, approx_kl, clip_fraction)
 
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
@@ -132,24 +145,43 @@ def minibatches(config: AgentConfig, generator: torch.Generator) -> Iterator[lis
 
 @dataclasses.dataclass(frozen=True)
 class UpdateSummary:
-    """Means over all gradient steps of one update."""
+    """Means over all gradient steps of one update.
+
+    Attributes:
+        grad_norm: before it is clipped.
+        explained_variance: share of the variance of the returns that the values of the rollout
+            explain; NaN where the returns are all the same.
+        distillation_loss, teacher_kl: see :class:`agents.kickstarting.KickstartLosses`; NaN without
+            a teacher.
+    """
 
     policy_loss: float
     value_loss: float
     entropy: float
+    approx_kl: float
+    clip_fraction: float
+    distillation_loss: float
+    teacher_kl: float
     grad_norm: float
+    explained_variance: float
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
-           config: AgentConfig, compute: Compute, generator: torch.Generator) -> UpdateSummary:
-    """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps."""
+           config: AgentConfig, compute: Compute, generator: torch.Generator,
+           guidance: Guidance | None = None) -> UpdateSummary:
+    """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
+
+    Args:
+        generator: of the minibatches.
+        guidance: a teacher's outputs for the rollout.
+    """
     advantage = advantages(rollout.rewards, rollout.values, rollout.ended, config.gamma,
                            config.lmbda, config.use_gae)
     returns = advantage + rollout.values[:-1]
     if config.normalize_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
-    def losses_of(indices: Tensor) -> Losses:
+    def losses_of(indices: Tensor) -> tuple[Losses, KickstartLosses | None]:
         if config.recurrent:
             output = evaluate_rollout(policy, rollout, indices, compute)
 
@@ -162,23 +194,36 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
 
             def select(x: Tensor) -> Tensor:
                 return x.flatten(0, 1)[indices].unsqueeze(0)
-        return ppo_losses(output, select(rollout.actions), select(rollout.log_probs),
-                          select(rollout.values[:-1]), select(advantage), select(returns),
-                          config.eps_clip)
+        losses = ppo_losses(output, select(rollout.actions), select(rollout.log_probs),
+                            select(rollout.values[:-1]), select(advantage), select(returns),
+                            config.eps_clip)
+        if guidance is None:
+            return losses, None
+        return losses, kickstart_losses(output, select(guidance.log_probs),
+                                        select(guidance.values))
 
-    sums = torch.zeros(4, device=compute.device)
+    sums = torch.zeros(8, device=compute.device)
+    missing = torch.tensor(math.nan, device=compute.device)
     steps = 0
     for _ in range(config.epoch):
         for micro_batches in minibatches(config, generator):
             size = sum(map(len, micro_batches))
             optimizer.zero_grad(set_to_none=True)
             for indices in micro_batches:
-                losses = losses_of(indices.to(compute.device))
+                losses, kickstart = losses_of(indices.to(compute.device))
+                total, distances = losses.total(config), (missing, missing)
+                if kickstart is not None:
+                    distances = kickstart.distillation, kickstart.kl
+                    total = total + kickstart.total(guidance)
                 share = len(indices) / size  # gradients of micro-batches are averaged
-                (share * losses.total(config)).backward()
+                (share * total).backward()
                 with torch.no_grad():
-                    sums[:3] += share * torch.stack([losses.policy, losses.value, losses.entropy])
-            sums[3] += torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip_norm)
+                    sums[:7] += share * torch.stack([
+                        losses.policy, losses.value, losses.entropy, losses.approx_kl,
+                        losses.clip_fraction, *distances])
+            sums[7] += torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip_norm)
             optimizer.step()
             steps += 1
-    return UpdateSummary(*(sums / steps).tolist())
+    residual = returns - rollout.values[:-1]
+    explained = 1 - residual.var() / returns.var() if returns.var() > 0 else missing
+    return UpdateSummary(*(sums / steps).tolist(), explained_variance=float(explained))

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from agents.acting import draw_actions, reset_hidden, run_policy
+from agents.kickstarting import Teacher
+from agents.model_card import save_model_card
 from agents.ppo import Rollout, UpdateSummary, update
 from common.agent_file import (
     agent_file_name,
@@ -29,7 +31,7 @@ from common.config import AgentConfig
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import NonFiniteLoss, UserError
-from common.files import save_tensors
+from common.files import save_tensors, sha256
 from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
@@ -39,6 +41,9 @@ from common.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600
+# Figures of an update for TensorBoard alone: the columns of log.csv are fixed.
+DIAGNOSTICS = ("approx_kl", "clip_fraction", "explained_variance", "grad_norm",
+               "distillation_loss", "teacher_kl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +58,8 @@ class TrainSettings:
         num_checkpoints: agent files kept, evenly spaced.
         val_interval: updates between two validation rollouts.
         model_file: agent file whose weights the run starts from, or "".
+        teacher_file: agent file of a teacher (kickstarting), or "".
+        teacher_sha256: checksum of that file, or "".
         precision: float32 or bfloat16.
         num_threads: threads that step the environments; does not change the numbers.
     """
@@ -68,6 +75,8 @@ class TrainSettings:
     model_file: str
     precision: str
     num_threads: int
+    teacher_file: str = ""
+    teacher_sha256: str = ""
 
     def __post_init__(self):
         for name in ("num_timesteps", "num_checkpoints", "val_interval"):
@@ -179,6 +188,7 @@ class TrainingRun:
                                    settings.num_threads)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
                                  val_seed, settings.num_threads)
+        self.teacher = self._open_teacher(state)
         self.rollout = Rollout(agent.n_steps, agent.n_envs,
                                self.train_worker.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
@@ -191,9 +201,35 @@ class TrainingRun:
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
 
+    def _open_teacher(self, state: dict | None) -> Teacher | None:
+        """The teacher of this run, if it still has a say at the step that ``state`` was saved at.
+
+        Raises:
+            UserError: if the file is missing, no agent, or not the one that the run began with.
+        """
+        settings = self.settings
+        timesteps = 0 if state is None else state["timesteps"]
+        if not settings.teacher_file or not self._is_kickstarted(timesteps):
+            return None
+        path = Path(settings.teacher_file)
+        policy = load_agent(path)
+        if sha256(path) != settings.teacher_sha256:
+            raise UserError(f"the teacher {path} is not the file that this run began with: its "
+                            "checksum is another one")
+        teacher = Teacher(policy, settings.agent.n_envs, self.compute)
+        if state is not None and "teacher_hidden" in state:
+            teacher.hidden = state["teacher_hidden"].to(self.compute.device)
+        return teacher
+
+    def _is_kickstarted(self, timesteps: int) -> bool:
+        """Whether the update that begins at this step has a teacher, if the run has one."""
+        return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
+
     def state_dict(self) -> dict:
         """Everything needed to go on exactly where the run is."""
-        return {"model_state_dict": self.policy.state_dict(),
+        teacher = {} if self.teacher is None else {"teacher_hidden": self.teacher.hidden.cpu()}
+        return {**teacher,
+                "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
                 "timesteps": self.timesteps, "updates": self.updates,
                 "wall_time": self.wall_time,
@@ -240,12 +276,15 @@ class TrainingRun:
                            first_message=True) as progress):
                 while not self.finished and not received:
                     before = self.timesteps
-                    row = self._one_update()
-                    self.log.append(dataclasses.asdict(row))
-                    progress.update(row.timesteps, ", ".join((
+                    row, summary = self._one_update()
+                    figures = [
                         _shown("return", row.mean_episode_rewards, self.train_worker.statistics),
                         _shown("on unseen levels", row.val_mean_episode_rewards,
-                               self.val_worker.statistics))))
+                               self.val_worker.statistics)]
+                    if math.isfinite(summary.teacher_kl):
+                        figures.append(f"distillation loss {summary.distillation_loss:.3f}, "
+                                       f"KL to the teacher {summary.teacher_kl:.3f}")
+                    progress.update(row.timesteps, ", ".join(figures))
                     if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
                         self.save()
                     elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
@@ -260,6 +299,7 @@ class TrainingRun:
         """Write an agent file, and the state to resume from."""
         path = self.folder / agent_file_name(self.timesteps)
         save_agent(path, self.policy, self.optimizer.state_dict())
+        save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
         self._save_resume_file()
         return path
 
@@ -270,21 +310,29 @@ class TrainingRun:
     def _checkpoint_number(self, timesteps: int) -> int:
         return timesteps * self.settings.num_checkpoints // self.settings.num_timesteps
 
-    def _one_update(self) -> LogRow:
+    def _one_update(self) -> tuple[LogRow, UpdateSummary]:
         settings, agent = self.settings, self.settings.agent
-        remaining = max(0.0, 1 - self.timesteps / settings.num_timesteps)
+        progress = self.timesteps / settings.num_timesteps
+        remaining = max(0.0, 1 - progress)
         for group in self.optimizer.param_groups:
             group["lr"] = agent.learning_rate * remaining
 
         self.train_worker.play(agent.n_steps, self.rollout, agent.normalize_rew)
         if self.updates % settings.val_interval == 0:
             self.val_worker.play(agent.n_steps)
+        guidance = None
+        if self.teacher is not None and self._is_kickstarted(self.timesteps):
+            guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, agent, progress)
         summary = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
-                         self.minibatch_generator)
+                         self.minibatch_generator, guidance)
         _check_finite(summary, self.timesteps, self.folder)
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
-        return LogRow(
+        diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
+        diagnostics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        if guidance is not None:
+            diagnostics["kickstart_coef"] = guidance.policy_weight
+        row = LogRow(
             timesteps=self.timesteps, wall_time=self.wall_time,
             num_episodes=self.train_worker.statistics.num_episodes,
             num_episodes_val=self.val_worker.statistics.num_episodes,
@@ -293,6 +341,8 @@ class TrainingRun:
             mean_entropy_loss=summary.entropy,
             **episode_figures(self.train_worker.statistics),
             **episode_figures(self.val_worker.statistics, "val_"))
+        self.log.append(dataclasses.asdict(row), diagnostics)
+        return row, summary
 
 
 def _shown(name: str, mean: float, statistics: EpisodeStatistics) -> str:
@@ -308,7 +358,8 @@ def _seed_everything(seed: int) -> None:
 
 
 def _check_finite(summary: UpdateSummary, timesteps: int, folder: Path) -> None:
-    for name, value in dataclasses.asdict(summary).items():
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+        value = getattr(summary, name)
         if not math.isfinite(value):
             raise NonFiniteLoss(f"the {name} became {value} after {timesteps} time steps; training "
                                 f"stopped, and what was saved before in {folder} was kept")

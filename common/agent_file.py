@@ -1,7 +1,8 @@
-"""Agent files ``model_<timesteps>.pth``: the published layout, read and written.
+"""Agent files ``model_<timesteps>.pth``: the published layouts, read and written.
 
 A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; ours also says how the
-agent starts an episode. Architecture and widths are read off the tensors.
+agent starts an episode. Other published files have the weights alone, under ``state_dict``, and
+older recurrent ones have no ``init_hx``. Architecture and widths are read off the tensors.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.env import FRAME_SIZE, NUM_ACTIONS
 from common.errors import UserError
 from common.files import save_tensors
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
@@ -59,21 +61,25 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict) -> None:
 def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     """Read the policy of an agent file, ours or a published one.
 
-    A published recurrent agent starts its episodes from zeros, because it was trained that way.
+    A published recurrent agent starts its episodes from zeros, because it was trained that way,
+    whether its file has an ``init_hx`` or not.
 
     Raises:
         UserError: if the file is missing, truncated, or not an agent; a tensor that is
             missing, unknown or of the wrong shape is named.
     """
     content = load_tensors(path, "agent file")
-    state = content.get("model_state_dict")
+    state = content.get("model_state_dict", content.get("state_dict"))
     if not isinstance(state, dict):
-        raise UserError(f"{path} is not an agent file: it has no 'model_state_dict'")
+        raise UserError(f"{path} is not an agent file: it has no 'model_state_dict', nor a "
+                        "'state_dict'")
     for key, tensor in state.items():
         if not (isinstance(tensor, Tensor) and tensor.numel() and tensor.is_floating_point()):
             raise UserError(f"in the agent file {path} the entry '{key}' is not a tensor of "
                             "weights")
     policy = _policy_like(state, bool(content.get("learned_initial_state", False)), path)
+    if policy.recurrent and not policy.learned_initial_state:
+        state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
     return policy.to(device)
 
@@ -84,6 +90,9 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
             raise UserError(f"the agent file {path} has no tensor '{key}' that tells a width")
         return len(state[key])
 
+    if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
+        raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
+                        f"games have {NUM_ACTIONS}")
     if "embedder.block1.conv.weight" in state:
         channels = tuple(width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
         embedder = ImpalaEmbedder(width("embedder.fc.weight"), channels)
@@ -92,6 +101,11 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     else:
         raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature embedding "
                         "(no tensor 'embedder.block1.conv.weight' or 'embedder.conv1.weight')")
+    if state["embedder.fc.weight"].shape != embedder.fc.weight.shape:
+        raise UserError(f"the agent in {path} is for frames of another size than {FRAME_SIZE} x "
+                        f"{FRAME_SIZE}: 'embedder.fc.weight' has the shape "
+                        f"{tuple(state['embedder.fc.weight'].shape)}, not "
+                        f"{tuple(embedder.fc.weight.shape)}")
     hidden = None
     if "gru.gru.weight_hh_l0" in state:
         hidden = width("gru.gru.weight_hh_l0") // 3

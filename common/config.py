@@ -38,13 +38,19 @@ class AgentConfig:
     normalize_rew: bool
     hidden_state_size: int
     learned_initial_state: bool
+    kickstart_coef: float = 0.0
+    kickstart_until: float = 0.0
+    kickstart_value_coef: float = 0.0
 
     def __post_init__(self):
         for name in ("n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
                      "learning_rate", "grad_clip_norm", "eps_clip", "hidden_state_size"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("gamma", "lmbda"):
+        for name in ("kickstart_coef", "kickstart_value_coef"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must not be negative, not {getattr(self, name)}")
+        for name in ("gamma", "lmbda", "kickstart_until"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
         for name, choices in (("algo", ("ppo",)), ("architecture", ("impala", "nature"))):
@@ -61,6 +67,8 @@ class AgentConfig:
 def typed(cls: type, values: dict, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
+    A key whose field has a default may be missing: files of older runs lack it.
+
     Raises:
         UserError: naming the unknown, missing or wrongly typed key and where it stands.
     """
@@ -70,9 +78,13 @@ def typed(cls: type, values: dict, source: str):
     for key in values:
         if key not in hints:
             raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), hints)}")
+    optional = {field.name for field in dataclasses.fields(cls)
+                if field.default is not dataclasses.MISSING}
     checked = {}
     for key, kind in hints.items():
         if key not in values:
+            if key in optional:
+                continue
             raise UserError(f"{source}: the key '{key}' is missing")
         checked[key] = _of_type(values[key], kind, f"{source}: '{key}'")
     return cls(**checked)

@@ -36,11 +36,15 @@ class MetricsLog:
         purge_step = None if resume_at is None else resume_at + 1
         self._events = SummaryWriter(str(path.parent), purge_step=purge_step)
 
-    def append(self, row: dict[str, float]) -> None:
-        """Add a row; it is on disk when this returns. NaN leaves a cell empty."""
+    def append(self, row: dict[str, float], diagnostics: dict[str, float] | None = None) -> None:
+        """Add a row; it is on disk when this returns. NaN leaves a cell empty.
+
+        Args:
+            diagnostics: further figures for TensorBoard alone.
+        """
         self._csv.writerow({name: "" if value != value else value for name, value in row.items()})
         self._file.flush()
-        for name, value in row.items():
+        for name, value in {**row, **(diagnostics or {})}.items():
             if name != self._step and value == value:
                 self._events.add_scalar(name, value, row[self._step])
 
