@@ -6,7 +6,8 @@ transcription of the algorithm would be run. The two are measured in turns, beca
 and drift, each in a process of its own.
 
     python -m benchmarks.agent            everything, about twelve minutes on two cores
-    python -m benchmarks.agent wrappers   one part: wrappers, training, recording or memory
+    python -m benchmarks.agent wrappers   one part: wrappers, training, kickstarting, recording or
+                                          memory
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 import agents.acting
 import agents.ppo
 import record
+from agents.kickstarting import Teacher
 from agents.ppo import Rollout, update
 from agents.training import Worker
 from benchmarks.measuring import Apart, peak_memory
@@ -60,7 +62,7 @@ class Contestant:
     """One variant of training; called, it plays a rollout, updates on it, and returns the seconds
     of both."""
 
-    def __init__(self, plain: bool):
+    def __init__(self, plain: bool, taught: bool = False):
         torch.manual_seed(0)
         self.plain, self.compute = plain, PLAIN if plain else resolve_compute("cpu")
         if not plain:
@@ -71,15 +73,20 @@ class Contestant:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=1e-5)
         self.worker = Worker(ENV, self.policy, self.compute, CONFIG.n_envs, 0, 2)
         self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, self.compute.device)
+        self.teacher = Teacher(build_policy("impala", 64, True, True), CONFIG.n_envs,
+                               self.compute) if taught else None
 
     def __call__(self) -> tuple[float, float]:
         start = time.perf_counter()
         self.worker.play(CONFIG.n_steps, self.rollout, normalize=True)
         middle = time.perf_counter()
+        guidance = None
+        if self.teacher is not None:
+            guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, CONFIG, 0.0)
         with (mock.patch.object(agents.ppo, "evaluate_rollout", step_by_step) if self.plain
               else contextlib.nullcontext()):
             update(self.policy, self.optimizer, self.rollout, CONFIG, self.compute,
-                   torch.Generator().manual_seed(0))
+                   torch.Generator().manual_seed(0), guidance)
         return middle - start, time.perf_counter() - middle
 
 
@@ -102,6 +109,22 @@ def measure_training() -> None:
     env_seconds = steps / raw_steps_per_second()
     print(f"  stepping the environments is {100 * env_seconds / seconds['ours']:.1f} % of the "
           f"time, the update {100 * medians[1] / seconds['ours']:.0f} %")
+
+
+def measure_kickstarting() -> None:
+    """An update with a teacher of the student's size beside one without."""
+    contestants = {"with a teacher": Apart(Contestant, False, True),
+                   "without": Apart(Contestant, False)}
+    for contestant in contestants.values():
+        contestant()
+    times = [[sum(contestant()) for contestant in contestants.values()] for _ in range(REPEATS)]
+    medians = [median(column) for column in zip(*times)]
+    steps = CONFIG.n_envs * CONFIG.n_steps
+    for name, seconds in zip(contestants, medians):
+        print(f"kickstarting, {name}: {steps / seconds:.0f} steps/s")
+    print(f"kickstarting, ratio: {medians[1] / medians[0]:.2f}")
+    for contestant in contestants.values():
+        contestant.close()
 
 
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
@@ -169,7 +192,8 @@ def one_large_update() -> None:
 
 def main() -> None:
     parts = {"wrappers": measure_wrappers, "training": measure_training,
-             "recording": measure_recording, "memory": measure_memory}
+             "kickstarting": measure_kickstarting, "recording": measure_recording,
+             "memory": measure_memory}
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")

@@ -7,6 +7,7 @@ older recurrent ones have no ``init_hx``. Architecture and widths are read off t
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
@@ -39,11 +40,10 @@ def load_tensors(path: Path, what: str) -> dict:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"there is no {what} {path}")
+    file = io.BytesIO(path.read_bytes())  # so that what the unpickler raises is about the contents
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
-    except Exception as error:  # the unpickler raises almost anything on a file of another kind
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # almost anything, on a file of another kind
         raise UserError(f"the {what} {path} is truncated or not a torch file of tensors "
                         f"({type(error).__name__})") from None
     if not isinstance(content, dict):

@@ -1,11 +1,13 @@
 """The networks, their files, and the two ways of running them."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, GOLDEN, golden_weight, tiny_config, tiny_policy
+from conftest import FLOAT32, GOLDEN, ROOT, golden_weight, tiny_config, tiny_policy
 
 from agents.acting import draw_actions, run_policy
 from agents.ppo import Rollout, evaluate_rollout
@@ -13,6 +15,7 @@ from agents.training import Worker
 from common.agent_file import load_agent, save_agent
 from common.devices import Compute
 from common.env import EnvConfig
+from common.errors import UserError
 from common.networks import (
     HalvingMaxPool,
     ImpalaEmbedder,
@@ -247,3 +250,48 @@ def test_pooling_without_gradients_gives_the_same_numbers(dtype, layout):
     with torch.no_grad():
         assert torch.equal(pool(x), with_gradients)
     assert torch.equal(with_gradients, torch.nn.functional.max_pool2d(x, 3, 2, 1))
+
+
+def published_layouts(state):
+    """The ways in which files have been published, from weights with ``init_hx``."""
+    older = {key: tensor for key, tensor in state.items() if key != "init_hx"}
+    return {"with init_hx": {"model_state_dict": state, "optimizer_state_dict": {}},
+            "without": {"model_state_dict": older, "optimizer_state_dict": {}},
+            "weights alone": {"state_dict": older}}
+
+
+@pytest.mark.parametrize("layout", ["with init_hx", "without", "weights alone"])
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_agents_of_every_published_layout_open_and_start_from_zeros(layout, recurrent, tmp_path):
+    policy = tiny_policy(recurrent=recurrent)
+    torch.save(published_layouts(dict(policy.state_dict()))[layout], tmp_path / "model_1.pth")
+    opened = load_agent(tmp_path / "model_1.pth")
+    assert opened.recurrent == recurrent
+    assert not opened.initial_states(2).any()
+    frames = np.random.RandomState(0).randint(0, 256, (3, 64, 64, 3), dtype=np.uint8)
+    hidden = torch.rand(3, policy.hidden_state_size)
+    outputs = [run_policy(each, FLOAT32, frames, hidden) for each in (policy, opened)]
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    save_agent(tmp_path / "again.pth", opened, {})
+    assert not load_agent(tmp_path / "again.pth").initial_states(2).any()
+
+
+def test_an_agent_that_learned_its_first_state_is_not_opened_without_it(tmp_path):
+    save_agent(tmp_path / "model_1.pth", tiny_policy(), {})
+    content = torch.load(tmp_path / "model_1.pth", weights_only=True)
+    del content["model_state_dict"]["init_hx"]
+    torch.save(content, tmp_path / "model_1.pth")
+    with pytest.raises(UserError, match="has no tensor 'init_hx'"):
+        load_agent(tmp_path / "model_1.pth")
+
+
+@pytest.mark.parametrize("name, recurrent, width", [
+    ("coinrun_hard_rec_78053376.pth", True, 64), ("maze_easy_corner_160022528.pth", False, 256)])
+def test_real_published_agents_open(name, recurrent, width):
+    folder = os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared" / "published")
+    path = Path(folder) / name
+    if not path.is_file():
+        pytest.skip(f"{name} is not at hand; PUBLISHED_AGENTS names its folder")
+    policy = load_agent(path)
+    assert (policy.recurrent, policy.hidden_state_size) == (recurrent, width)
+    assert not policy.initial_states(1).any()
