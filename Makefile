@@ -31,7 +31,7 @@ benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.agent
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.saliency
-	$(BIN)/python -m benchmarks.analysis
+	$(BIN)/python -m benchmarks.hidden_state_analysis
 
 panel:
 	cd panel && npm ci --no-audit --no-fund && npm run build

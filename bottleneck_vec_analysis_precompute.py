@@ -1,6 +1,1 @@
-"""The same script without the folder, as the published commands also call it."""
-
-from analysis.bottleneck_vec_analysis_precompute import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+analysis/bottleneck_vec_analysis_precompute.py

@@ -16,18 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from agents.episodes import Episode, play_episodes
-from analysis.intervention_figure import plot_effects
-from analysis.intervention_files import ArmRuns, InterventionsFolder
-from analysis.intervention_report import report
-from analysis.interventions import (
-    Arm,
-    check_starts,
-    chosen_outcomes,
-    compare,
-    divergence_over_time,
-)
-from analysis.projector import Projector
-from analysis.swaps import MeasuredChange, swap_name
 from common.agent_file import load_agent
 from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, seed
 from common.devices import Compute, resolve_compute
@@ -40,6 +28,18 @@ from generative.config import InterpretingConfig, id_list
 from generative.dataset import RolloutDataset
 from generative.runs import open_simulator
 from generative.sampling import Sampler, SamplingPlan
+from interventions.effects import (
+    Arm,
+    check_starts,
+    chosen_outcomes,
+    compare,
+    divergence_over_time,
+)
+from interventions.figure import plot_effects
+from interventions.files import ArmRuns, InterventionsFolder
+from interventions.projector import Projector
+from interventions.report import report
+from interventions.swaps import MeasuredChange, swap_name
 
 UNALTERED = "unaltered"
 Runner = Callable[[HiddenChange | None], ArmRuns]  # an alteration, or None, to what it does

@@ -8,16 +8,16 @@ import shutil
 import time
 from pathlib import Path
 
-from analysis.behaviour_files import BehavioursFolder
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.panel_export import Directions, gather
-from analysis.panel_files import PanelFolder, panel_size, write_panel
-from analysis.projector import Projector
-from analysis.scripts import check_output, replaced_folder
+from analysis.behaviours.files import BehavioursFolder
+from analysis.panel_export.contents import Directions, gather
+from analysis.panel_export.files import PanelFolder, panel_size, write_panel
+from analysis.results.output import check_output, replaced_folder
 from common.cli import Parser, count
 from common.errors import UserError, script_main
+from common.hidden_states_folder import HiddenStatesFolder
 from generative.cli import parse
 from generative.sample_files import SampleFolder
+from interventions.projector import Projector
 
 
 def parser() -> Parser:

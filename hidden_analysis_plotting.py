@@ -1,6 +1,1 @@
-"""The same script without the folder, as the published commands also call it."""
-
-from analysis.hidden_analysis_plotting import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+analysis/hidden_analysis_plotting.py

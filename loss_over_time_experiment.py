@@ -15,7 +15,14 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.loss_over_time import (
+from common.cli import Parser, count
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+from common.files import atomic_folder, save_json, sha256, versions
+from common.video import write_strip
+from generative.cli import add_simulator_flags, parse
+from generative.dataset import RolloutDataset
+from generative.loss_over_time import (
     IMAGE_MSE,
     KINDS,
     LAST_FRAME,
@@ -35,13 +42,6 @@ from analysis.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from common.cli import Parser, count
-from common.devices import resolve_compute
-from common.errors import UserError, script_main
-from common.files import atomic_folder, save_json, sha256, versions
-from common.video import write_strip
-from generative.cli import add_simulator_flags, parse
-from generative.dataset import RolloutDataset
 from generative.runs import SimulatorRunSettings, open_simulator, run_of
 from generative.straight_through import LatentDraw
 

@@ -12,10 +12,10 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import EngFormatter
 
+from agents.training_log import newest_run, read_log
 from common.cli import Parser
 from common.errors import script_main
 from common.files import atomic_path
-from common.training_log import newest_run, read_log
 from generative.runs import newest_simulator_run, read_progress
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.figure_jobs import ACTIONS
-from analysis.matrix_plots import Names, Panel, plot_matrices, signed_scale
-from analysis.projector import Projector
-from analysis.readout import Readout, readout
-from analysis.scripts import check_output, draw_jobs, replaced_folder
-from analysis.state_plots import COLOURS, DPI
+from analysis.hidden_states.readout import Readout, readout
+from analysis.plotting.jobs import ACTIONS
+from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
+from analysis.plotting.states import COLOURS, DPI
+from analysis.results.output import check_output, draw_jobs, replaced_folder
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
 from common.files import sha256
 from generative.cli import add_direction_flags, add_simulator_flags, parse
+from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
 _UNIT = "per standard deviation of the component"

@@ -11,7 +11,6 @@ import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.episodes import Episode, play_episodes
-from analysis.swaps import configured_swap
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -30,6 +29,7 @@ from common.progress import with_progress
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from generative.cli import add_alter_from_flag, add_swap_flags, parse
+from interventions.swaps import configured_swap
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent

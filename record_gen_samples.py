@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from analysis.swaps import configured_swap
 from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.env import ACTION_NAMES
@@ -26,6 +25,7 @@ from generative.sampling import (
     record_samples,
 )
 from generative.simulator import Simulator
+from interventions.swaps import configured_swap
 
 SAMPLES_AT_A_TIME = 32
 

@@ -7,7 +7,6 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.projector import Projector
 from common.cli import Parser
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -20,9 +19,15 @@ from generative.cli import (
 )
 from generative.config import InterpretingConfig
 from generative.runs import open_simulator
-from generative.saliency import DIRECTION, FUNCTIONS, VALUE, SaliencyFunction, saliency_functions
-from generative.saliency_files import SaliencyWriter
-from generative.saliency_run import (
+from generative.saliency.files import SaliencyWriter
+from generative.saliency.gradients import (
+    DIRECTION,
+    FUNCTIONS,
+    VALUE,
+    SaliencyFunction,
+    saliency_functions,
+)
+from generative.saliency.run import (
     SaliencyMaker,
     SaliencyPlan,
     combine_samples,
@@ -31,6 +36,7 @@ from generative.saliency_run import (
 )
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator
+from interventions.projector import Projector
 
 SAMPLES_AT_A_TIME = 4
 RECORDED = "informed_init"  # the folder of the samples that start from recorded frames

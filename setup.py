@@ -1,6 +1,6 @@
 """Makes the rooms importable from anywhere: ``pip install -e .``; requirements.txt has the pins."""
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 setup(
     name="procgen-agent-interpretability",
@@ -9,5 +9,8 @@ setup(
                 "copy of their environment",
     license="MIT",
     python_requires=">=3.10,<3.13",
-    packages=["agents", "common", "generative", "analysis", "pipeline"],
+    packages=find_packages(exclude=["tests", "tests.*"]),
+    # The root as an entry of the import path, last: so the rooms are found as packages from
+    # everywhere, also beside an output folder of the same name.
+    options={"editable_wheel": {"mode": "compat"}},
 )

@@ -1,6 +1,63 @@
-"""The same script without the folder, as the published commands also call it."""
+"""Draw how independent components of the agent's state go together some steps apart
+(cross-correlation) and what they do to each other through the simulator (cross-causation)."""
 
-from analysis.xcorr_and_xcaus_plots import main
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from analysis.influences.correlation import lags_of
+from analysis.influences.correlation_figures import CorrelationFigures, Correlations
+from analysis.influences.files import CorrelationFolder
+from analysis.influences.inputs import SECTION, open_inputs, open_reader
+from analysis.results.output import check_output, draw_jobs, replaced_folder
+from common.cli import Parser
+from common.errors import script_main
+from generative.cli import add_influence_flags, parse
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_influence_flags(flags)
+    flags.add_argument("--output_dir", type=Path, help="folder of the figures; "
+                       "<save_dir>/cross_corr_and_causation_plots if not given")
+    flags.add_argument("--data_output_dir", type=Path, help="folder of the matrices; "
+                       "<save_dir>/cross_corr_and_causation_plot_data if not given")
+    flags.add_argument("--no_causation", action="store_true",
+                       help="draw cross-correlation alone, which needs no saliency")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, config = parse(parser(), argv, SECTION)
+    save_dir = Path(config.analysis.save_dir)
+    plots = args.output_dir or save_dir / "cross_corr_and_causation_plots"
+    data = args.data_output_dir or save_dir / "cross_corr_and_causation_plot_data"
+    check_output(plots)
+    check_output(data, "--data_output_dir")
+    inputs = open_inputs(args, config)
+    lags, left_out = lags_of(inputs.coordinates.ics.shape[1])
+    if left_out:
+        print(f"the samples have {inputs.coordinates.ics.shape[1]} steps, too few for "
+              f"these lags, which are left out: {', '.join(map(str, left_out))}", flush=True)
+    influences = None if args.no_causation else open_reader(inputs, config).read(())
+    share = config.analysis.xplots.extrema_threshold
+    found = Correlations.of(inputs, lags, influences, share)
+    settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
+                "extrema_threshold": share,
+                "saliency_step": None if influences is None else influences.step}
+    with replaced_folder(data, settings) as temporary:
+        found.save(CorrelationFolder(temporary))
+    figures = CorrelationFigures(found, left_out)
+    with replaced_folder(plots, {**settings, "data": str(data)}) as temporary:
+        draw_jobs(temporary, figures.jobs())
+    print(f"wrote {len(list(data.glob('*.npy')))} matrices to {data} and {len(figures.jobs())} "
+          f"figures to {plots}")
+    largest = np.abs(found.cosines - np.eye(len(found.cosines))).max(initial=0)
+    print(f"directions of different components have cosines of at most {largest:.2f} in size")
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

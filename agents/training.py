@@ -20,6 +20,7 @@ from agents.acting import draw_actions, reset_hidden, run_policy
 from agents.kickstarting import Teacher
 from agents.model_card import save_model_card
 from agents.ppo import Rollout, UpdateSummary, update
+from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 from common.agent_file import (
     agent_file_name,
     load_agent,
@@ -37,7 +38,6 @@ from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
 from common.settings import save_settings
 from common.signals import deferred_signals
-from common.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.bottleneck_figures import figures
-from analysis.bottleneck_files import BottleneckFolder
-from analysis.scripts import check_output, draw
+from analysis.bottleneck_vectors.figures import figures
+from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.results.output import check_output, draw
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.bottleneck import analyse
-from analysis.bottleneck_files import BottleneckFolder
-from analysis.scripts import check_results, description_of, finish, reporting_writer
-from analysis.simulated_steps import chosen_samples, finite_field, simulated_steps
+from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.steps import analyse
+from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples, finite_field, simulated_steps
 from common.cli import Parser
 from common.errors import UserError, script_main
 from generative.cli import (

@@ -7,10 +7,10 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.influence_files import ComparisonFolder
-from analysis.influences import Inputs
-from analysis.scripts import check_output, replaced_folder
-from analysis.story_pages import StoryPages
+from analysis.influences.files import ComparisonFolder
+from analysis.influences.gradients import Inputs
+from analysis.results.output import check_output, replaced_folder
+from analysis.stories.pages import StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from generative.cli import add_story_flags, parse

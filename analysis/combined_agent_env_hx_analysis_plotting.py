@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.behaviour_figures import figures
-from analysis.behaviour_files import BehavioursFolder
-from analysis.scripts import check_output, draw
-from analysis.simulated_steps import chosen_samples, simulated_steps
+from analysis.behaviours.figures import figures
+from analysis.behaviours.files import BehavioursFolder
+from analysis.results.output import check_output, draw
+from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.behaviour_files import BehavioursFolder
-from analysis.behaviours import analyse, behaviour_features
-from analysis.env_files import EnvStatesFolder
-from analysis.scripts import check_results, description_of, finish, reporting_writer
-from analysis.simulated_steps import chosen_samples, finite_field
+from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.steps import analyse, behaviour_features
+from analysis.env_states.files import EnvStatesFolder
+from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples, finite_field
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.files import sha256

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.comparison import Comparison
-from analysis.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
-from analysis.influence_files import ComparisonFolder
-from analysis.influence_scripts import SECTION, open_inputs, open_reader
-from analysis.scripts import check_output, draw_jobs, replaced_folder
+from analysis.influences.comparison import Comparison
+from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
+from analysis.influences.files import ComparisonFolder
+from analysis.influences.inputs import SECTION, open_inputs, open_reader
+from analysis.results.output import check_output, draw_jobs, replaced_folder
 from common.agent_file import load_agent
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from generative.cli import add_influence_flags, parse
-from generative.saliency import OUTPUTS
+from generative.saliency.gradients import OUTPUTS
 
 
 def parser() -> Parser:

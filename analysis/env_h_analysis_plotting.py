@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.env_figures import figures
-from analysis.env_files import EnvStatesFolder
-from analysis.scripts import check_output, draw
-from analysis.simulated_steps import chosen_samples, simulated_steps
+from analysis.env_states.figures import figures
+from analysis.env_states.files import EnvStatesFolder
+from analysis.results.output import check_output, draw
+from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.env_files import EnvStatesFolder
-from analysis.result_steps import map_states
-from analysis.scripts import check_results, description_of, finish, reporting_writer
-from analysis.simulated_steps import chosen_samples, simulated_states
+from analysis.env_states.files import EnvStatesFolder
+from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples, simulated_states
+from analysis.results.steps import map_states
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_precompute_flags, add_sample_analysis_flags, parse, samples_of

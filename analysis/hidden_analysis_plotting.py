@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.hidden_figures import figures
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.hidden_states import recorded_steps
-from analysis.scripts import check_output, draw
+from analysis.hidden_states.figures import figures
+from analysis.hidden_states.recorded import recorded_steps
+from analysis.results.output import check_output, draw
 from common.cli import Parser, count
 from common.errors import UserError, script_main
+from common.hidden_states_folder import HiddenStatesFolder
 from common.rollout_files import RolloutFolder
 from generative.cli import add_hidden_analysis_flags, add_plotting_flags, parse
 

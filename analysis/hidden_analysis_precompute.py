@@ -7,14 +7,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.hidden_states import recorded_states
-from analysis.hidden_steps import analyse
-from analysis.scripts import check_results, finish, reporting_writer
-from analysis.simulated_steps import chosen_samples, simulated_states
+from analysis.hidden_states.recorded import recorded_states
+from analysis.hidden_states.steps import analyse
+from analysis.results.output import check_results, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples, simulated_states
 from common.cli import Parser
 from common.errors import UserError, script_main
 from common.files import sha256
+from common.hidden_states_folder import HiddenStatesFolder
 from common.rollout_files import RolloutFolder
 from generative.cli import add_hidden_analysis_flags, add_precompute_flags, parse
 from generative.config import SAMPLE_STARTS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.jacobian_figures import figures
-from analysis.jacobian_files import JacobiansFolder
-from analysis.scripts import check_output, draw
-from analysis.simulated_steps import chosen_samples, simulated_steps
+from analysis.jacobians.figures import figures
+from analysis.jacobians.files import JacobiansFolder
+from analysis.results.output import check_output, draw
+from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.jacobian_files import JacobiansFolder
-from analysis.jacobians import analyse, read_jacobians
-from analysis.scripts import check_results, description_of, finish, reporting_writer
-from analysis.simulated_steps import chosen_samples
+from analysis.jacobians.files import JacobiansFolder
+from analysis.jacobians.steps import analyse, read_jacobians
+from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples
 from common.cli import Parser
 from common.errors import UserError, script_main
 from generative.cli import (
@@ -18,8 +18,8 @@ from generative.cli import (
     parse,
     samples_of,
 )
-from generative.saliency import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
-from generative.saliency_files import SaliencyFolder
+from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
 
 
 def parser() -> Parser:

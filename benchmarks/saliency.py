@@ -25,7 +25,8 @@ from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.networks import build_policy
 from generative.config import SaliencyConfig, load_interpreting_config
 from generative.runs import prepared
-from generative.saliency import (
+from generative.saliency.files import SaliencyWriter
+from generative.saliency.gradients import (
     Coordinates,
     Gradients,
     SaliencyFunction,
@@ -33,8 +34,7 @@ from generative.saliency import (
     perturbed_copies,
     saliency_functions,
 )
-from generative.saliency_files import SaliencyWriter
-from generative.saliency_run import SaliencyMaker, SaliencyPlan, write_saliency
+from generative.saliency.run import SaliencyMaker, SaliencyPlan, write_saliency
 from generative.sample_files import SampleOrigin, SampleWriter
 from generative.sampling import imagined_from
 from generative.simulator import Simulator

@@ -38,8 +38,8 @@ class AgentConfig:
     normalize_rew: bool
     hidden_state_size: int
     learned_initial_state: bool
-    kickstart_coef: float = 0.0
-    kickstart_until: float = 0.0
+    kickstart_coef: float = 3.0
+    kickstart_until: float = 0.7
     kickstart_value_coef: float = 0.0
 
     def __post_init__(self):

@@ -22,11 +22,11 @@ import markupsafe
 import numpy as np
 import pandas as pd
 
-from analysis.intervention_files import InterventionsFolder
-from analysis.loss_over_time import IMAGE_MSE, TABLE_NAME
 from common.files import atomic_path, versions
 from common.video import write_strip
-from generative.saliency_files import SaliencyFolder
+from generative.loss_over_time import IMAGE_MSE, TABLE_NAME
+from generative.saliency.files import SaliencyFolder
+from interventions.files import InterventionsFolder
 from pipeline.presets import Preset
 from pipeline.records import DONE, Experiment
 from pipeline.stages import Stage

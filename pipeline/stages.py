@@ -16,19 +16,20 @@ import numpy as np
 import pandas as pd
 
 from agents.action_noise import load_action_noise
-from analysis.influence_files import ComparisonFolder
-from analysis.intervention_files import InterventionsFolder
+from agents.training_log import newest_run, read_log
+from analysis.influences.files import ComparisonFolder
 from common import rollout_files
 from common.agent_file import agent_files
 from common.config import load_agent_config
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
-from common.training_log import newest_run, read_log
-from generative import saliency_files, sample_files
+from generative import sample_files
 from generative.config import InterpretingConfig
 from generative.runs import checkpoints, newest_simulator_run, read_progress
-from generative.saliency import WITHOUT_ENV_GRADS
+from generative.saliency import files as saliency_files
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from interventions.files import InterventionsFolder
 from pipeline.presets import ROOT, Preset
 from pipeline.records import find
 
@@ -398,7 +399,7 @@ class _Builder:
                               "analysis.agent_h.num_episodes",
                               "analysis.combined_agent_env_hx.num_samples")
         return [
-            Stage("correlations", "analysis.xcorr_and_xcaus_plots", self._of_samples,
+            Stage("correlations", "xcorr_and_xcaus_plots", self._of_samples,
                   ("analysis/cross_corr_and_causation_*/**/*.*",),
                   _number("analysis/cross_corr_and_causation_plots/*.png", "figures"),
                   needs=needs, parameters=parameters,
@@ -489,7 +490,7 @@ def _held_out_loss(output: Path) -> str:
 
 
 def _beaten(output: Path) -> str:
-    from analysis.loss_over_time import SETTINGS_NAME
+    from generative.loss_over_time import SETTINGS_NAME
 
     compared = json.loads((output / "loss_over_time" / SETTINGS_NAME).read_text())["comparisons"]
     steps = compared[0]["steps"]

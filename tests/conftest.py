@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import record
-from analysis.projector import Projector
 from common.agent_file import load_agent, save_agent
 from common.config import load_agent_config
 from common.devices import Compute
@@ -26,6 +25,7 @@ from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
+from interventions.projector import Projector
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"

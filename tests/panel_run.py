@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.behaviour_files import BehavioursFolder
-from analysis.hidden_files import HiddenStatesFolder
+from analysis.behaviours.files import BehavioursFolder
 from common.files import save_json, sha256
-from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from common.hidden_states_folder import HiddenStatesFolder
+from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
 NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300

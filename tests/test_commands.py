@@ -1,6 +1,5 @@
 """What a user types: the published flags, and every mistake as one clear sentence."""
 
-import importlib
 import os
 import shlex
 import shutil
@@ -114,19 +113,6 @@ def test_published_parameter_sets_have_the_published_values(name):
         learned_initial_state=True)
 
 
-@pytest.mark.parametrize("script", ["train", "plot_training_csv", "render", "record", "evaluate",
-                                    "train_gen_model", "record_gen_samples",
-                                    "record_informinit_gen_samples", "loss_over_time_experiment",
-                                    "loss_over_time_exp", "saliency_experiments",
-                                    "saliency_exps", "compare_interventions", "run_pipeline"])
-def test_help_explains_every_flag(script):
-    result = subprocess.run([sys.executable, f"{script}.py", "--help"], cwd=ROOT, text=True,
-                            capture_output=True, check=True)
-    assert not result.stderr
-    module = importlib.import_module(script)
-    assert all(action.help for action in sys.modules[module.main.__module__].parser()._actions)
-
-
 def refused(main, argv, capsys):
     """Run a script that must refuse, and return its one sentence."""
     try:
@@ -211,7 +197,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
             words = "no tensor 'embedder.fc.weight' that tells a width"
         elif damage == "fewer actions":
             state["fc_policy.weight"] = torch.zeros(9, 64)
-            words = "'fc_policy.weight' has the shape (9, 64), not (15, 64)"
+            words = "has 9 actions; Procgen's games have 15"
         elif damage == "wrong shape":
             state["embedder.block2.conv.weight"] = torch.zeros(32, 3, 3, 3)
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"

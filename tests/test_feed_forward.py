@@ -9,22 +9,21 @@ import torch
 from conftest import record_arguments, tiny_policy
 
 import compare_interventions
-import hidden_analysis_plotting
-import hidden_analysis_precompute
 import loss_over_time_experiment
 import plot_value_and_action_weights
 import record
 import record_gen_samples
 import saliency_experiments
 import train_gen_model
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.interventions import divergence
-from analysis.projector import Projector
+from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from common.agent_file import load_agent, save_agent
+from common.hidden_states_folder import HiddenStatesFolder
 from common.rollout_files import RolloutFolder
 from generative.runs import checkpoints, run_of
-from generative.saliency_files import SaliencyFolder
+from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
+from interventions.effects import divergence
+from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256
 DEAD = [3, 200]  # units that a ReLU never lets through

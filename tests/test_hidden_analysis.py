@@ -11,27 +11,26 @@ from PIL import Image
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import adjusted_rand_score
 
-import hidden_analysis_plotting
-import hidden_analysis_precompute
-from analysis.clustering import NO_CLUSTER, find_clusters
-from analysis.components import (
+from analysis import hidden_analysis_plotting, hidden_analysis_precompute
+from analysis.hidden_states.recorded import recorded_steps
+from analysis.methods.clustering import NO_CLUSTER, find_clusters
+from analysis.methods.components import (
     independent_components,
     principal_components,
     scale_of,
     source_signals,
 )
-from analysis.embedding import embed
-from analysis.factorisation import factorise
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.hidden_states import recorded_steps
-from analysis.neighbours import nearest_neighbours
-from analysis.outliers import find_outliers
-from analysis.projector import Projector
-from analysis.result_files import Result, ResultWriter
+from analysis.methods.embedding import embed
+from analysis.methods.factorisation import factorise
+from analysis.methods.neighbours import nearest_neighbours
+from analysis.methods.outliers import find_outliers
+from common.array_folders import Result, ResultWriter
 from common.errors import UserError
+from common.hidden_states_folder import HiddenStatesFolder
 from common.rollout_files import RolloutFolder
 from generative.config import CLUSTERINGS, load_interpreting_config
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES = 12, 6
 

@@ -13,13 +13,13 @@ from conftest import golden_projector, tiny_policy
 from PIL import Image
 from torch import nn
 
-import causal_stories
-import dynamics_grads_consistency_plots
 import plot_value_and_action_weights
 import xcorr_and_xcaus_plots
-from analysis.behaviour_files import BehavioursFolder
-from analysis.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
-from analysis.correlation import (
+from analysis import causal_stories, dynamics_grads_consistency_plots
+from analysis.behaviours.files import BehavioursFolder
+from analysis.hidden_states.readout import readout
+from analysis.influences.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
+from analysis.influences.correlation import (
     cosine_similarity,
     extreme_rows,
     lags_of,
@@ -27,18 +27,17 @@ from analysis.correlation import (
     members,
     seriate,
 )
-from analysis.hidden_files import matrix_files
-from analysis.influence_files import ComparisonFolder, CorrelationFolder
-from analysis.influences import Influences, readout_gradient
-from analysis.projector import Projector
-from analysis.readout import readout
-from analysis.stories import escape, influence_sentence
+from analysis.influences.files import ComparisonFolder, CorrelationFolder
+from analysis.influences.gradients import Influences, readout_gradient
+from analysis.stories.sentences import escape, influence_sentence
 from common.agent_file import save_agent
 from common.errors import UserError
+from common.hidden_states_folder import matrix_files
 from generative.config import load_interpreting_config
-from generative.saliency import OUTPUTS, WITHOUT_ENV_GRADS
-from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.saliency.gradients import OUTPUTS, WITHOUT_ENV_GRADS
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from interventions.projector import Projector
 
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
 LABELS = np.repeat([1, 0, 2, -1], [30, 32, 1, 1])  # behaviour 2 has one sample

@@ -16,9 +16,15 @@ import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
 from agents.episodes import play_episodes
-from analysis.bootstrap import EpisodeBootstrap
-from analysis.intervention_files import ArmRuns, InterventionsFolder
-from analysis.interventions import (
+from common.agent_file import load_agent, save_agent
+from common.bootstrap import EpisodeBootstrap
+from common.env import EnvConfig
+from common.errors import UserError
+from common.files import sha256
+from common.networks import to_images
+from common.rollout_files import RolloutFolder
+from generative.agent_inside import AgentInside
+from interventions.effects import (
     OUTCOMES,
     Arm,
     chosen_outcomes,
@@ -30,15 +36,9 @@ from analysis.interventions import (
     outcomes_of,
     sign_flip_p,
 )
-from analysis.projector import Projector
-from analysis.swaps import MeasuredChange
-from common.agent_file import load_agent, save_agent
-from common.env import EnvConfig
-from common.errors import UserError
-from common.files import sha256
-from common.networks import to_images
-from common.rollout_files import RolloutFolder
-from generative.agent_inside import AgentInside
+from interventions.files import ArmRuns, InterventionsFolder
+from interventions.projector import Projector
+from interventions.swaps import MeasuredChange
 
 NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]

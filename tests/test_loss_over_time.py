@@ -13,11 +13,14 @@ from conftest import FLOAT32, tiny_policy
 from PIL import Image
 from test_dataset import write_recording
 
-import loss_over_time_exp
 import loss_over_time_experiment
 import train_gen_model
-from analysis.bootstrap import EpisodeBootstrap
-from analysis.loss_over_time import (
+from common.agent_file import save_agent
+from common.bootstrap import EpisodeBootstrap
+from common.errors import UserError
+from common.files import sha256
+from generative.dataset import RolloutDataset
+from generative.loss_over_time import (
     LAST_FRAME,
     MEAN_FRAME,
     SHUFFLED_ACTIONS,
@@ -29,10 +32,6 @@ from analysis.loss_over_time import (
     mean_frame,
     table_of,
 )
-from common.agent_file import save_agent
-from common.errors import UserError
-from common.files import sha256
-from generative.dataset import RolloutDataset
 from generative.runs import checkpoints, open_simulator, run_of
 from generative.straight_through import LatentDraw
 
@@ -344,10 +343,6 @@ def test_episodes_that_may_have_been_trained_on_are_said_to(
         re.sub("num_episodes: [0-9]+", "num_episodes: 99", settings))
     assert run(agent_path, alone, recording, "--output_dir", tmp_path / "d") == 0
     assert "held 99 episodes; it holds" in capsys.readouterr().out
-
-
-def test_older_name_is_the_same_script():
-    assert loss_over_time_exp.main is loss_over_time_experiment.main
 
 
 def refused(capsys, *argv):

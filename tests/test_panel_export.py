@@ -32,11 +32,11 @@ from panel_run import (
 from PIL import Image
 
 import export_panel
-from analysis.behaviour_files import BehavioursFolder
-from analysis.hidden_files import HiddenStatesFolder
-from analysis.panel_files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
-from analysis.scripts import SETTINGS_NAME
+from analysis.behaviours.files import BehavioursFolder
+from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from analysis.results.output import SETTINGS_NAME
 from common.files import save_json
+from common.hidden_states_folder import HiddenStatesFolder
 from generative.config import load_interpreting_config
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED

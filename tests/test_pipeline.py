@@ -15,9 +15,9 @@ import pytest
 from conftest import start, wait_for
 
 import run_pipeline
-from analysis.intervention_files import InterventionsFolder
 from benchmarks.interruptions import numbers
 from generative.config import load_interpreting_config
+from interventions.files import InterventionsFolder
 from pipeline.presets import load_preset
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT
@@ -114,7 +114,7 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
     ({"gen_model": {"lr": 0.01}},
      {"train_simulator": "the parameter training.lr was 0.0005 and is 0.01"}),
     ({"analysis": {"loss_over_time": {"num_batches": 3}}},
-     {"loss_over_time": "the parameter analysis.loss_over_time.num_batches was 2 and is 3"})])
+     {"loss_over_time": "the parameter generative.loss_over_time.num_batches was 2 and is 3"})])
 def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, monkeypatch, changes,
                                                             expected):
     monkeypatch.setattr(run_pipeline, "load_interpreting_config",

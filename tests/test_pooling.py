@@ -79,7 +79,7 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
 
 
 @pytest.mark.parametrize("run", [
-    "from analysis.neighbours import nearest_neighbours; "
+    "from analysis.methods.neighbours import nearest_neighbours; "
     "nearest_neighbours(torch.randn(300, 4).numpy(), 3, 0, exact_rows=10)",
     "from common.pooling import ParallelMaxPool; "
     "ParallelMaxPool.apply(torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16))"])

@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import GOLDEN, golden_projector
 
-from analysis.projector import Projector, matrix_files
 from common.errors import UserError
+from interventions.projector import Projector, matrix_files
 
 
 @pytest.fixture(scope="module")

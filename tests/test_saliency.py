@@ -19,25 +19,24 @@ from PIL import Image
 
 import record_gen_samples
 import saliency_experiments
-import saliency_exps
-from analysis.projector import Projector, matrix_files
 from common.agent_file import load_agent
 from common.errors import UserError
 from generative.config import id_list, load_interpreting_config
 from generative.encoder import on_unit_sphere
 from generative.published import load_published
-from generative.saliency import (
+from generative.saliency.files import SaliencyArrays, SaliencyFolder
+from generative.saliency.gradients import (
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
     SaliencyPass,
     perturbed_copies,
     saliency_functions,
 )
-from generative.saliency_files import SaliencyArrays, SaliencyFolder
-from generative.saliency_pictures import FRAME_SHARE, coloured, full_colour, saliency_maps
-from generative.saliency_run import DIFFERENCE
+from generative.saliency.pictures import FRAME_SHARE, coloured, full_colour, saliency_maps
+from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentDraw
+from interventions.projector import Projector, matrix_files
 
 MODE = LatentDraw("mode")
 NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
@@ -702,8 +701,7 @@ def test_parameters_are_checked(changes, words):
         load_interpreting_config("tiny", {"analysis": {"saliency": changes}})
 
 
-def test_older_script_and_published_flags():
-    assert saliency_exps.main is saliency_experiments.main
+def test_published_flags():
     args = saliency_experiments.parser().parse_args(shlex.split(
         "--agent_file a.pth --model_file m.pt --saliency_func_type value leftwards hx_direction "
         "--sample_ids 33 39 56 84 --combine_samples_not_iterate --tgm_exp_name t"))

@@ -16,8 +16,6 @@ import torch
 from conftest import ROOT, golden_projector
 
 import record_gen_samples
-import record_informinit_gen_samples
-from analysis.projector import Projector, matrix_files
 from common.agent_file import load_agent
 from common.env import ACTION_NAMES
 from common.errors import UserError
@@ -29,6 +27,7 @@ from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.sampling import manual_actions
 from generative.straight_through import LatentDraw, PresetDraw
+from interventions.projector import Projector, matrix_files
 
 MODE = LatentDraw("mode")
 NUM_SAMPLES = 7
@@ -435,8 +434,7 @@ def test_description_says_what_made_the_samples(informed, simulator_file, record
 
 # Flags and mistakes
 
-def test_older_script_and_published_flags():
-    assert record_informinit_gen_samples.main is record_gen_samples.main
+def test_published_flags():
     args = record_gen_samples.parser().parse_args(shlex.split(
         "--agent_file a.pth --model_file m.pt --recording_rand_init --generated_data_dir g "
         "--data_save_dir s --swap_directions_from 10 5 --swap_directions_to 12 None "

@@ -16,7 +16,7 @@ from generative.dataset import RolloutDataset, Windows
 from generative.encoder import on_unit_sphere
 from generative.losses import simulator_losses, until_first_terminal, vector_crowding
 from generative.published import load_published, published_name, published_state, save_published
-from generative.saliency import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
+from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
 from generative.simulator import Simulator
 from generative.straight_through import LatentDraw, clamp_image, most_likely_action
 

@@ -15,29 +15,31 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
-import bottleneck_vec_analysis_plotting
-import bottleneck_vec_analysis_precompute
-import combined_agent_env_hx_analysis_plotting
-import combined_agent_env_hx_analysis_precompute
-import env_h_analysis_plotting
-import env_h_analysis_precompute
-import jacobian_analysis_plotting
-import jacobian_analysis_precompute
-from analysis.behaviour_files import BehavioursFolder
-from analysis.behaviours import analyse as analyse_behaviours
-from analysis.behaviours import behaviour_features, most_common
-from analysis.bottleneck_files import BottleneckFolder
-from analysis.components import principal_components
-from analysis.env_files import EnvStatesFolder
-from analysis.figure_jobs import largest_clusters, most_central, read_clusters
-from analysis.jacobian_files import JacobiansFolder
-from analysis.jacobians import Jacobians, read_jacobians
-from analysis.result_files import ResultWriter
-from analysis.sphere import pairwise_cosines, uniform_cosine_density, uniformity
-from analysis.state_plots import Plane
+from analysis import (
+    bottleneck_vec_analysis_plotting,
+    bottleneck_vec_analysis_precompute,
+    combined_agent_env_hx_analysis_plotting,
+    combined_agent_env_hx_analysis_precompute,
+    env_h_analysis_plotting,
+    env_h_analysis_precompute,
+    jacobian_analysis_plotting,
+    jacobian_analysis_precompute,
+)
+from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.steps import analyse as analyse_behaviours
+from analysis.behaviours.steps import behaviour_features, most_common
+from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniform_cosine_density, uniformity
+from analysis.env_states.files import EnvStatesFolder
+from analysis.jacobians.files import JacobiansFolder
+from analysis.jacobians.steps import Jacobians, read_jacobians
+from analysis.methods.components import principal_components
+from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
+from analysis.plotting.states import Plane
+from common.array_folders import ResultWriter
 from common.errors import UserError
 from generative.config import load_interpreting_config
-from generative.saliency_files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
 NUM_SAMPLES, NUM_STEPS, KINDS = 24, 6, 3

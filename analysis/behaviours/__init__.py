@@ -1,0 +1,1 @@
+"""Behaviours: clusters of both states and their changes."""

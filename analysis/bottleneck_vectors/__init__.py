@@ -1,0 +1,1 @@
+"""The vectors that simulations start from."""

@@ -1,0 +1,88 @@
+"""The figures of the bottleneck vectors, one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.sphere_plots import plot_cosines, plot_spectrum
+from analysis.plotting.jobs import (
+    TSNE_NAMES,
+    Variances,
+    cluster_category,
+    cluster_jobs,
+    largest_clusters,
+    most_central,
+    pictures_of,
+    plane_jobs,
+    read_clusters,
+    space_jobs,
+)
+from analysis.plotting.states import Category, Pictures, Plane, Quantity
+from analysis.results.output import Job
+from common.errors import UserError
+from generative.config import SAMPLE_STARTS
+from generative.sample_files import SampleFolder
+
+
+def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[Job]:
+    """All figures of one analysis.
+
+    Args:
+        folder: what was precomputed.
+        samples: where the frames of the informed samples are.
+        seed: of what is drawn on top.
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    number = folder.number
+    principal = folder.read_finite("principal", number)  # (N, P)
+    random = folder.read_finite("random", number)
+    labels, num_clusters = read_clusters(folder, number)
+    means = folder.read_finite("cluster_means")
+    table = folder.read("table")
+    table = table[table["start"] == SAMPLE_STARTS[0]].reset_index(drop=True)
+    if len(table) != number:
+        raise UserError(f"{folder.file('table')} has {len(table)} informed samples, not {number}; "
+                        "write it again")
+    found = folder.settings()["steps"]["uniformity"]
+    variances = Variances(folder)
+    dimensions = folder.read("components").shape[1]
+    what = f"{number} informed bottleneck vectors"
+    title = f"{what}, {number} random ones in black"
+    space = Plane(principal[:, :3], variances.axis_names, title, random[:, :3], "random",
+                  others_in_view=True, unit="vectors")
+    tsne = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+                 folder.read_finite("random_tsne", number)[:, :2], "random", others_in_view=True,
+                 unit="vectors")
+    colourings = {
+        "sum_of_reward": Quantity(table["sum_of_reward"].to_numpy(), "sum of reward of the sample"),
+        "ends": Category(table["ends"].to_numpy(), "end of the sample", ("goes on", "ends")),
+        "mean_value": Quantity(table["mean_value"].to_numpy(), "mean value of the sample"),
+        "cluster": cluster_category(labels, num_clusters)}
+    drawn, some = largest_clusters(labels, num_clusters)
+
+    def pictures(cluster: int) -> Pictures:
+        members = np.flatnonzero(labels == cluster)
+        rows = members[most_central(principal[members, :means.shape[1]], means[cluster], members)]
+        return pictures_of(samples, table["sample"].to_numpy()[rows], np.zeros(len(rows), int))
+
+    return [
+        *plane_jobs({"pca": space.dimensions(2), "tsne": tsne}, colourings, seed),
+        *space_jobs(space, {"cluster": colourings["cluster"]}, seed),
+        variances.job(what),
+        ("variance_spectrum.png", lambda path: plot_spectrum(
+            path, principal, random, dimensions, found)),
+        ("cosines.png", lambda path: plot_cosines(
+            path, folder.read_finite("cosines"), folder.read_finite("random_cosines"), dimensions,
+            found)),
+        *cluster_jobs((space.dimensions(2), tsne), labels, drawn,
+                      lambda cluster: _note(table[labels == cluster], number) + some, pictures)]
+
+
+def _note(members: pd.DataFrame, number: int) -> str:
+    return (f"{len(members)} of {number} informed vectors ({100 * len(members) / number:.1f} %); "
+            f"mean value {members['mean_value'].mean():.2f}, mean sum of reward "
+            f"{members['sum_of_reward'].mean():.2f}, {100 * members['ends'].mean():.0f} % end")

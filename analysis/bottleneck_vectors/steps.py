@@ -1,0 +1,84 @@
+"""The analysis of bottleneck vectors, step by step.
+
+Letters in shape comments: N vectors of each kind, V dimensions, P principal components.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+
+from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniformity
+from analysis.methods.clustering import NO_CLUSTER
+from analysis.methods.components import Scale
+from analysis.methods.embedding import embed
+from analysis.results.simulated_steps import ENDED, SimulatedSteps
+from analysis.results.steps import clusters_result, principal_step
+from common.array_folders import Result, ResultWriter
+from generative.config import SAMPLE_STARTS, BottleneckConfig
+
+COSINE_VECTORS = 1_400  # whose pairs are stored: just under a million
+
+
+def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedSteps, SimulatedSteps],
+            config: BottleneckConfig, seed: int, tsne_seed: int, writer: ResultWriter) -> None:
+    """Find the principal components of informed vectors, project random ones on them, cluster the
+    informed ones, map both, and measure how far both are from uniform on the sphere.
+
+    The vectors are centred, but not divided by standard deviations: their variances are the
+    result. Clusters are of the principal coordinates that hold 95 % of the variance of the informed
+    vectors, the map of all coordinates, among which are those in which the random ones vary.
+
+    Args:
+        informed, random: float32 (N, V).
+        steps: of the samples that begin with them.
+        seed: of every random choice but those of t-SNE.
+        writer: gets the results; steps that it has are not computed again.
+
+    Raises:
+        UserError: if there are too few vectors for what is asked for, or one is 0.
+    """
+    writer.step("uniformity", lambda: _uniformity(informed, random))
+    mean = writer.step("mean", lambda: Result({"mean": informed.mean(axis=0)}, {}))["mean"]
+    scale = Scale(mean, np.ones_like(mean), ())
+    principal = principal_step(informed, scale, config, seed, writer)
+    projected = writer.step("random", lambda: Result(
+        {"random": scale.standardise(random) @ principal.components.T}, {}))["random"]
+    labels = writer.step("clusters", lambda: clusters_result(
+        principal.holding, config.clustering, config.n_clusters, seed))["clusters"]
+    writer.step("tsne", lambda: _tsne(principal.coordinates, projected, config.n_components_tsne,
+                                       tsne_seed))
+    writer.step("table", lambda: Result({"table": outcomes(steps, labels)}, {}))
+
+
+def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -> pd.DataFrame:
+    """What comes of each vector: the auxiliary table.
+
+    Args:
+        steps: of the informed and of the random samples.
+        labels: clusters of the informed vectors (N,).
+    """
+    tables = []
+    for start, of_start in zip(SAMPLE_STARTS, steps):
+        tables.append(pd.DataFrame({
+            "start": start, "sample": of_start.by_sample(of_start.sample)[:, 0],
+            "sum_of_reward": of_start.by_sample(of_start.reward).sum(axis=1),
+            "ends": (of_start.by_sample(of_start.terminal) > ENDED).any(axis=1).astype(int),
+            "mean_value": of_start.by_sample(of_start.value).mean(axis=1),
+            "cluster": labels if start == SAMPLE_STARTS[0] else NO_CLUSTER}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _uniformity(informed: np.ndarray, random: np.ndarray) -> Result:
+    return Result({"cosines": pairwise_cosines(informed, COSINE_VECTORS),
+                   "random_cosines": pairwise_cosines(random, COSINE_VECTORS)},
+                  {start: dataclasses.asdict(uniformity(vectors))
+                   for start, vectors in zip(SAMPLE_STARTS, (informed, random))})
+
+
+def _tsne(informed: np.ndarray, random: np.ndarray, num_components: int, seed: int) -> Result:
+    fit = embed(np.concatenate([informed, random]), num_components, seed)
+    return Result({"tsne": fit.places[:len(informed)], "random_tsne": fit.places[len(informed):]},
+                  {"fitted_states": fit.fitted_rows})

@@ -1,0 +1,1 @@
+"""The agent's hidden states in recorded episodes."""

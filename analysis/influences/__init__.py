@@ -1,0 +1,1 @@
+"""Cross-correlation, cross-causation, and where the two agree."""

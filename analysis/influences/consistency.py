@@ -1,0 +1,294 @@
+"""Whether gradients and correlations tell the same story: agreement of their signs, held against
+what chance alone gives.
+
+An influence of a source (an IC at an earlier step) on a target (an IC, or what the agent answers,
+at a later one) is claimed within a behaviour if all of the following hold.
+
+1. *In sample after sample* the gradient has the sign that the pair's own deviations have. With g
+   the gradient in a sample, and a and b the deviations of source and target from their medians
+   over the behaviour's samples, the agreement is the share of samples in which g has the sign of
+   a·b. It is compared with what it is after the sources' states have been shuffled among the
+   behaviour's samples, while each sample keeps its gradients and its targets' states.
+2. The p-value holds for the largest of all agreements that were looked at (Westfall and Young's
+   maximum over all pairs, lags and behaviours, the whole sample among them).
+3. The mean gradient has the sign of the cross-correlation.
+4. The mean gradient moves the target by at least MIN_EFFECT of its standard deviation for one
+   standard deviation of the source.
+
+Why this shuffle. What links a gradient to a correlation is that states which the gradient says
+should go together do go together. Shuffling the sources' states destroys just that: it leaves the
+gradients, the means of the behaviour, and the correlations among sources and among targets as
+they are. Other shuffles destroy the wrong thing. Which sample has which *gradient*: a gradient
+that is the same in all samples, the plainest cause there is, survives that shuffle unchanged.
+*Labels of behaviours*: an influence that holds in all of them survives; it asks whether the
+behaviour is special, not whether there is an influence. *Which pair's* gradient goes with which
+pair's correlation: that is a fair question about a whole matrix and is asked of it below, but it
+cannot give one pair a p-value.
+
+A mere correlation does not get through: with a common cause the states go together, but gradients
+that are zero or of a sign of their own agree with them in half of the samples, whatever the
+shuffle (1), and a gradient that has always the same sign because of rounding or of an
+immaterial weight is too small (4). Nor does an idle gradient: where states do not go together,
+their products have either sign, and half of the samples agree.
+
+For a whole matrix the statistic is the share of its pairs (an IC and another one) in which the
+mean gradient has the sign of the cross-correlation. It is compared with its values after the ICs
+of one of the matrices have been put in another order and some of their signs turned, rows and
+columns alike. Order and sign of ICs are arbitrary, so if gradients knew nothing of
+correlations, all of these would be equally likely. Its unit is the IC, because the entries of a
+row share a source; shuffling samples would call a matrix significant for a few pairs' sake.
+
+Samples count as independent. Those from one recorded episode are not quite, so take samples of
+many episodes.
+
+Letters in shape comments: M samples, K lags, I sources (ICs), J targets (ICs, then answers),
+R shuffles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis.influences.correlation import mean_products
+from analysis.influences.gradients import Influences
+from common.errors import UserError
+from common.progress import with_progress
+
+ALL_SAMPLES = "all"  # stands beside the numbers of behaviours
+LEVEL = 0.05  # of corrected p-values
+MIN_EFFECT = 0.1  # standard deviations of the target for one of the source
+MIN_SAMPLES = 8  # of a behaviour, for its influences to be tested
+_SHUFFLES_AT_A_TIME = 250
+_ROUNDING = 1e-5  # of standings; different ones lie further apart
+
+Group = int | str
+"""The number of a behaviour, or ALL_SAMPLES."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Gradients beside correlations in one group of samples; arrays are (K, I, J) if not said
+    otherwise. Nothing is NaN: where nothing can be tested the p-values are 1.
+
+    Attributes:
+        num_samples: M.
+        tested: pairs that are looked at at all, bool; ICs do not influence their own step.
+        gradients: means over the samples, in standard deviations of the recorded states.
+        steadiness: share of the samples whose gradient has the sign of the mean, 0 where that is
+            0.
+        correlations: mean products over all pairs of steps that are so far apart.
+        agreement: share of the samples in which the gradient has the sign of the product of the
+            deviations from the medians; where one of them is 0 it counts half.
+        p: for this pair alone.
+        p_corrected: for the largest agreement of all that were looked at.
+        effects: standard deviations of the target, within the group, for one of the source.
+        explained: gradient times variance of the source as a share of the covariance at the
+            saliency step: near 1 where the direct influence is all there is between the two, near
+            0 where something else moves both; 0 where there is no covariance.
+        matrix_agreement: share of the pairs of different ICs in which the signs of gradient and
+            cross-correlation agree (K,).
+        matrix_p, matrix_p_corrected: the same for it (K,).
+    """
+
+    num_samples: int
+    tested: np.ndarray
+    gradients: np.ndarray
+    steadiness: np.ndarray
+    correlations: np.ndarray
+    agreement: np.ndarray
+    p: np.ndarray
+    p_corrected: np.ndarray
+    effects: np.ndarray
+    explained: np.ndarray
+    matrix_agreement: np.ndarray
+    matrix_p: np.ndarray
+    matrix_p_corrected: np.ndarray
+
+    @property
+    def signs_agree(self) -> np.ndarray:
+        """Whether the mean gradient has the sign of the cross-correlation."""
+        return np.sign(self.gradients) * np.sign(self.correlations) > 0
+
+    @property
+    def claimed(self) -> np.ndarray:
+        """The influences that are claimed, bool (K, I, J): see the module."""
+        return (self.tested & self.signs_agree & (self.p_corrected <= LEVEL)
+                & (self.effects >= MIN_EFFECT))
+
+
+def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_shuffles: int,
+               seed: int) -> dict[Group, Agreement]:
+    """Hold gradients against correlations in all samples and in each behaviour.
+
+    Args:
+        groups: rows of the samples of each behaviour.
+
+    Raises:
+        UserError: if a group is empty.
+    """
+    rows = {ALL_SAMPLES: np.arange(len(influences.gradients)), **groups}
+    for group, chosen in rows.items():
+        if not len(chosen):
+            raise UserError(f"behaviour {group} has no sample")
+    tested = tested_pairs(influences)
+    scores = [SampleSigns(influences, chosen) for chosen in rows.values()]
+    counts, largest = [], np.full(num_shuffles, -np.inf)
+    for score, group in with_progress(zip(scores, rows), len(rows), "behaviour"):
+        rng = np.random.default_rng([seed, _stream(group)])
+        as_large, maxima = score.shuffled(num_shuffles, tested, rng)
+        counts.append(as_large)
+        largest = np.maximum(largest, maxima)
+
+    correlations = [_correlations(influences, chosen) for chosen in rows.values()]
+    means = [influences.gradients[chosen].mean(axis=0, dtype=np.float64)
+             for chosen in rows.values()]
+    between_ics = np.s_[..., :influences.num_ics]
+    matrix_results = matrix_agreements(
+        np.stack([(mean * tested)[between_ics] for mean in means]),
+        np.stack([matrix[between_ics] for matrix in correlations]), num_shuffles, seed)
+
+    found = {}
+    for i, (group, chosen) in enumerate(rows.items()):
+        score = scores[i]
+        testable = tested & score.enough
+        standing = (largest[:, None] >= score.standing.ravel() - _ROUNDING).sum(axis=0)
+        corrected = ((1 + standing) / (1 + num_shuffles)).reshape(tested.shape)
+        effects, explained = _effects(influences, chosen, means[i])
+        found[group] = Agreement(
+            len(chosen), tested, means[i],
+            _steadiness(influences.gradients[chosen], means[i]), correlations[i],
+            (1 + score.balance) / 2,
+            np.where(testable, (1 + counts[i]) / (1 + num_shuffles), 1.0),
+            np.where(testable, corrected, 1.0), effects, explained,
+            *(result[i] for result in matrix_results))
+    return found
+
+
+def tested_pairs(influences: Influences) -> np.ndarray:
+    """All pairs at all lags but ICs with ICs of the same step (K, I, J)."""
+    shape = influences.gradients.shape[1:]
+    tested = np.ones(shape, dtype=bool)
+    tested[0, :, :influences.num_ics] = False
+    return tested
+
+
+class SampleSigns:
+    """Signs of a group's gradients and deviations.
+
+    Attributes:
+        balance: mean over the samples of +1 where they agree and -1 where they do not (K, I, J).
+        standing: the same, times the square root of M, so that groups of different sizes can be
+            compared: about 1 is its standard deviation by chance.
+        enough: whether the group has enough samples to be tested.
+    """
+
+    def __init__(self, influences: Influences, rows: np.ndarray):
+        step = influences.step
+        # Lag k is read at step - k.
+        sources = influences.sources[rows][:, step::-1]  # (M, K, I)
+        targets = influences.targets[rows, step]  # (M, J)
+        self._sources = _signs(sources - np.median(sources, axis=0))
+        targets = _signs(targets - np.median(targets, axis=0))
+        # What a source's deviation has to be multiplied with to give the agreement.
+        self._rest = np.sign(influences.gradients[rows]) * targets[:, None, None]  # (M, K, I, J)
+        self._num = len(rows)
+        self.enough = self._num >= MIN_SAMPLES
+        self.balance = np.einsum("mki,mkij->kij", self._sources, self._rest) / self._num
+        self.standing = self.balance * np.sqrt(self._num)
+
+    def shuffled(self, num_shuffles: int, tested: np.ndarray,
+                 rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Shuffle the samples' sources.
+
+        All sources and lags of a sample move together, so that the maxima know how they hang
+        together.
+
+        Returns:
+            How many shuffles give a standing as large as the true one (K, I, J), and the
+            largest standing of the tested pairs in each of them (R,).
+        """
+        as_large = np.zeros(self.standing.shape)
+        maxima = np.full(num_shuffles, -np.inf)
+        if not self.enough:
+            return as_large, maxima
+        for begin in range(0, num_shuffles, _SHUFFLES_AT_A_TIME):
+            part = slice(begin, min(begin + _SHUFFLES_AT_A_TIME, num_shuffles))
+            orders = np.argsort(rng.random((part.stop - begin, self._num)), axis=1)  # (R, M)
+            for lag, source in np.ndindex(tested.shape[:2]):
+                moved = self._sources[:, lag, source][orders]  # (R, M)
+                standings = moved @ self._rest[:, lag, source] / np.sqrt(self._num)  # (R, J)
+                true = self.standing[lag, source]
+                as_large[lag, source] += (standings >= true - _ROUNDING).sum(axis=0)
+                chosen = tested[lag, source]
+                if chosen.any():
+                    maxima[part] = np.maximum(maxima[part], standings[:, chosen].max(axis=1))
+        return as_large, maxima
+
+
+def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuffles: int,
+                      seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Agreement of the signs of whole matrices, held against other orders and signs of the ICs.
+
+    Args:
+        gradients, correlations: of groups (G, K, I, I).
+
+    Returns:
+        The share of the pairs of different ICs whose signs agree, its p-value, and the one for
+        the largest of all groups and lags; (G, K) each. A pair whose gradient is 0 counts half,
+        so a lag without gradients has 0.5, 1 and 1.
+    """
+    num_ics = gradients.shape[-1]
+    pairs = ~np.eye(num_ics, dtype=bool)
+    signs = np.sign(gradients) * pairs
+    others = np.sign(correlations)
+
+    def share(matrices: np.ndarray) -> np.ndarray:
+        return 0.5 + np.einsum("gkij,gkij->gk", signs, matrices) / max(pairs.sum(), 1) / 2
+
+    true = share(others)
+    rng = np.random.default_rng([seed, 1])
+    as_large, larger = np.zeros(true.shape), np.zeros(true.shape)
+    for _ in range(num_shuffles):
+        order, turn = rng.permutation(num_ics), rng.choice([-1.0, 1.0], num_ics)
+        found = share(others[..., order, :][..., order] * turn[:, None] * turn)
+        as_large += found >= true - 1e-9
+        larger += found.max() >= true - 1e-9
+    return true, (1 + as_large) / (1 + num_shuffles), (1 + larger) / (1 + num_shuffles)
+
+
+def _signs(deviations: np.ndarray) -> np.ndarray:
+    return np.sign(deviations).astype(np.float32)
+
+
+def _stream(group: Group) -> int:
+    """Of random numbers, for a group."""
+    return 0 if group == ALL_SAMPLES else int(group) + 2
+
+
+def _correlations(influences: Influences, rows: np.ndarray) -> np.ndarray:
+    return np.stack([mean_products(influences.sources[rows], influences.targets[rows], lag)
+                     for lag in influences.lags])
+
+
+def _steadiness(gradients: np.ndarray, means: np.ndarray) -> np.ndarray:
+    return (np.sign(gradients) * np.sign(means) > 0).mean(axis=0)
+
+
+def _effects(influences: Influences, rows: np.ndarray,
+             means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``effects`` and ``explained`` of ``Agreement``."""
+    step = influences.step
+    sources = influences.sources[rows][:, step::-1].astype(np.float64)  # (M, K, I)
+    targets = influences.targets[rows, step].astype(np.float64)  # (M, J)
+    sources, targets = sources - sources.mean(axis=0), targets - targets.mean(axis=0)
+    deviations, spread = sources.std(axis=0)[:, :, None], targets.std(axis=0)
+    effects = np.divide(np.abs(means) * deviations, spread, out=np.zeros(means.shape),
+                        where=spread > 0)
+    covariances = np.einsum("mki,mj->kij", sources, targets) / len(rows)
+    explained = np.divide(means * deviations ** 2, covariances, out=np.zeros(means.shape),
+                          where=covariances != 0)
+    return effects, explained
+

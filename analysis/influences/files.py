@@ -1,0 +1,160 @@
+"""Files of the analyses of what components do to components.
+
+``analysis/cross_corr_and_causation_plot_data/``, with c a behaviour's number, or ``all`` for all
+samples together, k a lag, i a component (IC)::
+
+    xcorr_hx_clust<c>_t+<k>.npy         mean products: rows ICs at t, columns ICs at t + k (I, I)
+    xcaus_hx_clust<c>_t-<k>.npy *       mean gradients of the ICs at the saliency step (columns)
+                                        with respect to ICs k steps earlier (rows) (I, I)
+    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   the same, over samples in which IC i is extreme
+    order_of_ics.npy *                  in the figures of all samples (I,)
+    cosine_similarity_of_ics.npy *      of the directions (I, I)
+
+``analysis/dyn_grad_comparison_data/``::
+
+    jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then answers (I, J)
+    jacobian_clust<c>_t-<k>_without_env_grads.npy
+    agreement_clust<c>_t-<k>.npy, …     share of the samples in which signs agree (I, J)
+    agreement.csv                       a row for each pair, lag and group: see TABLE_COLUMNS
+    agreement_of_matrices.csv           a row for each lag and group: see MATRIX_COLUMNS
+    sample_ids.npy, behaviours.npy      of the samples, -1 for no behaviour (M,)
+
+Files marked * are ours; of the second folder only the table is spelt out by the publication.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+
+from analysis.results.output import SETTINGS_NAME
+from common.description import read_description
+from common.errors import UserError
+from common.files import read_array
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
+
+COMPARISON_SCRIPT = "analysis/dynamics_grads_consistency_plots.py"
+TABLE_COLUMNS = {
+    "behaviour": "its number, or all", "samples": "in it",
+    "env_grads": "with or without gradients through the action that enters the environment",
+    "lag": "steps between source and target", "source": "an IC", "target": "an IC or an answer",
+    "gradient": "mean, in standard deviations of the recorded states for one of the source",
+    "steadiness": "share of the samples whose gradient has the sign of the mean",
+    "cross_correlation": "mean product", "signs_agree": "of gradient and cross-correlation",
+    "agreement": "share of the samples in which the gradient agrees with the deviations",
+    "p": "of the agreement", "p_corrected": "for all pairs, lags and behaviours",
+    "effect": "standard deviations of the target in these samples for one of the source",
+    "explained": "gradient times variance of the source as a share of the covariance",
+    "claimed": "whether the influence is claimed"}
+MATRIX_COLUMNS = {
+    "behaviour": "its number, or all", "samples": "in it", "env_grads": "with or without",
+    "lag": "", "agreement": "share of the pairs of different ICs whose signs agree",
+    "p": "of it", "p_corrected": "for all lags and behaviours"}
+_TEXT = ("behaviour", "env_grads", "source", "target")
+
+
+class CorrelationFolder:
+    """Names of the matrices of cross-correlation and cross-causation."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def correlation_file(self, group: int | str, lag: int) -> Path:
+        return self.path / f"xcorr_hx_clust{group}_t+{lag}.npy"
+
+    def causation_file(self, group: int | str, lag: int) -> Path:
+        return self.path / f"xcaus_hx_clust{group}_t-{lag}.npy"
+
+    def extreme_file(self, component: int, end: str, lag: int) -> Path:
+        return self.path / f"xcaus_hx_ic{component}_{end}_t-{lag}.npy"
+
+    @property
+    def order_file(self) -> Path:
+        return self.path / "order_of_ics.npy"
+
+    @property
+    def cosine_file(self) -> Path:
+        return self.path / "cosine_similarity_of_ics.npy"
+
+
+class ComparisonFolder:
+    """Names and readers of the comparison of gradients with correlations."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def jacobian_file(self, group: int | str, lag: int, without_env_grads: bool) -> Path:
+        return self._matrix_file("jacobian", group, lag, without_env_grads)
+
+    def agreement_file(self, group: int | str, lag: int, without_env_grads: bool) -> Path:
+        return self._matrix_file("agreement", group, lag, without_env_grads)
+
+    @property
+    def table_file(self) -> Path:
+        return self.path / "agreement.csv"
+
+    @property
+    def matrix_table_file(self) -> Path:
+        return self.path / "agreement_of_matrices.csv"
+
+    @property
+    def sample_ids_file(self) -> Path:
+        return self.path / "sample_ids.npy"
+
+    @property
+    def behaviours_file(self) -> Path:
+        return self.path / "behaviours.npy"
+
+    def settings(self) -> dict:
+        """What made the comparison.
+
+        Raises:
+            UserError: if it is missing or damaged.
+        """
+        found = read_description(self.path / SETTINGS_NAME)
+        if not found:
+            raise UserError(f"there is no file {self.path / SETTINGS_NAME}; {COMPARISON_SCRIPT} "
+                            "writes it")
+        return found
+
+    def table(self) -> pd.DataFrame:
+        """The rows of ``agreement.csv``; behaviours are text.
+
+        Raises:
+            UserError: if it is missing, damaged or holds NaN.
+        """
+        return _read_table(self.table_file, list(TABLE_COLUMNS))
+
+    def matrix_table(self) -> pd.DataFrame:
+        """The same of ``agreement_of_matrices.csv``."""
+        return _read_table(self.matrix_table_file, list(MATRIX_COLUMNS))
+
+    def sample_ids(self) -> np.ndarray:
+        return read_array(self.sample_ids_file, np.int64, 1, COMPARISON_SCRIPT)
+
+    def behaviours(self) -> np.ndarray:
+        return read_array(self.behaviours_file, np.int64, 1, COMPARISON_SCRIPT)
+
+    def _matrix_file(self, what: str, group: int | str, lag: int, without: bool) -> Path:
+        return self.path / f"{what}_clust{group}_t-{lag}{WITHOUT_ENV_GRADS if without else ''}.npy"
+
+
+def _read_table(path: Path, columns: list[str]) -> pd.DataFrame:
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; {COMPARISON_SCRIPT} writes it")
+    try:
+        table = pd.read_csv(path, dtype={"behaviour": str}, index_col=False)
+    except (ValueError, pd.errors.ParserError):
+        raise UserError(f"{path} is damaged: it is not a table") from None
+    missing = [column for column in columns if column not in table.columns]
+    if missing:
+        raise UserError(f"{path} has no column '{missing[0]}'; write it again")
+    if table[columns].isna().any(axis=None):
+        raise UserError(f"{path} holds empty cells or NaN; write it again")
+    for column in columns:
+        if column not in _TEXT and not is_numeric_dtype(table[column]):
+            raise UserError(f"{path} is damaged: not all of its column '{column}' are numbers")
+    return table

@@ -1,0 +1,359 @@
+"""What independent components (ICs) at earlier steps do to ICs and to the agent's answers at a
+later one: gradients of saliency_experiments.py, in the space of the ICs.
+
+The stored gradients of a sample are means over its copies of the gradient of a mean over its
+copies, so they are divided by the number of copies twice; here they are gradients of the sample
+itself, which is once.
+
+Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
+answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.behaviours.files import BehavioursFolder
+from analysis.influences.correlation import members, standardised
+from common.errors import UserError
+from common.networks import Policy
+from common.progress import with_progress
+from generative.config import SaliencyConfig
+from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import DIRECTION, OUTPUTS, WITHOUT_ENV_GRADS, SaliencyFunction
+from generative.sample_files import SampleFolder
+from interventions.projector import Projector
+
+# Gradients of an IC with respect to the ICs of its own step are 1 for itself and 0 for the others,
+# up to the rounding of the matrices.
+_IDENTITY_TOLERANCE = 0.02
+_ANSWERS = {"value": "value", "action": "log-probability of the likeliest action",
+            "leftwards": "mean log-probability of going left",
+            "jumping_up": "log-probability of jumping up",
+            "jumping_right": "log-probability of jumping right"}
+
+
+def ic_name(number: int) -> str:
+    return f"IC {number}"
+
+
+def answer_name(function: str) -> str:
+    """What a function of ``OUTPUTS`` is to a reader."""
+    return _ANSWERS[function]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinates:
+    """Samples as the analyses of influences see them.
+
+    Attributes:
+        numbers: of the samples (M,).
+        ics: coordinates of the state that leaves each step, about the mean of the recorded
+            states and in their standard deviations (M, T, I).
+        states: the same as hidden units (M, T, D).
+        answers: what the agent answers with, by the function's name, (M, T) each, in standard
+            deviations about the mean over these samples and steps.
+        deviations: those standard deviations, by the same names; of the value in its unit, else
+            in nats.
+    """
+
+    numbers: list[int]
+    ics: np.ndarray
+    states: np.ndarray
+    answers: dict[str, np.ndarray]
+    deviations: dict[str, float]
+
+
+def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
+                     projector: Projector) -> Coordinates:
+    """The coordinates of recorded samples.
+
+    Raises:
+        UserError: naming a file that is missing, damaged, of another shape or holds NaN; or if
+            an answer does not vary.
+    """
+    fields = {}
+    for field in ("hidden_states", "values", "log_probs"):
+        array = samples.stacked_field(field, numbers)
+        _check_finite(array, numbers, lambda number, field=field:
+                      f"the {field} of {samples.sample_folder(number)}", "record this sample again")
+        fields[field] = torch.from_numpy(array)
+    states = fields["hidden_states"]
+    values = np.stack([function(fields["values"], fields["log_probs"]).numpy()
+                       for function in OUTPUTS.values()], axis=-1)  # (M, T, functions)
+    scaled, deviations = standardised(values, [answer_name(name) for name in OUTPUTS])
+    return Coordinates(
+        list(numbers), projector.coordinates(states, "ica").numpy(), states.numpy(),
+        {name: scaled[..., i] for i, name in enumerate(OUTPUTS)},
+        {name: float(deviation) for name, deviation in zip(OUTPUTS, deviations)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Influences:
+    """Gradients of targets at one step with respect to the ICs of earlier ones.
+
+    Attributes:
+        step: at which the targets are read, from 0.
+        lags: 0 … ``step``, from the step itself backwards.
+        answers: functions of ``OUTPUTS`` among the targets, which stand behind the ICs.
+        gradients: float32 (M, L, I, J): how many standard deviations a target at ``step`` moves
+            for each one that an IC moves at ``step`` - lag. At lag 0 the part of the ICs is the
+            identity.
+        targets: the targets at all steps, ICs first (M, T, J).
+        sources: the ICs at all steps (M, T, I).
+    """
+
+    step: int
+    lags: tuple[int, ...]
+    answers: tuple[str, ...]
+    gradients: np.ndarray
+    targets: np.ndarray
+    sources: np.ndarray
+
+    @property
+    def num_ics(self) -> int:
+        return self.sources.shape[2]
+
+    @property
+    def target_names(self) -> list[str]:
+        """For tables: ``IC 3``, or the name of the function."""
+        return [*map(ic_name, range(self.num_ics)), *self.answers]
+
+
+class InfluenceReader:
+    """Reads the saliency of samples.
+
+    Args:
+        samples: the folder of the samples.
+        coordinates: of the samples that are read.
+        matrices: checksums of the projector's files, by name.
+        settings: of the section ``saliency``; what a published sample, which does not say how
+            its saliency was made, was made with.
+
+    Raises:
+        UserError: if the settings have more than one step at which functions are read.
+    """
+
+    def __init__(self, samples: SampleFolder, coordinates: Coordinates, projector: Projector,
+                 matrices: dict[str, str], settings: SaliencyConfig):
+        if len(settings.common_timesteps) > 1:
+            raise UserError("influences are those on one step, but common_timesteps has "
+                            f"{len(settings.common_timesteps)}; make saliency with one, and give "
+                            "--common_timesteps")
+        (self.step,) = settings.common_timesteps
+        self._num_copies = settings.batch_size
+        self._folder, self._coordinates = SaliencyFolder(samples.path), coordinates
+        self._projector, self._matrices = projector, matrices
+        if self.step >= coordinates.ics.shape[1]:
+            raise UserError(f"the samples in {samples.path} have {coordinates.ics.shape[1]} "
+                            f"steps, too few for step {self.step} of common_timesteps, which "
+                            "counts from 0")
+
+    def has(self, answer: str, without_env_grads: bool) -> bool:
+        """Whether every sample has saliency of this function of ``OUTPUTS``."""
+        return not self._first_absent(SaliencyFunction(answer), without_env_grads)
+
+    def lacking(self, without_env_grads: bool) -> str:
+        """The first file of the ICs' saliency that is not there; empty if all are."""
+        for function in self._functions():
+            absent = self._first_absent(function, without_env_grads)
+            if absent:
+                return absent
+        return ""
+
+    def read(self, answers: Sequence[str], without_env_grads: bool = False,
+             policy: Policy | None = None) -> Influences:
+        """The influences on all ICs and some answers.
+
+        Args:
+            answers: functions of ``OUTPUTS``.
+            policy: the agent; if given, the influences on the answers are those of its read-out
+                at the step itself, and no saliency of theirs is needed.
+
+        Raises:
+            UserError: naming a file that is missing, damaged, holds NaN, or was made at another
+                step, with other directions, or with other gradients through the environment.
+        """
+        coordinates = self._coordinates
+        functions = [*self._functions(),
+                     *(SaliencyFunction(name) for name in answers if policy is None)]
+        columns = [self._gradients(function, without_env_grads)
+                   for function in with_progress(functions, len(functions), "function")]
+        num_ics = self._projector.num_ics
+        self._check_identity(np.stack(columns[:num_ics], axis=-1)[:, 0])
+        if policy is not None:
+            columns += [self._readout(policy, name, columns[0].shape) for name in answers]
+        for i, name in enumerate(answers):
+            columns[num_ics + i] = columns[num_ics + i] / coordinates.deviations[name]
+        targets = np.concatenate(
+            [coordinates.ics, *(coordinates.answers[name][..., None] for name in answers)], axis=-1)
+        return Influences(self.step, tuple(range(self.step + 1)), tuple(answers),
+                          np.stack(columns, axis=-1).astype(np.float32), targets, coordinates.ics)
+
+    def _first_absent(self, function: SaliencyFunction, without_env_grads: bool) -> str:
+        for number in self._coordinates.numbers:
+            path = self._folder.array_file(number, _stored_name(function, without_env_grads),
+                                           "hidden_states")
+            if not path.exists():
+                return str(path)
+        return ""
+
+    def _functions(self) -> list[SaliencyFunction]:
+        return [SaliencyFunction(DIRECTION, number, "ica")
+                for number in range(self._projector.num_ics)]
+
+    def _gradients(self, function: SaliencyFunction, without_env_grads: bool) -> np.ndarray:
+        """Of one function, with respect to the ICs (M, L, I), lags ascending."""
+        numbers = self._coordinates.numbers
+        name = _stored_name(function, without_env_grads)
+        num_copies = [self._copies(number, name, function, without_env_grads)
+                      for number in numbers]
+        stored = self._folder.stacked_field("hidden_states", name, numbers)  # (M, T, D)
+        _check_finite(stored, numbers, lambda number: str(self._folder.array_file(
+            number, name, "hidden_states")), "make this saliency again")
+        if stored.shape != self._coordinates.states.shape:
+            raise UserError(f"the gradients of {name} have the shape {stored.shape}, not "
+                            f"{self._coordinates.states.shape} as the samples' states")
+        of_steps = self._projector.gradient(torch.from_numpy(stored), "ica").numpy()
+        return of_steps[:, self.step::-1] * np.array(num_copies, np.float32)[:, None, None]
+
+    def _copies(self, number: int, name: str, function: SaliencyFunction,
+                without_env_grads: bool) -> int:
+        """Copies of a sample, after a look at how its saliency was made."""
+        found = self._folder.description(number, name)
+        if not found:  # a published one
+            return self._num_copies
+        expected = {"common_timesteps": [self.step], "without_env_grads": without_env_grads}
+        if function.direction is not None:
+            expected["matrices_sha256"] = self._matrices
+        for key, value in expected.items():
+            if found.get(key) != value:
+                raise UserError(f"{self._folder.description_file(number, name)} says that its "
+                                f"saliency was made with another {key}; make it anew with "
+                                "saliency_experiments.py --overwrite, or give what it was made "
+                                "with")
+        return int(found["num_copies"])
+
+    def _check_identity(self, gradients: np.ndarray) -> None:
+        """See that ICs at the step itself (M, I, I) move themselves and no others."""
+        error = np.abs(gradients - np.eye(gradients.shape[1])).max()
+        if not error < _IDENTITY_TOLERANCE:
+            raise UserError("the gradients of the directions are not those of the directions in "
+                            "--precomp_dir, or not of the step in common_timesteps, or of another "
+                            "number of copies than the section saliency says: at that step an IC "
+                            f"should move itself by 1 and no other, but is off by {error:.2f}")
+
+    def _readout(self, policy: Policy, answer: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Gradients of an answer through the agent's heads alone (M, L, I): 0 but at lag 0."""
+        states = torch.from_numpy(self._coordinates.states[:, self.step])
+        if policy.fc_value.in_features != states.shape[-1]:
+            raise UserError(f"the agent's heads read {policy.fc_value.in_features} units, but the "
+                            f"samples' states have {states.shape[-1]}; give the --agent_file of "
+                            "these samples")
+        gradients = np.zeros(shape, np.float32)
+        gradients[:, 0] = self._projector.gradient(readout_gradient(policy, answer, states),
+                                                   "ica").numpy()
+        return gradients
+
+
+def _stored_name(function: SaliencyFunction, without_env_grads: bool) -> str:
+    """The function in the names of its files."""
+    return function.name + (WITHOUT_ENV_GRADS if without_env_grads else "")
+
+
+def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
+    """Gradients of an answer with respect to the states (M, D) that the agent's heads read."""
+    leaf = states.clone().requires_grad_()
+    with torch.enable_grad():
+        log_probs = torch.log_softmax(policy.fc_policy(leaf), dim=-1)
+        total = OUTPUTS[answer](policy.fc_value(leaf).squeeze(-1), log_probs).sum()
+    return torch.autograd.grad(total, leaf)[0]
+
+
+def _check_finite(array: np.ndarray, numbers: Sequence[int], name: Callable[[int], str],
+                  way_out: str) -> None:
+    """Refuse NaN; ``name`` says what of a sample is in ``array`` (M, …)."""
+    finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
+    if not finite.all():
+        number = numbers[int(np.flatnonzero(~finite)[0])]
+        raise UserError(f"{name(number)} holds NaN or infinity; {way_out}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What the analyses of influences begin with.
+
+    Attributes:
+        samples: the folder of samples.
+        coordinates: of the chosen ones.
+        projector: the directions.
+        matrices: checksums of its files, by name.
+        labels: behaviour of each sample, -1 for none (M,); None if behaviours are left out.
+    """
+
+    samples: SampleFolder
+    coordinates: Coordinates
+    projector: Projector
+    matrices: dict[str, str]
+    labels: np.ndarray | None
+
+    @classmethod
+    def read(cls, samples: SampleFolder, numbers: Sequence[int], precomputed: Path,
+             num_episodes: int, behaviours: BehavioursFolder | None) -> Inputs:
+        """Read samples, directions and behaviours.
+
+        Args:
+            numbers: of the samples.
+            precomputed: folder of the directions, found in ``num_episodes`` episodes.
+            behaviours: None to leave them out.
+
+        Raises:
+            UserError: naming what is missing, damaged or does not fit.
+        """
+        samples.check(numbers)
+        units = samples.stacked_field("hidden_states", numbers[:1]).shape[-1]
+        projector, matrices = Projector.load_for(units, precomputed, num_episodes)
+        labels = None if behaviours is None else labels_of(samples, numbers, behaviours)
+        return cls(samples, read_coordinates(samples, numbers, projector), projector, matrices,
+                   labels)
+
+    @property
+    def groups(self) -> dict[int, np.ndarray]:
+        """Rows of the samples of each behaviour."""
+        return {} if self.labels is None else members(self.labels)
+
+    def description(self) -> dict:
+        """For a settings file."""
+        return {"samples_dir": str(self.samples.path), "sample_ids": self.coordinates.numbers,
+                "matrices_sha256": self.matrices,
+                "samples_of_behaviours": None if self.labels is None else {
+                    str(label): len(rows) for label, rows in self.groups.items()}}
+
+
+def labels_of(samples: SampleFolder, numbers: Sequence[int],
+              behaviours: BehavioursFolder) -> np.ndarray:
+    """The behaviour of each of these samples, -1 for none (M,).
+
+    Raises:
+        UserError: if the file is missing or damaged, or they were not found in these samples.
+    """
+    path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
+    if labels.shape != (behaviours.num_samples,) or labels.dtype.kind != "i":
+        raise UserError(f"{path} holds {labels.dtype} of the shape {labels.shape}, not a number "
+                        f"of a behaviour for each of {behaviours.num_samples} samples")
+    analysed = samples.numbers()[:behaviours.num_samples]  # the first ones
+    rows = {number: row for row, number in enumerate(analysed)}
+    absent = [number for number in numbers if number not in rows]
+    if absent or len(analysed) < behaviours.num_samples:
+        raise UserError(f"{path} has behaviours of {behaviours.num_samples} samples, but "
+                        + (f"not of sample {absent[0]}; find behaviours in more samples, or ask "
+                           "for fewer with --sample_ids" if absent else
+                           f"{samples.path} holds only {len(analysed)}; give the samples in "
+                           "which they were found"))
+    return labels[[rows[number] for number in numbers]]

@@ -1,0 +1,1 @@
+"""Gradients of independent components, clustered."""

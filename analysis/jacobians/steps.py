@@ -1,0 +1,120 @@
+"""Jacobians: how the agent's components at a later step depend on the states at an earlier one.
+
+Letters in shape comments: M samples, k components of the agent's state, D units of the agent's
+state, E of the environment's, F = k (D + E) features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.methods.components import Scale
+from analysis.results.steps import clusters_result, principal_step, tsne_result
+from common.array_folders import Result, ResultWriter
+from common.errors import UserError
+from common.progress import with_progress
+from generative.config import JacobianConfig
+from generative.saliency.files import SaliencyFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Jacobians:
+    """Gradients of every component, in every sample.
+
+    Attributes:
+        agent: with respect to the agent's state, float32 (M, k, D).
+        env: with respect to the environment's state, float32 (M, k, E).
+    """
+
+    agent: np.ndarray
+    env: np.ndarray
+
+    def features(self) -> np.ndarray:
+        """One row a sample: all of ``agent``, then all of ``env``, each divided by its root mean
+        square in that sample (M, F).
+
+        Gradients of some samples are a hundred times as large as those of most, and components of
+        them as they are would show these few alone. ``sizes`` keeps what is divided by.
+        """
+        parts = []
+        for part in (self.agent, self.env):
+            rows = part.reshape(len(part), -1)
+            size = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=1, keepdims=True))
+            parts.append((rows / np.where(size > 0, size, 1)).astype(np.float32))
+        return np.concatenate(parts, axis=1)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Root mean square over the units of the gradient of each component (M, 2, k), with
+        respect to the agent's state first."""
+        return np.stack([np.sqrt((part.astype(np.float64) ** 2).mean(axis=2))
+                         for part in (self.agent, self.env)], axis=1).astype(np.float32)
+
+
+def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Sequence[str],
+                   step: int) -> Jacobians:
+    """The gradients of functions with respect to the states at a step.
+
+    Args:
+        numbers: of the samples.
+        functions: names of the saliency of the components.
+        step: of the samples, from 0.
+
+    Raises:
+        UserError: naming a file that is missing, damaged or too short, or holds NaN; or if all
+            gradients are 0, as after the step at which the components are read.
+    """
+    parts: dict[str, list[np.ndarray]] = {"hidden_states": [], "env_h": []}
+    for function in with_progress(functions, len(functions), "component"):
+        for field, of_field in parts.items():
+            gradients = folder.stacked_field(field, function, numbers)  # (M, T, units)
+            example = folder.array_file(numbers[0], function, field)
+            if gradients.shape[1] <= step:
+                raise UserError(f"grad_timestep is {step}, but {example} has only "
+                                f"{gradients.shape[1]} steps, counted from 0")
+            at_step = gradients[:, step]
+            (wrong,) = np.nonzero(~np.isfinite(at_step).all(axis=1))
+            if len(wrong):
+                file = folder.array_file(numbers[wrong[0]], function, field)
+                raise UserError(f"{file} holds NaN or infinity; make this saliency again")
+            of_field.append(at_step)
+    agent, env = (np.stack(of_field, axis=1) for of_field in parts.values())
+    if not agent.any() and not env.any():
+        read_at = folder.description(numbers[0], functions[0]).get("common_timesteps")
+        where = f", for they are read at step {max(read_at)}" if read_at else ""
+        raise UserError(f"all gradients with respect to the states at grad_timestep {step} are 0: "
+                        f"the components do not depend on these{where}; choose an earlier step")
+    return Jacobians(agent, env)
+
+
+def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: int,
+            writer: ResultWriter) -> None:
+    """Find the principal components of the samples' Jacobians, and cluster and map the principal
+    coordinates that hold 95 % of the variance.
+
+    The features are centred, but not divided by their standard deviations: that a unit has little
+    influence is a result.
+
+    Args:
+        seed: of every random choice but those of t-SNE.
+        writer: gets the results; steps that it has are not computed again.
+
+    Raises:
+        UserError: if there are too few samples for what is asked for.
+    """
+    features = jacobians.features()
+    mean = writer.step("sizes", lambda: Result(
+        {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
+    scale = Scale(mean, np.ones_like(mean), ())
+    held = principal_step(features, scale, config, seed, writer).holding
+    writer.step("clusters", lambda: _clusters(held, config, seed))
+    writer.step("tsne", lambda: tsne_result(held, config.n_components_tsne, tsne_seed))
+
+
+def _clusters(rows: np.ndarray, config: JacobianConfig, seed: int) -> Result:
+    result = clusters_result(rows, config.clustering, config.n_clusters, seed)
+    result.arrays["per_sample"] = result.arrays["clusters"]
+    return result

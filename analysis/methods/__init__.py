@@ -1,0 +1,1 @@
+"""Statistical methods that several analyses use."""

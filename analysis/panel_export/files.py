@@ -1,0 +1,291 @@
+"""The interpretability panel on disk: the format of its data, and their writer.
+
+Layout::
+
+    index.html, panel.js, panel.css     the page, as `make panel` built it
+    settings.json                       what made the folder (analysis/results/output.py)
+    data/manifest.js                    names and numbers of what there is
+    data/steps.js                       every step of every sample
+    data/recorded.js                    coordinates of recorded states
+    data/gradients_00.js                of a saliency type, with respect to the coordinates
+    data/pictures_00000.js              frames and saliency pictures of a sample
+
+A page that is opened from disk may read neither files nor modules, only classic scripts. So every
+file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
+itself when it needs it. The content of ``manifest`` is plain; in that of ``steps``, ``recorded``
+and ``gradients`` every array stands as [type, base64 of its little-endian numbers]; in
+``pictures`` a strip of pictures, from the first step to the last, stands as base64 of a WebP file.
+Names that a user chose are values there, never keys. Samples and saliency types are numbered from
+0.
+
+``panel/src/lib/data.js`` is the reader.
+
+Letters in shape comments: N samples, R rows (one for each step of each sample, in order), T steps
+of a sample, H W C a picture, k independent components, F saliency types.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from common.env import ACTION_DIRECTIONS, ACTION_NAMES
+from common.errors import UserError
+from common.progress import with_progress
+
+FORMAT = 1  # that panel/src/lib/data.js reads
+NOT_RECORDED = 255  # stands for an action that a published sample does not tell
+NO_BEHAVIOUR = -1
+PAGE = Path(__file__).parent.parent / "panel" / "built"
+_TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
+# Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
+# the mean difference is one shade in 256 for the frames and two for the saliency.
+_FRAME_QUALITY, _SALIENCY_QUALITY = 95, 82
+_EFFORT = 2  # of the encoder; the default 4 makes strips 7 % smaller and takes three times as long
+_MEASURED = 24  # samples whose pictures are encoded to know the size of all
+
+
+class PanelFolder:
+    """Names in one folder."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    @property
+    def page_file(self) -> Path:
+        return self.path / "index.html"
+
+    def data_file(self, name: str) -> Path:
+        return self.path / "data" / f"{name}.js"
+
+    def gradients_file(self, saliency_type: int) -> Path:
+        return self.data_file(f"gradients_{saliency_type:02d}")
+
+    def pictures_file(self, sample: int) -> Path:
+        return self.data_file(f"pictures_{sample:05d}")
+
+
+@dataclasses.dataclass(frozen=True)
+class SaliencyType:
+    """A function whose gradients some of the samples have.
+
+    Attributes:
+        name: in the names of its files.
+        title: for people.
+        steps: at which it was read, counted from 0; empty where that is not known, and for
+            functions of all steps.
+    """
+
+    name: str
+    title: str
+    steps: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleSet:
+    """The samples of one folder.
+
+    Attributes:
+        name: of the folder.
+        numbers: of the samples.
+        num_steps: T of each.
+        unaltered: name of the folder with the same starts without a swap, or None.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+    num_steps: int
+    unaltered: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PanelSteps:
+    """Every step of every sample.
+
+    Attributes:
+        coordinates: of the hidden states, float32 (R, k).
+        rewards, terminals, values: see ``SampleArrays``, float32 (R,).
+        entered: actions that entered the steps, or NOT_RECORDED, uint8 (R,).
+        answers: the agent's most likely actions, uint8 (R,).
+        probabilities: of these, float32 (R,).
+    """
+
+    coordinates: np.ndarray
+    rewards: np.ndarray
+    terminals: np.ndarray
+    values: np.ndarray
+    entered: np.ndarray
+    answers: np.ndarray
+    probabilities: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PanelSample:
+    """What is large of a sample.
+
+    Attributes:
+        frames: uint8 (T, H, W, C).
+        pictures: of its saliency, the same, by the number of the type.
+        gradients: with respect to the coordinates, float32 (T, k), likewise.
+    """
+
+    frames: np.ndarray
+    pictures: dict[int, np.ndarray]
+    gradients: dict[int, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class PanelContent:
+    """All that a panel shows.
+
+    Attributes:
+        experiment: its name.
+        sets: of samples, each with another name.
+        types: of saliency.
+        has_saliency: which types each sample has, bool (N, F).
+        frame: H and W.
+        steps: of all samples.
+        behaviours: cluster of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
+        recorded: coordinates of recorded states, float32 (states, k).
+        num_recorded: how many of them there are; ``recorded`` may be some of them.
+        sample: reads a sample by its number.
+    """
+
+    experiment: str
+    sets: tuple[SampleSet, ...]
+    types: tuple[SaliencyType, ...]
+    has_saliency: np.ndarray
+    frame: tuple[int, int]
+    steps: PanelSteps
+    behaviours: np.ndarray | None
+    recorded: np.ndarray
+    num_recorded: int
+    sample: Callable[[int], PanelSample]
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.has_saliency)
+
+    @property
+    def num_ics(self) -> int:
+        return self.steps.coordinates.shape[1]
+
+    @property
+    def first_rows(self) -> np.ndarray:
+        """The first row of each sample, and the number of rows (N + 1,)."""
+        lengths = [of_set.num_steps for of_set in self.sets for _ in of_set.numbers]
+        return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def panel_size(content: PanelContent) -> int:
+    """Bytes of a panel's folder: those of the numbers, and an estimate of those of the pictures."""
+    folder = PanelFolder(Path())
+    step = max(content.num_samples // _MEASURED, 1)
+    pictures = [len(_pictures_script(folder, content, number, content.sample(number)))
+                for number in range(step // 2, content.num_samples, step)]
+    gradients = len(content.types) * len(
+        _script(folder.gradients_file(0), _arrays(gradients=content.steps.coordinates)))
+    numbers = sum(len(_script(path, of_file)) for path, of_file in _whole_files(folder, content))
+    page = sum(path.stat().st_size for path in built_page().rglob("*") if path.is_file())
+    return round(np.mean(pictures) * content.num_samples) + gradients + numbers + page
+
+
+def write_panel(path: Path, content: PanelContent) -> None:
+    """Write the page and its data into a folder."""
+    folder = PanelFolder(path)
+    shutil.copytree(built_page(), path, dirs_exist_ok=True)
+    folder.data_file("").parent.mkdir()
+    for file, of_file in _whole_files(folder, content):
+        file.write_text(_script(file, of_file))
+    rows = content.first_rows
+    gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
+
+    def write_sample(number: int) -> None:
+        sample = content.sample(number)
+        folder.pictures_file(number).write_text(_pictures_script(folder, content, number, sample))
+        for index, of_type in sample.gradients.items():
+            gradients[index, rows[number]:rows[number + 1]] = of_type
+
+    # Reading and encoding both let other threads work.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        numbers = range(content.num_samples)
+        for _ in with_progress(pool.map(write_sample, numbers), len(numbers), "sample"):
+            pass
+    for index, of_type in enumerate(gradients):
+        file = folder.gradients_file(index)
+        file.write_text(_script(file, _arrays(gradients=of_type)))
+
+
+def built_page() -> Path:
+    """Where the built page is.
+
+    Raises:
+        UserError: if it is not there.
+    """
+    if not (PAGE / "index.html").is_file():
+        raise UserError(f"there is no built page in {PAGE}; 'make panel' builds it")
+    return PAGE
+
+
+def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
+    """The files of data that are neither of one sample nor of one saliency type."""
+    samples_with = content.has_saliency.sum(axis=0)
+    yield folder.data_file("manifest"), {
+        "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
+        "sets": [dataclasses.asdict(of_set) for of_set in content.sets],
+        "num_ics": content.num_ics, "not_recorded": NOT_RECORDED,
+        "actions": [{"name": ACTION_NAMES[number] if number < len(ACTION_NAMES) else str(number),
+                     "direction": direction}
+                    for number, direction in enumerate(ACTION_DIRECTIONS)],
+        "saliency": [{**dataclasses.asdict(of_type), "samples": int(number)}
+                     for of_type, number in zip(content.types, samples_with)],
+        "behaviours": content.behaviours is not None,
+        "recorded": {"shown": len(content.recorded), "of": content.num_recorded}}
+    steps = {field.name: getattr(content.steps, field.name)
+             for field in dataclasses.fields(PanelSteps)}
+    if content.behaviours is not None:
+        steps["behaviours"] = content.behaviours
+    yield folder.data_file("steps"), _arrays(
+        **steps, has_saliency=content.has_saliency.astype(np.uint8))
+    yield folder.data_file("recorded"), _arrays(coordinates=content.recorded)
+
+
+def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
+                     sample: PanelSample) -> str:
+    pictures = [sample.pictures.get(index) for index in range(len(content.types))]
+    return _script(folder.pictures_file(number), {
+        "frames": _strip(sample.frames, _FRAME_QUALITY),
+        "saliency": [None if each is None else _strip(each, _SALIENCY_QUALITY)
+                     for each in pictures]})
+
+
+def _script(path: Path, content: dict) -> str:
+    """The text of a file of data, which is plain ASCII."""
+    return f"panelData({json.dumps(path.stem)}, {json.dumps(content, separators=(',', ':'))});\n"
+
+
+def _arrays(**arrays: np.ndarray) -> dict[str, list[str]]:
+    return {name: [array.dtype.name, _base64(array.astype(_TYPES[array.dtype.name]).tobytes())]
+            for name, array in arrays.items()}
+
+
+def _strip(pictures: np.ndarray, quality: int) -> str:
+    """Pictures (T, H, W, C) side by side, as base64 of a WebP file."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
+        buffer, "WEBP", quality=quality, method=_EFFORT)
+    return _base64(buffer.getvalue())
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,102 @@
+"""What the scripts of the analyses begin and end with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from common.array_folders import ResultFolder, ResultWriter
+from common.errors import UserError
+from common.files import atomic_folder, save_json, versions
+from common.progress import with_progress
+from generative.config import MapConfig
+from generative.sample_files import SampleFolder
+
+SETTINGS_NAME = "settings.json"
+Job = tuple[str, Callable[[Path], None]]
+"""The name of a figure's file, and what draws it there."""
+
+
+def check_results(folder: ResultFolder, what: str, overwrite: bool) -> None:
+    """See that no results are in the way.
+
+    Args:
+        what: the results are for a number of: "episodes" or "samples".
+
+    Raises:
+        UserError: if there are some and they are not to be replaced.
+    """
+    if folder.settings_file.exists() and not overwrite:
+        raise UserError(f"{folder.path} holds the results for {folder.number} {what} already; "
+                        "choose another --precomp_dir, or give --overwrite")
+
+
+def description_of(config: MapConfig, seed: int, tsne_seed: int, samples: SampleFolder,
+                   numbers: Sequence[int]) -> dict:
+    """What makes the results of an analysis of simulated samples."""
+    return {"parameters": dataclasses.asdict(config), "seed": seed, "tsne_seed": tsne_seed,
+            "samples": str(samples.path), "samples_made_by": samples.description(),
+            "sample_numbers": list(numbers)}
+
+
+def reporting_writer(folder: ResultFolder, description: dict) -> ResultWriter:
+    """A writer that says how long each step took."""
+    return ResultWriter(folder, {**description, "versions": versions()},
+                        lambda step, seconds: print(f"{step}: {seconds:.2f} s", flush=True))
+
+
+def finish(writer: ResultWriter) -> None:
+    """Move the results into place and say where they are."""
+    for path in writer.finish():
+        print(f"wrote {path}")
+
+
+def check_output(output: Path, flag: str = "--output_dir") -> None:
+    """See that figures or tables can be written to a folder.
+
+    Args:
+        flag: that chooses it, for the message.
+
+    Raises:
+        UserError: if it holds anything but an earlier output.
+    """
+    if output.exists() and any(output.iterdir()) and not (output / SETTINGS_NAME).exists():
+        raise UserError(f"{output} holds other data; choose another {flag}")
+
+
+@contextlib.contextmanager
+def replaced_folder(output: Path, settings: dict) -> Iterator[Path]:
+    """Yield a hidden folder that takes the place of an earlier output if the body succeeds.
+
+    Args:
+        settings: what the output depends on; stored with it.
+    """
+    with atomic_folder(output) as temporary:
+        yield temporary
+        save_json(temporary / SETTINGS_NAME, {**settings, "versions": versions()})
+        shutil.rmtree(output, ignore_errors=True)
+
+
+def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
+    """Draw figures into a folder."""
+    for name, job in with_progress(jobs, len(jobs), "figure"):
+        job(folder / name)
+
+
+def draw(output: Path, jobs: Sequence[Job], folder: ResultFolder, settings: dict) -> None:
+    """Draw figures into a folder, in the place of an earlier drawing, and say how many.
+
+    Args:
+        folder: what was precomputed.
+        settings: what else the drawing depends on.
+    """
+    begin = time.perf_counter()
+    with replaced_folder(output, {
+            "precomp_dir": str(folder.path), "number": folder.number, **settings,
+            "precomputed": folder.settings()}) as temporary:
+        draw_jobs(temporary, jobs)
+    print(f"wrote {len(jobs)} figures to {output} in {time.perf_counter() - begin:.0f} s")

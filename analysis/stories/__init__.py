@@ -1,0 +1,1 @@
+"""Causal stories: a page for each behaviour."""

@@ -1,0 +1,150 @@
+"""Time and memory of the analysis of hidden states, step by step, and how they grow.
+
+The states are synthetic, with 40 groups of unequal size, 64 units and a few states far from all
+others. Each size runs in a process of its own, for the peak of memory to be its own.
+
+    python -m benchmarks.hidden_state_analysis                  10 000 and 100 000 states
+    python -m benchmarks.hidden_state_analysis --million        1 000 000 as well
+    python -m benchmarks.hidden_state_analysis --sizes 10000    these sizes
+    python -m benchmarks.hidden_state_analysis --agreement      of the fast methods with exact ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from sklearn.manifold import TSNE, trustworthiness
+from sklearn.metrics import adjusted_rand_score
+
+from analysis.hidden_states.steps import analyse
+from analysis.methods.clustering import find_clusters
+from analysis.methods.components import principal_components, scale_of
+from analysis.methods.embedding import PERPLEXITY, embed
+from analysis.methods.neighbours import nearest_neighbours
+from benchmarks.measuring import peak_memory
+from common.array_folders import ResultWriter
+from common.hidden_states_folder import HiddenStatesFolder
+from generative.config import load_interpreting_config
+
+UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
+SIZES, MILLION = (10_000, 100_000), 1_000_000
+TIME_LIMIT = {100_000: 600}  # seconds
+MEMORY_LIMIT = 16  # GB
+AGREEMENT_STATES, AGREEMENT_NEIGHBOURS = 3_000, 15
+
+
+def synthetic_states(number: int) -> np.ndarray:
+    """States in (-1, 1) like those of a GRU, float32 (number, UNITS)."""
+    rng = np.random.default_rng(0)
+    shares = rng.dirichlet(np.full(GROUPS, 2.0))
+    group = rng.choice(GROUPS, number, p=shares)
+    centres = rng.normal(size=(GROUPS, UNITS)).astype(np.float32)
+    mixing = rng.normal(size=(16, UNITS)).astype(np.float32) / 8
+    states = centres[group]
+    states += rng.laplace(size=(number, 16)).astype(np.float32) @ mixing
+    states += 0.1 * rng.standard_normal((number, UNITS), dtype=np.float32)
+    far = rng.random(number) < FAR_SHARE
+    states[far] += 3 * rng.standard_normal((far.sum(), UNITS), dtype=np.float32)
+    return np.tanh(states, out=states)
+
+
+def measure(number: int, clustering: str) -> None:
+    """Analyse so many states; print the seconds and the peak so far of each step as JSON."""
+    config = dataclasses.replace(load_interpreting_config("defaults").analysis.agent_h,
+                                 clustering=clustering)
+    states = synthetic_states(number)
+    found: dict = {"states": {"seconds": 0.0, "peak": peak_memory()}}
+
+    def report(step: str, seconds: float) -> None:
+        found[step] = {"seconds": seconds, "peak": peak_memory()}
+        print(f"{number}: {step} {seconds:.1f} s, {found[step]['peak']:.2f} GB", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = ResultWriter(HiddenStatesFolder(Path(folder), 1), {}, report)
+        analyse(states, None, config, 0, 42, writer)
+        found["facts"] = writer.facts
+    print(json.dumps(found))
+
+
+def measure_agreement() -> None:
+    """Print how the methods for many states compare with exact ones on few."""
+    states = synthetic_states(AGREEMENT_STATES)
+    standardised = scale_of(states).standardise(states)
+    rows = principal_components(standardised, 32).coordinates(standardised)
+    exact = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0)
+    fast = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)
+    recall = np.mean([len(np.intersect1d(*pair)) / AGREEMENT_NEIGHBOURS
+                      for pair in zip(exact.indices, fast.indices)])
+    print(f"{len(rows)} states: descent finds {100 * recall:.1f} % of the {AGREEMENT_NEIGHBOURS} "
+          "nearest neighbours", flush=True)
+    maps = {"exact t-SNE": TSNE(2, perplexity=PERPLEXITY, method="exact", init="pca",
+                                random_state=0).fit_transform(rows),
+            "ours": embed(rows, 2, 0).places,
+            "ours, fitted to a third": embed(rows, 2, 0, len(rows) // 3).places}
+    print("trustworthiness of the map (12 neighbours): " + ", ".join(
+        f"{name} {trustworthiness(rows, places, n_neighbors=12):.3f}"
+        for name, places in maps.items()), flush=True)
+    for method, data in (("agglomerative", rows), ("hdbscan", maps["ours"])):
+        whole, part = (find_clusters(data, method, GROUPS, 0, fit_rows).labels
+                       for fit_rows in (len(data), len(data) // 3))
+        print(f"{method}: adjusted Rand index {adjusted_rand_score(whole, part):.3f} between a fit "
+              "to all and to a third of them", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--million", action="store_true", help="1 000 000 states as well")
+    parser.add_argument("--clustering", default="agglomerative")
+    parser.add_argument("--agreement", action="store_true",
+                        help="compare with exact methods instead")
+    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure(args.measure, args.clustering)
+        return
+    if args.agreement:
+        measure_agreement()
+        return
+    sizes = [*args.sizes, *([MILLION] if args.million else [])]
+    results = {}
+    for size in sizes:
+        process = subprocess.run(
+            [sys.executable, "-m", "benchmarks.hidden_state_analysis", "--measure", str(size),
+             "--clustering", args.clustering], check=True, stdout=subprocess.PIPE, text=True)
+        results[size] = json.loads(process.stdout)
+    print_table(results)
+
+
+def print_table(results: dict[int, dict]) -> None:
+    """Seconds, peak memory, and the power of the number of states with which the time grows."""
+    for size, found in results.items():
+        facts = found.pop("facts")
+        total = sum(step["seconds"] for step in found.values())
+        peak = max(step["peak"] for step in found.values())
+        limit = TIME_LIMIT.get(size)
+        print(f"{size} states: {total:.0f} s{f' (limit {limit} s)' if limit else ''}, "
+              f"{peak:.2f} GB (limit {MEMORY_LIMIT} GB); ICA {facts['ica']['iterations']} and NMF "
+              f"{facts['nmf']['iterations']} iterations, {facts['outliers']['outliers']} outliers")
+    sizes = list(results)
+    print("step".ljust(10) + "".join(f"{size:>12} s     GB" for size in sizes) + "   growth")
+    for step in results[sizes[0]]:
+        figures = [results[size][step] for size in sizes]
+        growth = ""
+        if len(sizes) > 1 and figures[0]["seconds"] > 0:
+            times = max(figures[-1]["seconds"], 0.01) / figures[0]["seconds"]
+            growth = f"n^{math.log(times) / math.log(sizes[-1] / sizes[0]):.2f}"
+        print(step.ljust(10) + "".join(f"{each['seconds']:12.1f} s {each['peak']:6.2f}"
+                                       for each in figures) + f"   {growth}")
+
+
+if __name__ == "__main__":
+    main()

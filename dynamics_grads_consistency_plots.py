@@ -1,6 +1,0 @@
-"""The same script without the folder, as the published commands also call it."""
-
-from analysis.dynamics_grads_consistency_plots import main
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Gradients through the simulator: functions, files, pictures, runs."""

@@ -1,0 +1,1 @@
+"""Alterations of the hidden state, and the paired statistics that count their effects."""

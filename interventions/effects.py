@@ -1,0 +1,289 @@
+"""What altering a direction of the agent's hidden state does to its behaviour, counted.
+
+Runs come in arms that share their starts and random draws: one arm is unaltered, some alter
+directions of interest, and for each kind of alteration there are controls, which do the same in
+random directions of equal size (``Projector.turned``). A run gives one number for each outcome,
+and the effect of an arm on it is the mean over starts of the difference between the altered and
+the unaltered run.
+
+- Interval: 95 %, bootstrap over starts, the same draws for all arms.
+- ``p``: two-sided sign-flip test of the paired differences (Fisher 1935), exact if altered and
+  unaltered runs are exchangeable. ``p_holm``: after Holm (1979), over all directions and outcomes.
+- ``p_control``: with K controls, (1 + number of controls whose effect is at least as large in
+  absolute value) / (K + 1). It is not corrected for the number of comparisons.
+
+An effect is claimed if its interval leaves 0 out, ``p_holm`` <= 0.05 and ``p_control`` <= 0.05,
+which takes at least 19 controls. The same rule, with each control in the place of a direction
+and the others as its controls, says how many claims the rule makes of random directions.
+
+Letters in shape comments: N starts, C comparisons (arms times outcomes), T steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from common.bootstrap import EpisodeBootstrap
+from common.env import ACTION_DIRECTIONS, ACTION_NAMES
+from common.errors import UserError
+from interventions.files import ArmRuns
+
+LEVEL = 0.05  # of claims
+MIN_STARTS = 10
+MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
+MIN_FLIPS, FLIPS_A_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
+_FLIPS_AT_A_TIME = 2_000
+_JUMPS = [action for action, (_, up) in enumerate(ACTION_DIRECTIONS) if up > 0]
+
+DIVERGENCE = "divergence"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A number that each run gives.
+
+    Attributes:
+        name: in the tables.
+        label: with its unit, for the figure.
+        simulated: whether the simulator can tell, too.
+        real: whether the real environment can.
+    """
+
+    name: str
+    label: str
+    simulated: bool = True
+    real: bool = True
+
+
+OUTCOMES = (
+    Outcome("success", "success rate", simulated=False),
+    Outcome("end", "largest predicted probability of the end", real=False),
+    Outcome("return", "return (sum of rewards)"),
+    Outcome("length", "episode length (steps)", simulated=False),
+    Outcome("value", "mean value estimate (return)"),
+    Outcome("first_jump", "step of the first jump"),
+    Outcome(DIVERGENCE, "share of steps with another action"),
+    *(Outcome(f"share_{name}", f"share of action '{name}'") for name in ACTION_NAMES),
+    Outcome("share_other", "share of the other six actions"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """Runs with one alteration.
+
+    Attributes:
+        name: of its folder.
+        label: for the figure and the report.
+        pattern: arms and controls that alter in the same way share it.
+        control: whether its directions are random.
+    """
+
+    name: str
+    label: str
+    pattern: str
+    control: bool
+
+
+def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
+    """The outcomes that can be told."""
+    return tuple(outcome for outcome in OUTCOMES
+                 if (outcome.simulated if simulated else outcome.real))
+
+
+def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
+    """The outcomes of each run, in the order of ``chosen_outcomes``, float64 (N, outcomes).
+
+    The step of the first jump is counted from 0, and is the run's length where it never jumps.
+    ``divergence`` compares with the unaltered run from the same start, see ``divergence``.
+    """
+    num_runs = len(runs.starts)
+    run = np.repeat(np.arange(num_runs), runs.lengths)  # (S,)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.bincount(run, values, num_runs) / runs.lengths
+
+    first_jump = runs.lengths.copy()
+    jumped = np.isin(runs.actions, _JUMPS)
+    np.minimum.at(first_jump, run[jumped], _steps_of(runs)[jumped])
+    differs, counted = divergence(runs, unaltered)
+    found = {"success": runs.ends, "end": runs.ends,
+             "return": np.bincount(run, runs.rewards, num_runs), "length": runs.lengths,
+             "value": mean(runs.values), "first_jump": first_jump,
+             DIVERGENCE: differs.sum(axis=1) / counted.sum(axis=1),
+             "share_other": mean(runs.actions >= len(ACTION_NAMES)),
+             **{f"share_{name}": mean(runs.actions == action)
+                for action, name in enumerate(ACTION_NAMES)}}
+    return np.stack([found[outcome.name] for outcome in chosen_outcomes(simulated)],
+                    axis=1).astype(np.float64)
+
+
+def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
+    """Where two arms act differently.
+
+    A step counts while at least one run of the pair is going, and the pair differs at it if the
+    actions do, or if only one of the two is still going. Runs from the same start draw their
+    actions with the same random numbers, so a pair without alteration never differs.
+
+    Returns:
+        Whether a pair differs and whether the step counts, bool (N, T) each.
+    """
+    num_steps = max(runs.lengths.max(), unaltered.lengths.max())
+    a, b = (_padded_actions(each, num_steps) for each in (runs, unaltered))
+    return a != b, (a >= 0) | (b >= 0)
+
+
+def _steps_of(runs: ArmRuns) -> np.ndarray:
+    """Number of each step in its run (S,)."""
+    begins = np.cumsum(runs.lengths) - runs.lengths
+    return np.arange(runs.lengths.sum()) - np.repeat(begins, runs.lengths)
+
+
+def _padded_actions(runs: ArmRuns, num_steps: int) -> np.ndarray:
+    """(N, T), -1 behind the end of a run."""
+    padded = np.full((len(runs.starts), num_steps), -1)
+    padded[np.repeat(np.arange(len(runs.starts)), runs.lengths), _steps_of(runs)] = runs.actions
+    return padded
+
+
+def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns, simulated: bool,
+            seed: int) -> pd.DataFrame:
+    """The effect of each arm on each outcome.
+
+    Args:
+        arms: directions and controls.
+        runs: of each arm, by its name.
+        simulated: whether these are simulations.
+        seed: of the bootstrap and the sign flips.
+
+    Returns:
+        A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
+        ``control``, ``moved`` (see ``ArmRuns``), ``outcome``, ``unaltered`` and ``altered``
+        (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
+        ``control_high`` (smallest and largest effect of the controls it is held against),
+        ``num_controls``, ``p_control``, ``claimed``.
+
+    Raises:
+        UserError: if arms have other starts than the unaltered one, there are fewer than
+            MIN_STARTS, or a pattern has fewer than two controls.
+    """
+    check_starts(len(unaltered.starts))
+    for arm in arms:
+        if not np.array_equal(runs[arm.name].starts, unaltered.starts):
+            raise UserError(f"the runs of {arm.name} do not have the starts of the unaltered ones "
+                            f"({len(runs[arm.name].starts)} and {len(unaltered.starts)} runs)")
+    names = [outcome.name for outcome in chosen_outcomes(simulated)]
+    before = outcomes_of(unaltered, unaltered, simulated)
+    after = np.stack([outcomes_of(runs[arm.name], unaltered, simulated)
+                      for arm in arms])  # (arms, N, outcomes)
+    differences = (after - before).transpose(1, 0, 2).reshape(len(before), -1)  # (N, C)
+    low, high = EpisodeBootstrap(np.arange(len(before)), seed).interval(
+        differences.T, np.ones(differences.T.shape, dtype=bool))
+    num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
+    rows = [(arm.name, arm.label, arm.pattern, arm.control, float(runs[arm.name].moved), name)
+            for arm in arms for name in names]
+    table = pd.DataFrame(rows, columns=["arm", "label", "pattern", "control", "moved", "outcome"])
+    table["unaltered"] = np.tile(before.mean(axis=0), len(arms))
+    table["altered"] = after.mean(axis=1).ravel()
+    table["effect"] = differences.mean(axis=0)
+    table["low_95"], table["high_95"] = low, high
+    table["p"] = sign_flip_p(differences, num_flips, seed)
+    return judged(table)
+
+
+def judged(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the corrected p, what the controls say, and whether an effect is claimed.
+
+    Directions are one family of the correction; the controls of each pattern are another.
+
+    Args:
+        table: with the columns that ``compare`` describes, up to ``p``.
+
+    Raises:
+        UserError: if a pattern has no control, or only one that has no other.
+    """
+    table["p_holm"] = table.groupby(["control", table["pattern"].where(table["control"], "")]
+                                    )["p"].transform(holm)
+    controls = {key: rows.set_index("arm")["effect"] for key, rows
+                in table[table["control"]].groupby(["pattern", "outcome"])}
+    found = []
+    for row in table.itertuples():
+        others = controls.get((row.pattern, row.outcome), pd.Series(dtype=float))
+        others = others.drop(row.arm, errors="ignore")
+        if others.empty:
+            raise UserError(f"{row.label} has no other control to be held against; take at least "
+                            "2 of --num_controls")
+        as_large = int((others.abs() >= abs(row.effect)).sum())
+        found.append((others.min(), others.max(), len(others),
+                      (1 + as_large) / (1 + len(others))))
+    table[["control_low", "control_high", "num_controls", "p_control"]] = found
+    table["num_controls"] = table["num_controls"].astype(int)
+    table["claimed"] = (((table["low_95"] > 0) | (table["high_95"] < 0))
+                        & (table["p_holm"] <= LEVEL) & (table["p_control"] <= LEVEL))
+    return table
+
+
+def check_starts(num_starts: int) -> None:
+    """Check that there are enough starts for an interval.
+
+    Raises:
+        UserError: if there are not.
+    """
+    if num_starts < MIN_STARTS:
+        raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
+                        f"{num_starts}")
+
+
+def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:
+    """Two-sided p of the hypothesis that the sign of a paired difference is a matter of chance.
+
+    Args:
+        differences: altered minus unaltered (N, C).
+        num_flips: random assignments of signs, each to all comparisons.
+
+    Returns:
+        (C,), at least 1 / (num_flips + 1).
+    """
+    observed = np.abs(differences.sum(axis=0))
+    observed -= 1e-9 * np.abs(differences).sum(axis=0)  # sums that are equal but for rounding
+    rng = np.random.default_rng(seed)
+    reached = np.zeros(differences.shape[1], dtype=np.int64)
+    for begin in range(0, num_flips, _FLIPS_AT_A_TIME):
+        shape = min(_FLIPS_AT_A_TIME, num_flips - begin), len(differences)
+        signs = 2.0 * rng.integers(0, 2, shape) - 1
+        reached += (np.abs(signs @ differences) >= observed).sum(axis=0)
+    return (1 + reached) / (1 + num_flips)
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """p corrected for their number (Holm 1979), in their order."""
+    p = np.asarray(p)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(stepped, 1)
+    return corrected
+
+
+def divergence_over_time(arms: Sequence[Arm], runs: Mapping[str, ArmRuns],
+                         unaltered: ArmRuns) -> pd.DataFrame:
+    """The share of pairs that differ at each step, see ``divergence``.
+
+    Returns:
+        The columns ``arm``, ``label``, ``control``, ``step``, ``pairs`` of which at least one
+        run is going, ``unaltered_going``, and the ``share`` of the pairs that differ.
+    """
+    tables = []
+    for arm in arms:
+        differs, counted = divergence(runs[arm.name], unaltered)
+        pairs = counted.sum(axis=0)
+        tables.append(pd.DataFrame({
+            "arm": arm.name, "label": arm.label, "control": arm.control,
+            "step": np.arange(len(pairs)), "pairs": pairs,
+            "unaltered_going": (unaltered.lengths[:, None] > np.arange(len(pairs))).sum(axis=0),
+            "share": differs.sum(axis=0) / pairs}))
+    return pd.concat(tables, ignore_index=True)

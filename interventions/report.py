@@ -1,0 +1,114 @@
+"""The table of altered directions as Markdown: what was done, what may be claimed, all effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from interventions.effects import DIVERGENCE, LEVEL, MIN_CONTROLS_TO_CLAIM, Outcome
+
+_COLUMNS_A_TABLE = 6
+
+
+def report(table: pd.DataFrame, outcomes: Sequence[Outcome], title: str, what: str) -> str:
+    """The report.
+
+    Args:
+        table: from ``compare``.
+        title: of the page.
+        what: a sentence on what was run.
+    """
+    directions, controls = table[~table["control"]], table[table["control"]]
+    num_controls = directions["num_controls"].min()
+    lines = [
+        f"# {title}", "", what, "",
+        "An effect is the mean over starts of altered minus unaltered run, with a 95 % bootstrap "
+        f"interval. p: paired sign-flip test; p (Holm): corrected for all {len(directions)} "
+        "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "
+        f"(1 + controls), with {num_controls} random directions of equal size. **Claimed** is "
+        f"what leaves 0 out of its interval and has both p (Holm) and p (controls) <= {LEVEL}.",
+        "", "## What may be claimed", "", *_summary(directions, controls), ""]
+    if num_controls < MIN_CONTROLS_TO_CLAIM:
+        lines += [f"Nothing can be claimed with fewer than {MIN_CONTROLS_TO_CLAIM} controls.", ""]
+    claimed = directions[directions["claimed"]]
+    if len(claimed):
+        labels = {outcome.name: outcome.label for outcome in outcomes}
+        lines += _markdown(
+            ("alteration", "outcome", "unaltered", "altered", "change (95 %)", "p (Holm)",
+             "controls' changes", "p (controls)"),
+            [(row.label, labels[row.outcome], _number(row.unaltered), _number(row.altered),
+              _effect(row), f"{row.p_holm:.2g}",
+              f"{_number(row.control_low)} to {_number(row.control_high)}",
+              f"{row.p_control:.2g}") for row in claimed.itertuples()])
+    lines += ["## All effects", "", "Bold: claimed. One star: p (Holm) <= "
+              f"{LEVEL}, but not beyond the controls.", ""]
+    for begin in range(0, len(outcomes), _COLUMNS_A_TABLE):
+        lines += _effects(table, outcomes[begin:begin + _COLUMNS_A_TABLE])
+    lines += ["## Size of the alterations", "", "How far a state is moved in a step: mean "
+              "Euclidean norm, in standard deviations of its units.", ""]
+    sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
+    lines += _markdown(("alteration", "moved", "controls: lowest, median, highest"), [
+        (row.label, _number(row.moved), ", ".join(
+            _number(value) for value in sizes.get_group(row.pattern).quantile([0, 0.5, 1])))
+        for row in directions.drop_duplicates("arm").itertuples()])
+    return "\n".join(lines)
+
+
+def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
+    """How many claims, and how many the same rule makes of random directions."""
+    num_ranks = 1 + directions["num_controls"].min()
+    by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
+    diverging = directions[directions["outcome"] == DIVERGENCE]
+    return [
+        f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed, of "
+        f"{directions[directions['claimed']]['arm'].nunique()} of "
+        f"{directions['arm'].nunique()} alterations; at most {_most_claims(directions)} of the "
+        "same one.",
+        f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
+        "random directions, each held against the others; at most "
+        f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
+        f"{len(directions)} effects of directions that are no better than random ones, "
+        f"{by_chance:.0f} would lie beyond the controls.",
+        f"- {(directions['p_holm'] <= LEVEL).sum()} effects beat 0 after the correction; "
+        f"{(directions['p_control'] <= LEVEL).sum()} lie beyond the controls.",
+        f"- The share of steps with another action is {diverging['altered'].min():.2f} to "
+        f"{diverging['altered'].max():.2f}; any alteration makes it larger than 0, so only the "
+        "comparison with the controls says something."]
+
+
+def _most_claims(rows: pd.DataFrame) -> int:
+    return rows.groupby("arm")["claimed"].sum().max()
+
+
+def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
+    """A row for each direction, then the range of the controls of each pattern."""
+    directions = table[~table["control"]].set_index(["label", "outcome"])
+    labels = directions.index.get_level_values("label").unique()
+    first = directions.loc[labels[0]]
+    rows = [("unaltered", *(_number(first.loc[each.name, "unaltered"]) for each in outcomes))]
+    for label in labels:
+        rows.append((label, *(_effect(directions.loc[(label, each.name)]) for each in outcomes)))
+    for pattern, controls in table[table["control"]].groupby("pattern"):
+        spread = controls.groupby("outcome")["effect"].agg(["min", "max"])
+        rows.append((f"{controls['arm'].nunique()} random directions ({pattern.replace('_', ' ')})",
+                     *(f"{_number(spread.loc[each.name, 'min'])} to "
+                       f"{_number(spread.loc[each.name, 'max'])}" for each in outcomes)))
+    return _markdown(("alteration", *(each.label for each in outcomes)), rows)
+
+
+def _effect(row) -> str:
+    """``row``: of the table, by position or name."""
+    text = f"{row.effect:+.3g} ({_number(row.low_95)} to {_number(row.high_95)})"
+    if row.claimed:
+        return f"**{text}**"
+    return f"{text} *" if row.p_holm <= LEVEL else text
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(row) + " |" for row in cells), ""]

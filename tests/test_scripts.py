@@ -1,0 +1,115 @@
+"""Every script, however it is started, and what may stand beside one."""
+
+import importlib
+import importlib.metadata
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+from common.cli import Parser
+
+# Older names that a README of the experiment uses, and the scripts they are links to.
+LINKS = {
+    **{f"{name}_{part}.py": f"analysis/{name}_{part}.py"
+       for name in ("hidden_analysis", "env_h_analysis", "bottleneck_vec_analysis")
+       for part in ("precompute", "plotting")},
+    "loss_over_time_exp.py": "loss_over_time_experiment.py",
+    "record_informinit_gen_samples.py": "record_gen_samples.py",
+    "saliency_exps.py": "saliency_experiments.py"}
+SCRIPTS = sorted(
+    str(path.relative_to(ROOT)) for folder in (ROOT, ROOT / "analysis")
+    for path in folder.glob("*.py") if path.name not in ("setup.py", "__init__.py"))
+ROOMS = ("agents", "analysis", "common", "generative", "interventions", "pipeline", "benchmarks",
+         "tests")
+# One of each place, started as a program of its own: by path, as a module, from elsewhere.
+STARTED = ("train.py", "analysis/hidden_analysis_precompute.py", "hidden_analysis_precompute.py",
+           "saliency_exps.py")
+
+
+def test_every_older_name_is_a_link_to_its_script():
+    found = {str(path.relative_to(ROOT)): os.readlink(path) for path in ROOT.glob("*.py")
+             if path.is_symlink()}
+    assert found == LINKS
+    assert all((ROOT / name).is_file() for name in LINKS)
+
+
+@pytest.fixture
+def folders_named_like_rooms(tmp_path_factory):
+    """A user's folder in which outputs bear the names of rooms."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in (*ROOMS, "analysis/interventions"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "settings.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_explains_all_of_its_flags(script, monkeypatch, capsys):
+    """Run by its path, with its own folder first on the import path, as Python does it."""
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    monkeypatch.setattr(sys, "path", [str((ROOT / script).resolve().parent), *sys.path])
+    parsers = []
+    explain = Parser.print_help
+    monkeypatch.setattr(Parser, "print_help",
+                        lambda self, file=None: (parsers.append(self), explain(self, file)))
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert stop.value.code == 0
+    (parser,) = parsers
+    assert all(action.help for action in parser._actions)
+    output = capsys.readouterr()
+    assert "usage:" in output.out and not output.err
+
+
+@pytest.mark.parametrize("script", STARTED)
+def test_scripts_start_from_anywhere(script, folders_named_like_rooms):
+    started = {
+        "by path, from the root": (ROOT, [script]),
+        "by path, from elsewhere": (folders_named_like_rooms, [str(ROOT / script)]),
+        "as a module": (ROOT, ["-m", script[:-3].replace("/", ".")])}
+    if script == "train.py":
+        del started["as a module"]  # the same as by path: the root comes first
+    processes = {name: subprocess.Popen([sys.executable, *words, "--help"], cwd=folder, text=True,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                 for name, (folder, words) in started.items()}
+    for name, process in processes.items():
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0 and "usage:" in output, (name, errors)
+
+
+def test_output_folders_that_bear_the_name_of_a_room_do_no_harm(tmp_path):
+    """``analysis/interventions/`` stands beside the scripts of ``analysis/``, and comes first on
+    their import path."""
+    root = tmp_path / "project"
+    root.mkdir()
+    for path in ROOT.iterdir():
+        if path.name in (*ROOMS, "hyperparams") or path.suffix == ".py":
+            target = root / path.name
+            target.mkdir() if path.name == "analysis" else target.symlink_to(path)
+    for path in (ROOT / "analysis").iterdir():
+        if path.suffix == ".py":
+            (root / "analysis" / path.name).write_text(path.read_text())
+        elif (path / "__init__.py").is_file():
+            (root / "analysis" / path.name).symlink_to(path)
+    for name in ("interventions", "generative"):
+        (root / "analysis" / name).mkdir()
+    subprocess.run([sys.executable, "analysis/hidden_analysis_precompute.py", "--help"], cwd=root,
+                   check=True, capture_output=True, timeout=120)
+
+
+def test_no_module_beside_a_script_shadows_an_installed_one():
+    """A script run by its path has its own folder first on the import path, so a module there
+    would be imported in the place of an installed or standard one of its name."""
+    installed = {name for name in importlib.metadata.packages_distributions()
+                 if (ROOT / f"{name}.py").is_file() is False and (ROOT / name).is_dir() is False}
+    optional = {"bottleneck", "statsmodels", "tables", "numexpr", "xarray"}  # of pandas
+    taken = installed | set(sys.stdlib_module_names) | optional
+    for folder in (ROOT, ROOT / "analysis", ROOT / "benchmarks"):
+        beside = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir()
+                  if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
+        rooms = set() if folder == ROOT else set(ROOMS)
+        assert not beside & (taken | rooms), folder
