@@ -34,10 +34,11 @@ from PIL import Image
 import export_panel
 from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from analysis.parameters.config import BehavioursConfig
 from analysis.results.output import SETTINGS_NAME
 from common.files import save_json
 from common.hidden_states_folder import HiddenStatesFolder
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
@@ -159,7 +160,7 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
 
 def test_size_is_stated_before_and_is_about_right(run, tmp_path, capsys, monkeypatch):
     """Estimated from samples that differ; each third of them is measured."""
-    monkeypatch.setattr("analysis.panel_files._MEASURED", TOTAL // 3)
+    monkeypatch.setattr("analysis.panel_export.files._MEASURED", TOTAL // 3)
     rng = np.random.default_rng(0)
     for number in range(NUM_SAMPLES):
         path = sample_folder(run).sample_folder(number) / "ims.npy"
@@ -223,8 +224,7 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
     at = arguments.index("--num_behaviour_samples")
     assert export_panel.main(arguments) == 0
     assert "behaviours" in content(output, "steps")
-    assert load_interpreting_config(
-        "tiny").analysis.combined_agent_env_hx.num_samples == BEHAVIOUR_SAMPLES
+    assert ParameterSet("tiny").get(BehavioursConfig).num_samples == BEHAVIOUR_SAMPLES
     without_flag = arguments[:at] + arguments[at + 2:]
     assert export_panel.main(without_flag) == 0
     assert "behaviours" in content(output, "steps")
