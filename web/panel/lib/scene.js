@@ -2,8 +2,8 @@
 
 import {
   drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
-} from './draw.js'
-import { rounded, shown } from './statistics.js'
+} from '../../shared/lib/draw.js'
+import { rounded, shown } from '../../shared/lib/statistics.js'
 
 export const SCATTER_ASPECT = 1.12
 const KEY_HEIGHT = 30

@@ -4,7 +4,7 @@ import { read, write } from './address.js'
 import { loadGradients, loadManifest, loadRecorded, loadSteps, Pictures } from './data.js'
 import { passing, waits } from './filters.js'
 import { Samples } from './samples.js'
-import { ranges } from './statistics.js'
+import { ranges } from '../../shared/lib/statistics.js'
 
 const ADDRESS_DELAY = 200 // ms; browsers refuse quicker changes of the address
 
