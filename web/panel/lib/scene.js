@@ -2,8 +2,8 @@
 
 import {
   drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
-} from './draw.js'
-import { rounded, shown } from './statistics.js'
+} from '../../shared/lib/draw.js'
+import { rounded, shown } from '../../shared/lib/statistics.js'
 
 export const SCATTER_ASPECT = 1.12
 const KEY_HEIGHT = 30
@@ -103,8 +103,8 @@ export function drawCoordinates(ctx, box, panel, sample, step) {
   const gradients = panel.gradientsAt(sample, step)
   const values = panel.at(panel.steps.coordinates, sample, step)
   const bars = { ...box, h: box.h - KEY_HEIGHT }
-  drawBars(ctx, bars, values, gradients, full, fullCoordinate(panel, step), [panel.view.x, panel.view.y],
-    panel.colours)
+  const axes = { range: fullCoordinate(panel, step), x: 'independent component', y: 'coordinate' }
+  drawBars(ctx, bars, values, gradients, full, axes, [panel.view.x, panel.view.y], panel.colours)
   const key = { x: box.x + 40, y: box.y + bars.h + 6, w: box.w - 48, h: KEY_HEIGHT - 6 }
   if (gradients && full > 0) drawGradientKey(ctx, key, full, panel.colours)
   else drawMessage(ctx, key, gradients ? 'all gradients are 0' : 'no gradients to colour by', panel.colours)

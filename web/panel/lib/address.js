@@ -2,6 +2,8 @@
 //
 // Names stand for sets and saliency types, so that an address outlives another export.
 
+import { numberOf } from '../../shared/lib/address.js'
+
 const sampleText = (samples, sample) => {
   const { set, number } = samples.names[sample]
   return `${samples.sets[set].name}/${number}`
@@ -14,11 +16,6 @@ function sampleOf(samples, text) {
 }
 
 const bound = (value) => (value === null ? '' : String(value))
-
-function numberOf(text, below) {
-  const value = /^\d+$/.test(text ?? '') ? Number(text) : -1
-  return value >= 0 && value < below ? value : null
-}
 
 function boundOf(text) {
   const value = text === '' ? null : Number(text)

@@ -1,12 +1,11 @@
 // The state of the panel: what is loaded and what is shown.
 
+import { Address } from '../../shared/lib/address.js'
+import { ranges } from '../../shared/lib/statistics.js'
 import { read, write } from './address.js'
 import { loadGradients, loadManifest, loadRecorded, loadSteps, Pictures } from './data.js'
 import { passing, waits } from './filters.js'
 import { Samples } from './samples.js'
-import { ranges } from './statistics.js'
-
-const ADDRESS_DELAY = 200 // ms; browsers refuse quicker changes of the address
 
 export class Panel {
   manifest = $state.raw(null)
@@ -31,8 +30,7 @@ export class Panel {
   limits = $derived(this.#limits())
 
   #start = null
-  #written = ''
-  #timer = null
+  #address = new Address()
 
   async load() {
     try {
@@ -55,25 +53,18 @@ export class Panel {
 
   /** Take the view from the address, unless it is the one that was written there. */
   fromAddress() {
-    const fragment = location.hash.replace(/^#/, '')
-    if (fragment && fragment !== this.#written) {
-      this.view = read(fragment, this.#start, this.manifest, this.samples)
-    }
+    const fragment = this.#address.brought()
+    if (fragment) this.view = read(fragment, this.#start, this.manifest, this.samples)
     this.#clamp()
   }
 
   /** Put the view into the address, a moment later. */
   toAddress() {
-    const fragment = write(this.view, this.manifest, this.samples)
-    clearTimeout(this.#timer)
-    this.#timer = setTimeout(() => {
-      this.#written = fragment
-      history.replaceState(null, '', `#${fragment}`)
-    }, ADDRESS_DELAY)
+    this.#address.put(write(this.view, this.manifest, this.samples))
   }
 
   address() {
-    return `${location.href.replace(/#.*/s, '')}#${write(this.view, this.manifest, this.samples)}`
+    return this.#address.whole(write(this.view, this.manifest, this.samples))
   }
 
   /** See that the gradients of a saliency type are loaded, or are on their way. */

@@ -55,3 +55,13 @@ export class Samples {
     return this.begin[sample] + Math.min(step, this.steps[sample] - 1)
   }
 }
+
+/** Values of a column of an array at all steps of the chosen samples. */
+export function column(samples, array, width, index, chosen) {
+  const found = []
+  for (const sample of chosen) {
+    const end = samples.begin[sample] + samples.steps[sample]
+    for (let row = samples.begin[sample]; row < end; row++) found.push(array[row * width + index])
+  }
+  return found
+}

@@ -122,8 +122,13 @@ export function drawPath(ctx, scales, points, current, colour, colours) {
   dot(ctx, ...at[current], 6.5, colour, colours.surface, 2)
 }
 
-/** Bars of coordinates, coloured by gradients; returns the box of each bar's column. */
-export function drawBars(ctx, { x, y, w, h }, values, gradients, full, range, marked, colours) {
+/**
+ * Bars of values, coloured by gradients, with their indices below them; those in `marked` are bold.
+ *
+ * Axes: {range, x, y}: values from -range to range, and two titles.
+ */
+export function drawBars(ctx, { x, y, w, h }, values, gradients, full, axes, marked, colours) {
+  const { range } = axes
   const left = x + MARGIN.left
   const right = x + w - MARGIN.right
   const bottom = y + h - MARGIN.bottom
@@ -140,11 +145,11 @@ export function drawBars(ctx, { x, y, w, h }, values, gradients, full, range, ma
     ctx.fillText(shortNumber(value), left - 5, at)
   }
   const width = (right - left) / values.length
-  values.forEach((value, ic) => {
+  values.forEach((value, index) => {
     const from = sy(0)
     const to = sy(Math.max(-range, Math.min(range, value)))
-    const middle = left + (ic + 0.5) * width
-    const gradient = gradients ? gradients[ic] : NaN
+    const middle = left + (index + 0.5) * width
+    const gradient = gradients ? gradients[index] : NaN
     ctx.fillStyle = gradientColour(gradient, full, colours)
     ctx.strokeStyle = colours.muted
     const box = [middle - width * 0.34, Math.min(from, to), width * 0.68, Math.max(Math.abs(to - from), 1)]
@@ -159,22 +164,22 @@ export function drawBars(ctx, { x, y, w, h }, values, gradients, full, range, ma
       ctx.textBaseline = 'middle'
       ctx.fillText(gradient > 0 ? '+' : '−', middle, to + (value >= 0 ? -7 : 8))
     }
-    const isMarked = marked.includes(ic)
+    const isMarked = marked.includes(index)
     ctx.fillStyle = isMarked ? colours.ink : colours.muted
     ctx.font = `${isMarked ? 'bold ' : ''}11px ${FONT}`
     ctx.textAlign = 'center'
     ctx.textBaseline = 'top'
-    ctx.fillText(ic, middle, bottom + 4)
+    ctx.fillText(index, middle, bottom + 4)
   })
   ctx.fillStyle = colours.ink
   ctx.font = `12px ${FONT}`
   ctx.textBaseline = 'bottom'
-  ctx.fillText('independent component', (left + right) / 2, y + h - 1)
+  ctx.fillText(axes.x, (left + right) / 2, y + h - 1)
   ctx.save()
   ctx.translate(x + 10, (y + MARGIN.top + bottom) / 2)
   ctx.rotate(-Math.PI / 2)
   ctx.textBaseline = 'middle'
-  ctx.fillText('coordinate', 0, 0)
+  ctx.fillText(axes.y, 0, 0)
   ctx.restore()
 }
 
