@@ -39,7 +39,13 @@ import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import agent_files, load_agent, load_optimizer_state, load_tensors, save_agent
+from common.agent_file import (
+    agent_files,
+    load_agent,
+    load_optimizer_state,
+    load_tensors,
+    save_agent,
+)
 from common.env import EnvConfig
 from common.errors import NonFiniteLoss
 
