@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 
 from analysis.jacobians.files import JacobiansFolder
 from analysis.plotting.jobs import (
-    ACTIONS,
     TSNE_NAMES,
     Variances,
     cluster_category,
@@ -25,6 +24,7 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import COLOUR_MAP, Category, Pictures, Plane, Quantity, save
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
+from common.env import ACTION_LABELS
 from common.errors import UserError
 from generative.saliency.gradients import saliency_functions
 from generative.sample_files import SampleFolder
@@ -69,7 +69,7 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
         "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
                                   "sum of reward of the sample"),
         "ends": Category(ends.astype(int), "end of the sample", ("goes on", "ends")),
-        "action": Category(action, f"action that entered step {step}", ACTIONS),
+        "action": Category(action, f"action that entered step {step}", ACTION_LABELS),
         "size": Quantity(np.log10(np.sqrt((sizes.astype(np.float64) ** 2).mean(axis=(1, 2)))
                                   + 1e-12),
                          "log10 of the root mean square of all gradients"),
