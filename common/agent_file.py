@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.adam_state import in_order, moments, num_parameters
 from common.env import FRAME_SIZE, NUM_ACTIONS
 from common.errors import UserError
 from common.files import save_tensors
@@ -67,17 +68,13 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) 
         optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
             a new Adam is written.
     """
-    ours = optimizer_state or torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
-    positions = {name: i for i, (name, _) in enumerate(policy.named_parameters())}
-    order = [positions[name] for name in _published_order(positions)]
-    (group,) = ours["param_groups"]
-    save_tensors(path, {
-        "model_state_dict": policy.state_dict(),
-        "optimizer_state_dict": {
-            "state": {theirs: ours["state"][i] for theirs, i in enumerate(order)
-                      if i in ours["state"]},
-            "param_groups": [{**group, "params": list(range(len(order)))}]},
-        "learned_initial_state": policy.learned_initial_state})
+    if not optimizer_state:
+        optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
+    names = [name for name, _ in policy.named_parameters()]
+    order = [names.index(name) for name in _published_order(names)]
+    save_tensors(path, {"model_state_dict": policy.state_dict(),
+                        "optimizer_state_dict": in_order(optimizer_state, order),
+                        "learned_initial_state": policy.learned_initial_state})
 
 
 def _published_order(names: Iterable[str]) -> list[str]:
@@ -131,36 +128,18 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     """
     content = load_tensors(path, "agent file")
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict")
-    try:
-        (group,) = dict(optimizer)["param_groups"]
-        found, count = dict(optimizer["state"]), len(group["params"])
-    except (KeyError, IndexError, TypeError, ValueError):
-        found = {}
-    if not found:
+    count = num_parameters(optimizer)
+    if not count:
         raise UserError(f"the agent file {path} holds no state of an optimiser to go on with")
-    parameters = {name: (i, parameter.shape)
-                  for i, (name, parameter) in enumerate(policy.named_parameters())}
-    names = _published_order(name for name in parameters if name in weights)
+    shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
+    names = _published_order(name for name in shapes if name in weights)
     if count != len(names):
         raise UserError(f"the optimiser's state in the agent file {path} is of {count} parameters; "
                         f"the agent has {len(names)}")
-    state = {}
-    for theirs, name in enumerate(names):
-        if theirs not in found:  # a parameter that has had no gradient
-            continue
-        ours, shape = parameters[name]
-        try:
-            state[ours] = {"step": torch.as_tensor(found[theirs]["step"], dtype=torch.float32),
-                           **{key: found[theirs][key] for key in ("exp_avg", "exp_avg_sq")}}
-            fits = all(torch.isfinite(tensor).all() and tensor.shape == (shape if key != "step"
-                                                                         else ())
-                       for key, tensor in state[ours].items())
-        except (KeyError, IndexError, TypeError, ValueError, RuntimeError):
-            fits = False
-        if not fits:
-            raise UserError(f"the optimiser's state in the agent file {path} does not fit the "
-                            f"tensor '{name}'")
-    return state
+    found = moments(optimizer, {name: shapes[name] for name in names}, f"the agent file {path}")
+    positions = {name: i for i, name in enumerate(shapes)}
+    return {positions[name]: entry for name, entry in zip(names, found, strict=True)
+            if entry is not None}
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
