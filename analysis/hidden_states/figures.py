@@ -41,7 +41,7 @@ def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
     num_states = len(steps.action)
     principal = folder.read_finite("principal", num_states)  # (N, P)
     simulated = None if folder.num_samples is None else folder.read_finite("generated")
-    variances = Variances(folder)
+    variances = Variances(folder, principal)
     labels, num_clusters = read_clusters(folder, num_states)
     title = f"{num_states} hidden states of {folder.num_episodes} episodes"
     space = Plane(principal[:, :3], variances.axis_names, title)

@@ -47,16 +47,26 @@ def read_clusters(folder: ResultFolder, num_rows: int) -> tuple[np.ndarray, int]
     return labels, number
 
 
+def can_draw(figures: str, folder: ResultFolder, *arrays: str) -> bool:
+    """Whether a folder has the arrays that some figures need; if not, it says what is left out."""
+    missing = [folder.file(array).name for array in arrays if not folder.has(array)]
+    if missing:
+        print(f"left out {figures}: {folder.path} has no {', '.join(missing)}", flush=True)
+    return not missing
+
+
 class Variances:
     """The variances of principal components, for axes and for a figure of their own.
 
     Args:
         folder: what was precomputed; published results do not say the total variance, and the sum
             of what is there stands for it.
+        principal: coordinates (N, P), whose variances stand for those that the folder has not.
     """
 
-    def __init__(self, folder: ResultFolder):
-        self.variances = folder.read_finite("variances")
+    def __init__(self, folder: ResultFolder, principal: np.ndarray):
+        self.variances = (folder.read_finite("variances") if folder.has("variances") else
+                          principal.var(axis=0, ddof=1, dtype=np.float64))
         facts = folder.settings().get("steps", {}).get("pca", {})
         self.total = facts.get("total_variance", float(self.variances.sum()))
 
