@@ -29,7 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians, num_samples)
     samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(output, figures(folder, samples, steps, args.seed), folder,
+    draw(output, figures(folder, samples, steps, config.analysis.jacobian.grad_timestep,
+                         args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 
