@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.jacobians.figures import figures
 from analysis.jacobians.files import JacobiansFolder
+from analysis.parameters.config import JacobianConfig
+from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
 from analysis.results.output import check_output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
-from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+from generative.flags import samples_of
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_sample_analysis_flags(flags, "jacob_analysis_precomp")
+    add_sample_analysis_flags(flags, "jacobian", "jacob_analysis_precomp")
     add_plotting_flags(flags, "jacob_plots")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "jacobian")
-    num_samples, save_dir = config.analysis.jacobian.num_samples, Path(config.analysis.save_dir)
-    output = args.output_dir or save_dir / "jacob_plots"
+    args, _, parameters = parser().read(argv)
+    jacobian = parameters.get(JacobianConfig)
+    output = args.output_dir or parameters.folders.jacobian_plots
     check_output(output)
-    folder = JacobiansFolder(args.precomp_dir or save_dir / "jacob_analysis_precomp", num_samples)
-    samples = samples_of(args, config)
-    steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(output, figures(folder, samples, steps, args.seed), folder,
+    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians,
+                             jacobian.num_samples)
+    samples = samples_of(args, parameters)
+    steps = simulated_steps(samples, chosen_samples(samples, jacobian.num_samples))
+    draw(output, figures(folder, samples, steps, jacobian.grad_timestep, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

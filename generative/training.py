@@ -104,12 +104,11 @@ class SimulatorTraining:
         self.dataset.require_states(policy.hidden_state_size)
         saved = checkpoints(folder)
         start_file = saved[-1] if saved else Path(settings.model_file)
-        more = {}
+        published = None
         if saved or settings.model_file:
             published = load_published(start_file, config, policy)
-            simulator, more = published.simulator, published.more
-        else:
-            simulator = Simulator(config, policy)
+        simulator = published.simulator if published else Simulator(config, policy)
+        self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = prepared(simulator, compute)
@@ -119,7 +118,8 @@ class SimulatorTraining:
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
-            self._load_state(more, start_file)
+            self._load_state({**published.more, "optimizer_state_dict": published.moments},
+                             start_file)
         folder.mkdir(parents=True, exist_ok=True)
         save_settings(folder, settings)
         self.log = MetricsLog(folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
@@ -127,12 +127,11 @@ class SimulatorTraining:
 
     def _load_state(self, state: dict, path: Path) -> None:
         for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
-            if key not in state:
+            if state.get(key) is None:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
-        self.optimizer.load_state_dict(state["optimizer_state_dict"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.training.lr
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(),
+                                        "state": state["optimizer_state_dict"]})
         self._generator.set_state(state["generator"])
         self._unlogged = state["unlogged"]
         self.batches, self._elapsed = state["batches"], state["wall_time"]
@@ -234,10 +233,10 @@ class SimulatorTraining:
         """Write a checkpoint and a video, and delete checkpoints that are not to be kept."""
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
-        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator, more={
-            "optimizer_state_dict": self.optimizer.state_dict(), "batches": self.batches,
-            "wall_time": self.wall_time, "generator": self._generator.get_state(),
-            "unlogged": self._unlogged})
+        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
+                       self._unused, self.optimizer.state_dict(), {
+                           "batches": self.batches, "wall_time": self.wall_time,
+                           "generator": self._generator.get_state(), "unlogged": self._unlogged})
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_video(self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4")
         self._saved_at = time.monotonic()

@@ -19,8 +19,9 @@ from common.config import load_agent_config
 from common.devices import Compute
 from common.files import sha256
 from common.networks import build_policy
+from common.parameters import ParameterSet
 from common.settings import save_settings
-from generative.config import load_interpreting_config
+from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
@@ -43,6 +44,21 @@ def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
     else:
         x = 0.1 * x
     return torch.from_numpy(x.astype(np.float32))
+
+
+def module_of_layout(layout: dict[str, list[int]]) -> torch.nn.Module:
+    """A module with these parameters, registered in this order, as a published script has it."""
+    root = torch.nn.Module()
+    for key, shape in layout.items():
+        *parents, name = key.split(".")
+        module = root
+        for parent in parents:
+            if parent not in dict(module.named_children()):
+                module.add_module(parent, torch.nn.Module())
+            module = module.get_submodule(parent)
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    assert [key for key, _ in root.named_parameters()] == list(layout)
+    return root
 
 
 def golden_projector() -> Projector:
@@ -94,9 +110,10 @@ def simulator_file(agent_path, tmp_path_factory) -> Path:
 
     Its weights are large enough for different starts to look and end differently.
     """
-    config = load_interpreting_config("tiny")
+    parameters = ParameterSet("tiny")
+    config = parameters.get(SimulatorConfig)
     torch.manual_seed(1)
-    simulator = Simulator(config.simulator, load_agent(agent_path))
+    simulator = Simulator(config, load_agent(agent_path))
     with torch.no_grad():
         for name, weight in simulator.named_parameters():
             if weight.ndim > 1 and not name.startswith("agent."):
@@ -104,8 +121,8 @@ def simulator_file(agent_path, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("simulator") / checkpoint_name(0, 0)
     save_published(path, simulator)
     save_settings(path.parent, SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config.simulator,
-        config.training, LossScales()))
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+        parameters.get(TrainingConfig), LossScales()))
     return path
 
 

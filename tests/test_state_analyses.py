@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import start, wait_for
 from PIL import Image
@@ -25,20 +27,31 @@ from analysis import (
     jacobian_analysis_plotting,
     jacobian_analysis_precompute,
 )
+from analysis.behaviours.figures import figures as behaviour_figures
 from analysis.behaviours.files import BehavioursFolder
 from analysis.behaviours.steps import analyse as analyse_behaviours
 from analysis.behaviours.steps import behaviour_features, most_common
+from analysis.bottleneck_vectors.figures import figures as bottleneck_figures
 from analysis.bottleneck_vectors.files import BottleneckFolder
 from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniform_cosine_density, uniformity
+from analysis.env_states.figures import figures as env_figures
 from analysis.env_states.files import EnvStatesFolder
+from analysis.jacobians.figures import figures as jacobian_figures
 from analysis.jacobians.files import JacobiansFolder
 from analysis.jacobians.steps import Jacobians, read_jacobians
 from analysis.methods.components import principal_components
+from analysis.parameters.config import (
+    BehavioursConfig,
+    BottleneckConfig,
+    EnvHiddenConfig,
+    JacobianConfig,
+)
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
+from analysis.results.simulated_steps import simulated_steps
 from common.array_folders import ResultWriter
 from common.errors import UserError
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
@@ -145,7 +158,7 @@ def jacobians_folder(save_dir):
 @pytest.fixture(autouse=True)
 def short_rotations(monkeypatch):
     """Rotating figures turn in few steps, which is as good a test as many."""
-    monkeypatch.setattr("analysis.state_plots.SPACE_FRAMES", 4)
+    monkeypatch.setattr("analysis.plotting.states.SPACE_FRAMES", 4)
 
 
 KIND = np.array([kind_of(number) for number in range(NUM_SAMPLES)])
@@ -191,7 +204,7 @@ def test_behaviours_are_the_planted_ones(tmp_path):
     agent = places + moves * (np.arange(8)[:, None] - 2) + 0.2 * rng.normal(size=(120, 8, 2))
     env = agent[..., :1] + agent[..., 1:] + 0.2 * rng.normal(size=(120, 8, 1))
     config = dataclasses.replace(
-        load_interpreting_config("tiny").analysis.combined_agent_env_hx, num_samples=120,
+        ParameterSet("tiny").get(BehavioursConfig), num_samples=120,
         n_clusters=4, n_components_pca=6)
     folder = BehavioursFolder(tmp_path, 120)
     writer = ResultWriter(folder, {}, lambda step, seconds: None)
@@ -248,9 +261,9 @@ def test_components_of_wide_and_of_many_states_are_those_of_an_exact_decompositi
     states = (states + 5 + 0.1 * rng.normal(size=states.shape)).astype(np.float32)
     exact = PCA(6, svd_solver="full").fit(states.astype(np.float64))
     total = exact.explained_variance_.sum() / exact.explained_variance_ratio_.sum()
-    monkeypatch.setattr("analysis.components.PIECE_ROWS", 40)
+    monkeypatch.setattr("analysis.methods.components.PIECE_ROWS", 40)
     for wide in (200, 1000):
-        monkeypatch.setattr("analysis.components.WIDE", wide)
+        monkeypatch.setattr("analysis.methods.components.WIDE", wide)
         fit = principal_components(states, 6)
         np.testing.assert_allclose(fit.variances, exact.explained_variance_, rtol=1e-3)
         np.testing.assert_allclose(np.abs((fit.components * exact.components_).sum(axis=1)), 1,
@@ -305,14 +318,15 @@ def test_files_have_their_published_names(precomputed):
             (bottleneck_folder, ["lv_inf_pca", "pcomponents_lv_inf", "lv_rand_pca_projected",
                                  "tsne_lv_inf", "tsne_lv_rand", "clusters_lv_inf",
                                  "cluster_means_lv_inf", "mu_lv_inf", "pc_variances_lv_inf",
-                                 "cosines_lv_inf", "cosines_lv_rand"]),
+                                 "cosines_lv_inf", "cosines_lv_rand", "pca_data_lv_inf",
+                                 "pca_data_lv_rand_projected"]),
             (jacobians_folder, ["clusters_jacob", "cluster_means_jacob", "tsne_jacob",
                                 "clusters_per_sample", "pca_data_jacob", "pcomponents_jacob",
                                 "mu_jacob", "pc_variances_jacob", "sizes_jacob"])):
         results = folder(precomputed)
         names = {f"{stem}_{n}.npy" for stem in stems} | {f"settings_{n}.json"}
         if folder is bottleneck_folder:
-            names.add(f"aux_lv_{n}.csv")
+            names |= {f"aux_lv_{n}.csv", f"lv_inf_aux_data_{n}.csv"}
         assert {path.name for path in results.path.iterdir()} == names
         settings = results.settings()
         assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
@@ -329,9 +343,9 @@ def test_environment_states_are_projected_and_grouped_by_kind(precomputed, data)
                                folder.read("variances"), rtol=1e-2)
     labels = folder.read("clusters")
     assert adjusted_rand_score(np.repeat(KIND, NUM_STEPS), labels) == 1
-    held = folder.read("cluster_means").shape[1]
+    assert folder.read("cluster_means").shape[1] == folder.read("principal").shape[1]
     for cluster, mean in enumerate(folder.read("cluster_means")):
-        members = folder.read("principal")[labels == cluster, :held]
+        members = folder.read("principal")[labels == cluster]
         np.testing.assert_allclose(mean, members.mean(axis=0), atol=1e-4)
 
 
@@ -363,6 +377,10 @@ def test_bottleneck_vectors_are_projected_and_measured(precomputed, data):
     np.testing.assert_array_equal(table["ends"], np.tile(KIND == 2, 2))
     np.testing.assert_allclose(table["mean_value"], np.tile(KIND, 2), atol=0.2)
     np.testing.assert_array_equal(table["cluster"], [*folder.read("clusters"), *[-1] * 24])
+    for name in ("principal", "random"):
+        np.testing.assert_array_equal(folder.read(f"published_{name}"), folder.read(name))
+    for_published = folder.read("published_table")
+    pd.testing.assert_frame_equal(for_published, table[:24][for_published.columns])
 
 
 def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
@@ -432,6 +450,92 @@ def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, 
         assert min(image.size) > 250 and np.asarray(image.convert("L")).std() > 5, figure
     settings = json.loads((output / "settings.json").read_text())
     assert settings["precomputed"]["sample_numbers"] == list(range(NUM_SAMPLES))
+
+
+def as_published(folder, *ours):
+    """A folder with the published files alone."""
+    for name in ours:
+        folder.file(name).unlink()
+    folder.settings_file.unlink()
+    return folder
+
+
+def drawn(jobs, folder, *some):
+    """Names of figures; some of them are drawn."""
+    for name, job in jobs:
+        if name in some:
+            job(folder / name)
+            assert np.asarray(Image.open(folder / name).convert("L")).std() > 5, name
+    assert set(some) <= {name for name, _ in jobs}
+    return {name for name, _ in jobs}
+
+
+def names_of(analysis, *planes):
+    return {f"{plane}_{what}.png" for plane in planes for what in COLOURED[analysis]}
+
+
+def test_published_folders_are_drawn_without_what_is_ours_alone(
+        precomputed, data, tmp_path, capsys):
+    copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
+    samples = SampleFolder(data / "informed_init")
+    steps = simulated_steps(samples, range(NUM_SAMPLES))
+    clusters = {f"cluster_{i:02d}.png" for i in range(3)}
+
+    own = [job for job, _ in env_figures(env_folder(copy), samples, steps, 2, 0)]
+    folder = as_published(env_folder(copy), "mean", "std", "variances")
+    found = drawn(env_figures(folder, samples, steps, 2, 0), tmp_path, "variance_explained.png",
+                  "cluster_02.png")
+    assert found == {*own}  # the variances are those of the coordinates
+
+    folder = as_published(behaviours_folder(copy), "components", "variances", "principal", "mean",
+                          "std")
+    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
+                  "behaviours_overview.png")
+    behaviours = {f"behaviour_{i:02d}.png" for i in range(folder.num_behaviours)}
+    assert found == names_of("behaviours", "tsne") | behaviours | {*OTHERS["behaviours"]}
+    printed = capsys.readouterr().out
+    assert "left out figures of principal components" in printed
+    assert "no pca_data_combined_agent_env_hx_24.npy" in printed
+    for name in ("tsne", "clusters"):  # without the steps that the longest change reaches back to
+        np.save(folder.file(name), folder.read(name).reshape(NUM_SAMPLES, NUM_STEPS, -1)[
+            :, 2:].reshape(NUM_SAMPLES * (NUM_STEPS - 2), -1).squeeze())
+    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_cluster.png")
+    assert found == {"tsne_cluster.png", "rotating_cluster.gif"}
+    assert "has 96 rows for 144 steps" in capsys.readouterr().out
+
+    folder = as_published(jacobians_folder(copy), "principal", "components", "mean", "variances",
+                          "sizes")
+    found = drawn(jacobian_figures(folder, samples, steps, 1, 0), tmp_path, "cluster_00.png")
+    assert found == clusters | names_of("jacobians", "tsne") - {"tsne_size.png",
+                                                                "tsne_strongest.png"}
+    assert len(re.findall("left out .*: .* has no ", capsys.readouterr().out)) == 2
+
+    whole = bottleneck_folder(copy)
+    of_ours = dict(bottleneck_figures(whole, samples, 0))
+    folder = as_published(whole, "principal", "random", "table", "published_table", "mean",
+                          "variances", "cosines", "random_cosines")
+    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path, "pca_ends.png",
+                  "cluster_01.png")
+    assert {*of_ours} - found == {"cosines.png", "variance_spectrum.png"}
+    of_ours["pca_ends.png"](tmp_path / "ours.png")  # as stored, and as found in the samples
+    assert (tmp_path / "ours.png").read_bytes() == (tmp_path / "pca_ends.png").read_bytes()
+    for name in ("tsne", "clusters"):
+        folder.file(name).unlink()
+    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path)
+    assert found == names_of("bottleneck", "pca") - {"pca_cluster.png"} | {"variance_explained.png"}
+
+
+def test_a_file_that_one_of_our_folders_lacks_is_an_error(precomputed, data, tmp_path, capsys):
+    copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
+    for analysis, folder, name in (("env", env_folder, "variances"),
+                                   ("jacobians", jacobians_folder, "sizes"),
+                                   ("behaviours", behaviours_folder, "principal"),
+                                   ("bottleneck", bottleneck_folder, "clusters")):
+        file = folder(copy).file(name)
+        file.unlink()
+        main = PLOTS[analysis][0]
+        argv = [*arguments(data, copy), "--output_dir", tmp_path / analysis]
+        assert f"there is no file {file}" in error_of(capsys, main, argv)
 
 
 def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_path, monkeypatch):
@@ -650,24 +754,25 @@ def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_
 
 
 @pytest.mark.parametrize(("section", "changes", "words"), [
-    ("env_h", {"num_samples": 0}, "num_samples must be above 0"),
-    ("env_h", {"num_epi_paths": 0}, "num_epi_paths must be above 0"),
-    ("env_h", {"n_components_pca": 1}, "n_components_pca must be at least 2"),
-    ("bottleneck", {"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
-    ("bottleneck", {"clustering": "ward"}, "unknown clustering 'ward'"),
-    ("combined_agent_env_hx", {"timestep_differences": [2, 0]}, "timestep_differences must be"),
-    ("combined_agent_env_hx", {"n_components_env": 0}, "n_components_env must be above 0"),
-    ("jacobian", {"grad_timestep": -1}, "grad_timestep must not be negative"),
-    ("jacobian", {"grad_timesteps": 1}, "did you mean 'grad_timestep'")])
+    (EnvHiddenConfig, {"num_samples": 0}, "num_samples must be above 0"),
+    (EnvHiddenConfig, {"num_epi_paths": 0}, "num_epi_paths must be above 0"),
+    (EnvHiddenConfig, {"n_components_pca": 1}, "n_components_pca must be at least 2"),
+    (BottleneckConfig, {"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
+    (BottleneckConfig, {"clustering": "ward"}, "unknown clustering 'ward'"),
+    (BehavioursConfig, {"timestep_differences": [2, 0]}, "timestep_differences must be"),
+    (BehavioursConfig, {"n_components_env": 0}, "n_components_env must be above 0"),
+    (JacobianConfig, {"grad_timestep": -1}, "grad_timestep must not be negative"),
+    (JacobianConfig, {"grad_timesteps": 1}, "did you mean 'grad_timestep'")])
 def test_parameters_that_make_no_sense_are_named(section, changes, words):
     with pytest.raises(UserError, match=words):
-        load_interpreting_config("tiny", {"analysis": {section: changes}})
+        ParameterSet("tiny", {f"{section.section}.{key}": value
+                              for key, value in changes.items()}).get(section)
 
 
 def test_published_parameters_are_the_defaults():
-    analysis = load_interpreting_config("defaults").analysis
-    assert dataclasses.astuple(analysis.env_h) == (6000, 128, 2, 128, "agglomerative", 9)
-    assert dataclasses.astuple(analysis.combined_agent_env_hx) == (
-        4000, 64, 3, 32, "hdbscan", 16, (2, 4, 6))
-    assert dataclasses.astuple(analysis.bottleneck) == (1000, 128, 2, 100, "agglomerative")
-    assert dataclasses.astuple(analysis.jacobian) == (4000, 128, 2, 32, "agglomerative", 3)
+    for section, values in (
+            (EnvHiddenConfig, (6000, 128, 2, 128, "agglomerative", 9)),
+            (BehavioursConfig, (4000, 64, 3, 32, "hdbscan", 16, (2, 4, 6))),
+            (BottleneckConfig, (1000, 128, 2, 100, "agglomerative")),
+            (JacobianConfig, (4000, 128, 2, 32, "agglomerative", 3))):
+        assert dataclasses.astuple(ParameterSet("defaults").get(section)) == values
