@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, golden_projector, record_arguments, tiny_policy
-from test_samples import save_projector
+from conftest import FLOAT32, golden_projector, record_arguments, save_projector, tiny_policy
 
 import compare_interventions
 import record

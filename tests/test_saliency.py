@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, golden_projector
+from conftest import FLOAT32, ROOT, golden_projector, save_projector
 from PIL import Image
 
 import record_gen_samples
@@ -37,12 +37,11 @@ from generative.saliency.pictures import FRAME_SHARE, coloured, full_colour, sal
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentDraw
-from interventions.projector import Projector, matrix_files
+from interventions.projector import Projector
 
 MODE = LatentDraw("mode")
 NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
 COMMON, SCALE = 2, 0.05  # its common timestep and perturbation scale
-NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 NAMES = ["value", "action", "hx_direction_0_ica", "hx_direction_1_ica"]
 FIELDS = [field.name for field in dataclasses.fields(SaliencyArrays)]
 GRADIENTS = FIELDS[:3]
@@ -61,13 +60,6 @@ def record(simulator_file, agent_path, folder, *more):
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
         "tiny", "--data_save_dir", folder, "--num_samples", NUM_SAMPLES, "--recording_rand_init",
         "--seed", 5, "--precision", "float32", "--device", "cpu", "--no_videos", *more))])
-
-
-def save_projector(folder, projector):
-    folder.mkdir()
-    for name, path in matrix_files(folder, NUM_EPISODES).items():
-        np.save(path, getattr(projector, name).numpy())
-    return folder
 
 
 @pytest.fixture(scope="module")
