@@ -547,7 +547,7 @@ def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_pat
         figures[path.name] = figure
         path.write_bytes(b"")
 
-    monkeypatch.setattr("analysis.state_plots.save", keep)
+    monkeypatch.setattr("analysis.plotting.states.save", keep)
     assert env_h_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     for cluster in range(3):
@@ -574,7 +574,7 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_
         shown[behaviour] = members, strips, note
         path.write_bytes(b"")
 
-    monkeypatch.setattr("analysis.behaviour_figures.plot_behaviour", plot)
+    monkeypatch.setattr("analysis.behaviours.figures.plot_behaviour", plot)
     assert combined_agent_env_hx_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     samples = SampleFolder(data / "informed_init")
