@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
         save_json(folder / SETTINGS_NAME, {
             "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
-            "data_dir": config.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
+            "data_dir": common.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,

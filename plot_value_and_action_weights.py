@@ -13,7 +13,6 @@ from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
 from analysis.results.output import check_output, draw_jobs, replaced_folder
 from common.agent_file import load_agent
 from common.cli import Parser
-from common.env import ACTION_LABELS
 from common.errors import script_main
 from common.files import sha256
 from common.game_constants import ACTION_LABELS
