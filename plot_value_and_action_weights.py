@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from analysis.hidden_states.readout import Readout, readout
 from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
-from analysis.plotting.states import COLOURS, DPI
 from analysis.results.output import check_output, draw_jobs, replaced_folder
 from common.agent_file import load_agent
 from common.cli import Parser
-from common.env import ACTION_LABELS
 from common.errors import script_main
 from common.files import sha256
+from common.game_constants import ACTION_LABELS
+from common.palette import BLUE, DPI, VERMILION
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
@@ -108,7 +108,7 @@ def plot_value(path: Path, weights: Readout, title: str) -> None:
 
 def _draw_bars(axes, values: np.ndarray) -> None:
     axes.bar(range(len(values)), values,
-             color=[COLOURS[4] if value >= 0 else COLOURS[3] for value in values])
+             color=[BLUE if value >= 0 else VERMILION for value in values])
     axes.axhline(0, color="black", linewidth=0.8)
     axes.grid(axis="y", alpha=0.3)
 

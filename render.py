@@ -19,9 +19,9 @@ from common.cli import (
     set_up_logging,
 )
 from common.devices import resolve_compute
-from common.env import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.errors import script_main
 from common.files import save_json, sha256, versions
+from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
 
 STRIP_MOMENTS = 6

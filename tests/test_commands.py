@@ -1,16 +1,17 @@
 """What a user types: the published flags, and every mistake as one clear sentence."""
 
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, record_arguments
+from conftest import ROOT, record_arguments, start, wait_for
 
 import evaluate
 import loss_over_time_experiment
@@ -23,7 +24,7 @@ import saliency_experiments
 import train
 import train_gen_model
 from common.config import AgentConfig, load_agent_config
-from common.devices import resolve_compute
+from common.devices import bfloat16_features, resolve_compute
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
 from generative.config import SimulatorConfig, TrainingConfig
@@ -315,10 +316,9 @@ def test_full_disk_under_the_event_file_is_one_sentence(tmp_path):
 
 
 def test_interrupt_is_no_error(agent_path, tmp_path):
-    process = subprocess.Popen([sys.executable, "evaluate.py", "--model_file", agent_path],
-                               cwd=ROOT, text=True, stderr=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL)
-    time.sleep(6)
+    process = start("render.py", "--model_file", str(agent_path), "--vid_dir", str(tmp_path),
+                    "--env_name", "fruitbot", "--num_eps", "1000")
+    wait_for((tmp_path / "rendering.json").exists, process)  # written before the first episode
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60)[1].splitlines()[-1] == "stopped"
     assert process.returncode == 130
@@ -344,6 +344,14 @@ def test_output_folder_that_is_a_file_is_named(agent_path, tmp_path, capsys):
 def test_precision_follows_the_machine_unless_chosen():
     assert not resolve_compute("cpu", precision="float32").bfloat16
     assert resolve_compute("cpu", precision="bfloat16").bfloat16
-    features = torch.cpu.get_capabilities()
-    fast = features.get("amx_bf16", False) or features.get("avx512_bf16", False)
-    assert resolve_compute("cpu").bfloat16 == fast
+    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    bfloat16 = {"amx_bf16", "avx512_bf16"} & set(flags[1].split())
+    assert resolve_compute("cpu").bfloat16 == bool(bfloat16)
+
+
+@pytest.mark.parametrize(("features", "hardware"), [
+    ({"avx2": True, "amx_bf16": False, "avx512_bf16": False}, []),
+    ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, ["avx512_bf16"]),
+    ({"amx_bf16": True, "amx_tile": True}, ["amx_bf16"]), ({}, [])])
+def test_bfloat16_is_a_feature_of_the_processor(features, hardware):
+    assert bfloat16_features(features) == hardware
