@@ -11,13 +11,15 @@ from pathlib import Path
 from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
-from analysis.results.output import check_output, replaced_folder
+from analysis.results.output import Output
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
 from generative.cli import parse
 from generative.sample_files import SampleFolder
 from interventions.projector import Projector
+
+OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)
 
 
 def parser() -> Parser:
@@ -57,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     args, explicit, config = parse(parser(), argv)
     save_dir = Path(config.analysis.save_dir)
     output = PanelFolder(args.output_dir or save_dir / "panel")
-    check_output(output.path)
+    OUTPUT.check(output.path)
     folders = [SampleFolder(Path(config.generated_data_dir) / name) for name in args.samples]
     hidden = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
                                 config.analysis.agent_h.num_episodes)
@@ -79,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
           f"{f' ({lacking} samples lack some)' if lacking else ''}: the folder will have about "
           f"{size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
-    with replaced_folder(output.path, {
+    with OUTPUT.replaced(output.path, {
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),

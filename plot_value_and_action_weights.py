@@ -12,7 +12,7 @@ from analysis.hidden_states.readout import Readout, readout
 from analysis.plotting.jobs import ACTIONS
 from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
 from analysis.plotting.states import COLOURS, DPI
-from analysis.results.output import check_output, draw_jobs, replaced_folder
+from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
@@ -21,6 +21,7 @@ from generative.cli import add_direction_flags, add_simulator_flags, parse
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
+OUTPUT = Output("figures of plot_value_and_action_weights.py", ("*.png", TABLE_NAME))
 _UNIT = "per standard deviation of the component"
 
 
@@ -40,7 +41,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, config = parse(parser(), argv)
     output = args.output_dir or Path(config.analysis.save_dir) / "value_and_action_weights"
-    check_output(output)
+    OUTPUT.check(output)
     policy = load_agent(args.agent_file)
     num_episodes = config.analysis.agent_h.num_episodes
     projector, matrices = Projector.load_for(
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
-    with replaced_folder(output, {
+    with OUTPUT.replaced(output, {
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "precomp_dir": str(args.precomputed_analysis_data_path), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from analysis.bottleneck_vectors.figures import figures
 from analysis.bottleneck_vectors.files import BottleneckFolder
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+OUTPUT = Output("figures of bottleneck_vec_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -25,11 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     args, _, config = parse(parser(), argv, "bottleneck")
     save_dir = Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "bottleneck_vec_plots"
-    check_output(output)
+    OUTPUT.check(output)
     folder = BottleneckFolder(args.precomp_dir or save_dir / "bottleneck_vec_analysis_precomp",
                               config.analysis.bottleneck.num_samples)
     samples = samples_of(args, config)
-    draw(output, figures(folder, samples, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

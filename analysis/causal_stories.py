@@ -9,12 +9,14 @@ from pathlib import Path
 
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.gradients import Inputs
-from analysis.results.output import check_output, replaced_folder
-from analysis.stories.pages import StoryPages
+from analysis.results.output import Output
+from analysis.stories.pages import PATTERNS, StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from generative.cli import add_story_flags, parse
 from generative.sample_files import SampleFolder
+
+OUTPUT = Output("pages of causal_stories.py", PATTERNS)
 
 
 def named(text: str) -> tuple[int, str]:
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     args, _, config = parse(parser(), argv)
     save_dir = Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "causal_stories"
-    check_output(output)
+    OUTPUT.check(output)
     comparison = ComparisonFolder(args.comparison_dir or save_dir / "dyn_grad_comparison_data")
     settings = comparison.settings()
     numbers = comparison.sample_ids().tolist()
@@ -64,12 +66,11 @@ def main(argv: list[str] | None = None) -> None:
                        config.analysis.saliency.extrema_threshold, args.num_films, names,
                        args.comparison_plots_dir or save_dir / "dyn_grad_comparison_plots",
                        args.seed)
-    with replaced_folder(output, {"comparison": settings, "num_films": args.num_films,
-                                  "extrema_threshold":
-                                      config.analysis.saliency.extrema_threshold,
-                                  "behaviour_names": {str(key): name
-                                                      for key, name in names.items()},
-                                  "seed": args.seed}) as temporary:
+    with OUTPUT.replaced(output, {
+            "comparison": settings, "num_films": args.num_films,
+            "extrema_threshold": config.analysis.saliency.extrema_threshold,
+            "behaviour_names": {str(key): name for key, name in names.items()},
+            "seed": args.seed}) as temporary:
         written = pages.write(temporary, output)
     print(f"wrote {len(written)} pages to {output}; begin with {output / written[-1].name}")
 

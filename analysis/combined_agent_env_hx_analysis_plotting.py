@@ -7,11 +7,13 @@ from pathlib import Path
 
 from analysis.behaviours.figures import figures
 from analysis.behaviours.files import BehavioursFolder
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+OUTPUT = Output("figures of combined_agent_env_hx_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -27,12 +29,12 @@ def main(argv: list[str] | None = None) -> None:
     num_samples = config.analysis.combined_agent_env_hx.num_samples
     save_dir = Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "combined_agent_env_hx_plots"
-    check_output(output)
+    OUTPUT.check(output)
     folder = BehavioursFolder(
         args.precomp_dir or save_dir / "combined_agent_env_hx_analysis_precomp", num_samples)
     samples = samples_of(args, config)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(output, figures(folder, samples, steps, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

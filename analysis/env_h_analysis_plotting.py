@@ -6,11 +6,13 @@ from pathlib import Path
 
 from analysis.env_states.figures import figures
 from analysis.env_states.files import EnvStatesFolder
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+OUTPUT = Output("figures of env_h_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -27,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     args, _, config = parse(parser(), argv, "env_h")
     env_h, save_dir = config.analysis.env_h, Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "env_plots"
-    check_output(output)
+    OUTPUT.check(output)
     if env_h.num_epi_paths > env_h.num_samples:
         raise UserError(f"num_epi_paths is {env_h.num_epi_paths}, more than the "
                         f"{env_h.num_samples} samples")
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
                              env_h.num_samples)
     samples = samples_of(args, config)
     steps = simulated_steps(samples, chosen_samples(samples, env_h.num_samples))
-    draw(output, figures(folder, samples, steps, env_h.num_epi_paths, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, steps, env_h.num_epi_paths, args.seed), folder,
          {"samples": str(samples.path), "num_epi_paths": env_h.num_epi_paths, "seed": args.seed})
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from analysis.hidden_states.figures import figures
 from analysis.hidden_states.recorded import recorded_steps
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
 from common.rollout_files import RolloutFolder
 from generative.cli import add_hidden_analysis_flags, add_plotting_flags, parse
+
+OUTPUT = Output("figures of hidden_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -29,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     agent_h = config.analysis.agent_h
     save_dir = Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "hx_plots"
-    check_output(output)
+    OUTPUT.check(output)
     if agent_h.num_epi_paths > agent_h.num_episodes:
         raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
                         f"{agent_h.num_episodes} episodes")
@@ -37,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
                                 agent_h.num_episodes, num_samples)
     steps = recorded_steps(RolloutFolder(Path(config.data_dir)), agent_h.num_episodes)
-    draw(output, figures(folder, steps, agent_h.num_epi_paths, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, steps, agent_h.num_epi_paths, args.seed), folder,
          {"num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
           "data_dir": config.data_dir, "seed": args.seed})
 

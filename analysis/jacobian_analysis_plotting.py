@@ -6,11 +6,13 @@ from pathlib import Path
 
 from analysis.jacobians.figures import figures
 from analysis.jacobians.files import JacobiansFolder
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+
+OUTPUT = Output("figures of jacobian_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -25,11 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     args, _, config = parse(parser(), argv, "jacobian")
     num_samples, save_dir = config.analysis.jacobian.num_samples, Path(config.analysis.save_dir)
     output = args.output_dir or save_dir / "jacob_plots"
-    check_output(output)
+    OUTPUT.check(output)
     folder = JacobiansFolder(args.precomp_dir or save_dir / "jacob_analysis_precomp", num_samples)
     samples = samples_of(args, config)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(output, figures(folder, samples, steps, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -55,6 +56,39 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
+    """The first file below a folder that no pattern of ``Path.glob`` names, or None.
+
+    What a killed writer left under a temporary name does not count.
+    """
+    named = {path for pattern in patterns for path in folder.glob(pattern)}
+    for path in sorted(folder.rglob("*")):
+        temporary = any(part.startswith(".") and TEMPORARY_SUFFIX in part
+                        for part in path.relative_to(folder).parts)
+        if path not in named and not temporary and (path.is_symlink() or not path.is_dir()):
+            return path
+    return None
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, whole or not at all.
+
+    Raises:
+        UserError: if it is a link.
+        PermissionError: if any of it may not be deleted; all of it is still there then.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "
+                        "remove the link")
+    for folder, _, _ in os.walk(path):
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "its contents may not be deleted", folder)
+    aside = path.with_name(f".{path.name}.removed{TEMPORARY_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed in the next line but one
+    os.rename(path, aside)
+    shutil.rmtree(aside)
 
 
 def save_tensors(path: Path, content: dict) -> None:

@@ -46,7 +46,7 @@ from common.progress import with_progress
 FORMAT = 1  # that panel/src/lib/data.js reads
 NOT_RECORDED = 255  # stands for an action that a published sample does not tell
 NO_BEHAVIOUR = -1
-PAGE = Path(__file__).parent.parent / "panel" / "built"
+PAGE = Path(__file__).parent.parent.parent / "panel" / "built"
 _TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
 # the mean difference is one shade in 256 for the frames and two for the saliency.
@@ -57,6 +57,8 @@ _MEASURED = 24  # samples whose pictures are encoded to know the size of all
 
 class PanelFolder:
     """Names in one folder."""
+
+    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
 
     def __init__(self, path: Path):
         self.path = Path(path)
