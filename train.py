@@ -72,13 +72,14 @@ def main(argv: list[str] | None = None) -> int:
 
     keep_freed_memory()
     run = TrainingRun(folder, settings, compute)
-    print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
+    print(f"training on {compute.device} in {compute.precision}; writing to {run.folder}",
+          flush=True)
     status = run.train()
     speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
     print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
-          f"agent: {agent_files(folder)[-1]}")
+          f"agent: {agent_files(run.folder)[-1]}")
     if not run.finished:
-        print(f"to go on:\n    python train.py --resume {shlex.quote(str(folder))}")
+        print(f"to go on:\n    python train.py --resume {shlex.quote(str(run.folder))}")
     return status
 
 

@@ -54,13 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     keep_freed_memory()
     run = SimulatorTraining(folder, settings, compute)
     print(f"training on {compute.device} in {compute.precision}, {run.num_batches} batches; "
-          f"writing to {folder}", flush=True)
+          f"writing to {run.folder}", flush=True)
     status = run.train()
     print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; simulator: "
           f"{run.newest_checkpoint}")
     if not run.finished:
         print("to go on:\n    python train_gen_model.py --agent_file "
-              f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(folder))}")
+              f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(run.folder))}")
     return status
 
 

@@ -20,40 +20,68 @@ import torch
 from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's, which has no number
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
+    """Say in an ``OSError`` of the body which file could not be written and what it needs.
+
+    Args:
+        size: bytes that it takes, if that is known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        there = next(parent for parent in path.absolute().parents if parent.exists())
+        needs = "" if size is None else f"it needs {size / 1e6:.2f} MB, and "
+        raise OSError(
+            error.errno or errno.ENOSPC, f"{error.strerror or error}; {needs}"
+            f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)) from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
 
     The temporary name keeps the suffix of the final one, so writers that choose a format by
     suffix work. On failure the temporary file is removed and ``path`` is left as it was.
+
+    Args:
+        size: bytes that the file will have, if that is known.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; rename it to ``path`` if the body succeeds.
 
     A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
+
+    Args:
+        size: bytes that its files will have together, if that is known.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        os.rename(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -95,7 +123,7 @@ def save_tensors(path: Path, content: dict) -> None:
     """``torch.save``, atomically. Goes through memory, so that a full disk is an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, buffer.tell()) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
@@ -103,7 +131,7 @@ def append_or_nothing(path: Path, text: str) -> None:
     """Add text to the end of a file; on a full disk the file stays as it was."""
     length = path.stat().st_size
     try:
-        with open(path, "a") as file:
+        with named_errors(path, len(text)), open(path, "a") as file:
             file.write(text)
     except OSError:
         os.truncate(path, length)
