@@ -226,13 +226,14 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
 
 def test_the_film_that_a_kill_prevented_is_made_when_the_run_goes_on(agent_path, recording,
                                                                      tmp_path):
-    settings = settings_for(agent_path, recording, max_batches=2)
-    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
+    run = SimulatorTraining(tmp_path / "run", settings_for(agent_path, recording, max_batches=2),
+                            FLOAT32)
     assert run.train() == 0
     (film,) = tmp_path.rglob("*.mp4")
     whole = film.read_bytes()
     film.unlink()
-    assert SimulatorTraining(tmp_path / "run", settings, FLOAT32).train() == 0
+    longer = settings_for(agent_path, recording, max_batches=3)
+    assert SimulatorTraining(tmp_path / "run", longer, FLOAT32).train() == 0
     assert film.read_bytes() == whole
 
 
