@@ -1,14 +1,14 @@
 # make demo    the experiment in small, on what the repository ships; goes on where it was stopped
 # make test    the tests; both build .venv when it is missing or out of date
 # make lint    style and likely mistakes
-# make panel   the page of the interpretability panel, after changes in panel/; needs Node 20.19
-#              or later, which nothing else does
+# make web     the interpretability panel's page, after changes in web/; needs Node 20.19 or later,
+#              which nothing else does
 
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := demo_output
 
-.PHONY: demo test lint benchmark panel clean
+.PHONY: demo test lint benchmark web clean
 
 .venv/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else "This project needs Python 3.10, 3.11 or 3.12 (Procgen has no build for %d.%d); try for example: make PYTHON=python3.11 $(MAKECMDGOALS)" % v)'
@@ -33,8 +33,8 @@ benchmark: .venv/installed
 	$(BIN)/python -m benchmarks.saliency
 	$(BIN)/python -m benchmarks.hidden_state_analysis
 
-panel:
-	cd panel && npm ci --no-audit --no-fund && npm run build
+web:
+	cd web && npm ci --no-audit --no-fund && npm run build
 
 clean:
 	rm -rf .venv $(DEMO)

@@ -17,17 +17,27 @@ import numpy as np
 
 from agents.episodes import Episode, play_episodes
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, add_env_flags, count, env_config, seed
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_env_flags,
+    add_parameter_set_flag,
+    count,
+    env_config,
+    seed,
+)
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.networks import HiddenChange, Policy
+from common.parameters import ParameterSet
 from common.progress import with_progress
-from generative.cli import OneText, add_alter_from_flag, add_direction_flags, direction, parse
-from generative.config import InterpretingConfig, id_list
+from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
+from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import Sampler, SamplingPlan
+from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.effects import (
     Arm,
     check_starts,
@@ -37,6 +47,13 @@ from interventions.effects import (
 )
 from interventions.figure import plot_effects
 from interventions.files import ArmRuns, InterventionsFolder
+from interventions.flags import (
+    add_alter_from_flag,
+    add_direction_flags,
+    add_direction_ids_flag,
+    direction,
+    directions_folder,
+)
 from interventions.projector import Projector
 from interventions.report import report
 from interventions.swaps import MeasuredChange, swap_name
@@ -62,17 +79,13 @@ class Alteration:
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    yaml = "; the parameter set's if not given"
     flags.add_argument("--agent_file", type=Path, required=True,
                        help="agent whose state is altered")
-    flags.add_argument("--interpreting_params_name", default="defaults",
-                       help="parameter set in hyperparams/interpreting_configs.yml")
+    add_parameter_set_flag(flags)
     flags.add_argument("--num_episodes", type=count, default=400,
                        help="levels to play, or starts to simulate, for each alteration")
-    flags.add_argument("--directions", nargs="+", action=OneText, metavar="DIRECTION",
-                       help="independent components to take out, one at a time: ids, or a range "
-                            "such as 0 to 16; direction_ids of the parameter set's saliency if not "
-                            "given")
+    add_direction_ids_flag(flags, "--directions", "independent components to take out, one at a "
+                           "time: ids, or a range such as 0 to 16")
     flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
                        help="further alterations: 10:12 puts what component 10 would have changed "
                             "into 12; 10:12,5:None does two at once")
@@ -89,12 +102,11 @@ def parser() -> Parser:
     flags.add_argument("--in_simulator", action="store_true",
                        help="simulate instead of playing real levels")
     flags.add_argument("--model_file", type=Path, help="simulator file, for --in_simulator")
-    flags.add_argument("--data_dir", help="recorded rollouts whose frames simulations start from"
-                       + yaml)
-    flags.add_argument("--num_sim_steps", type=count,
-                       help="simulated steps; num_sim_steps of the parameter set's saliency if "
-                            "not given")
+    add_data_flag(flags)
+    flags.add_argument("--num_sim_steps", type=count, key="analysis.saliency.num_sim_steps",
+                       help="simulated steps")
     flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
+                       key="record.rand_init",
                        help="simulate from random vectors instead of recorded frames")
     flags.add_argument("--batch_size", type=count, default=32, help="simulations at a time")
     flags.add_argument("--output_dir", type=Path,
@@ -106,33 +118,34 @@ def parser() -> Parser:
                             "were found on")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the output folder holds")
-    add_compute_flags(flags)
+    add_compute_flags(flags, in_parameter_set=True)
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, explicit, config = parse(parser(), argv, own=frozenset({"num_episodes"}))
-    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    args, _, parameters = parser().read(argv)
+    common = parameters.common
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
     check_starts(args.num_episodes)
     if args.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that a control has others to be "
                         "held against")
     policy = load_agent(args.agent_file, compute.device)
     projector, matrices = Projector.load_for(
-        policy.hidden_state_size, args.precomputed_analysis_data_path,
-        config.analysis.agent_h.num_episodes)
-    alterations = all_alterations(
-        id_list(args.directions, "--directions") if args.directions
-        else config.analysis.saliency.ids("direction_ids"), args.swaps, args.num_controls)
+        policy.hidden_state_size, directions_folder(args, parameters),
+        parameters.get(DirectionFilesConfig).num_episodes)
+    alterations = all_alterations(parameters.get(DirectionsConfig).ids(), args.swaps,
+                                  args.num_controls)
     changes = {each.arm.name: change_of(each, projector, compute) for each in alterations}
 
     if args.in_simulator:
-        run, description = in_simulator(args, explicit, config, compute)
+        run, description = in_simulator(args, parameters, compute)
     else:
         run, description = in_reality(args, policy, compute)
-    name = "interventions_in_simulator" if args.in_simulator else "interventions"
-    folder = InterventionsFolder(args.output_dir or Path(config.analysis.save_dir) / name)
+    folders = parameters.folders
+    folder = InterventionsFolder(args.output_dir or (
+        folders.interventions_in_simulator if args.in_simulator else folders.interventions))
     folder.open({
         **description, "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
         "num_episodes": args.num_episodes, "seed": args.seed, "precision": compute.precision,
@@ -230,19 +243,19 @@ def played(episodes: Iterable[Episode], change: MeasuredChange | None) -> ArmRun
         np.array(change.moved if change else 0.0))
 
 
-def in_simulator(args: argparse.Namespace, explicit: set[str], config: InterpretingConfig,
+def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
                  compute: Compute) -> tuple[Runner, dict]:
     """Simulates with the agent's most likely actions and the most likely latents."""
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
-    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
-    num_steps = (config.simulator.num_sim_steps if "num_sim_steps" in explicit
-                 else config.analysis.saliency.num_sim_steps)
-    plan = SamplingPlan(config.record.rand_init, False, (), num_steps,
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
+    num_steps, data_dir = parameters.get(SaliencyConfig).num_sim_steps, parameters.common.data_dir
+    plan = SamplingPlan(parameters.get(RecordConfig).rand_init, False, (), num_steps,
                         simulator.config.num_init_steps, False, args.seed)
     dataset = None
     if not plan.random_start:
-        dataset = RolloutDataset(Path(config.data_dir), plan.num_init_steps, num_steps)
+        dataset = RolloutDataset(Path(data_dir), plan.num_init_steps, num_steps)
     Sampler(simulator, compute, plan, dataset).check(args.num_episodes)
 
     def run(change: MeasuredChange | None) -> ArmRuns:
@@ -250,7 +263,7 @@ def in_simulator(args: argparse.Namespace, explicit: set[str], config: Interpret
                          args.batch_size, change)
     return run, {
         "where": "the simulator", **dataclasses.asdict(plan), "model_file": args.model_file.name,
-        "model_sha256": sha256(args.model_file), "data_dir": config.data_dir if dataset else None,
+        "model_sha256": sha256(args.model_file), "data_dir": data_dir if dataset else None,
         "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None}
 
 

@@ -11,12 +11,20 @@ from pathlib import Path
 from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
+from analysis.parameters.config import BehavioursConfig
+from analysis.parameters.flags import add_analysis_flags
 from analysis.results.output import Output
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
-from generative.cli import parse
+from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
+from interventions.config import DirectionFilesConfig
+from interventions.flags import (
+    add_direction_folder_flag,
+    add_direction_number_flag,
+    directions_folder,
+)
 from interventions.projector import Projector
 
 OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)
@@ -24,48 +32,40 @@ OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    yaml = "; the parameter set's if not given"
-    flags.add_argument("--interpreting_params_name", default="defaults",
-                       help="parameter set in hyperparams/interpreting_configs.yml")
+    add_analysis_flags(flags)
     flags.add_argument("--exp_name", default="Interpretability panel",
                        help="name of the experiment, which the page has as its title")
-    flags.add_argument("--generated_data_dir", help="folder with the folders of simulated samples, "
-                       "from record_gen_samples.py" + yaml)
+    add_generated_data_flag(flags)
     flags.add_argument("--samples", nargs="+", default=["informed_init"], metavar="FOLDER",
                        help="those of these folders that are shown")
     flags.add_argument("--num_samples", type=count, default=None,
                        help="at most so many of each folder; all of them if not given")
-    flags.add_argument("--save_dir", help="where the folders of all analyses are" + yaml)
-    flags.add_argument("--precomp_dir", type=Path, help="folder of the analysis of hidden states; "
-                       "<save_dir>/hx_analysis_precomp if not given")
-    flags.add_argument("--num_episodes", type=count, help="recorded episodes that it was made of, "
-                       "which stands in the names of its files" + yaml)
+    add_direction_folder_flag(flags)
+    add_direction_number_flag(flags)
     flags.add_argument("--behaviours_dir", type=Path, help="folder of the analysis of behaviours; "
                        "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     flags.add_argument("--num_behaviour_samples", type=count,
-                       help="samples that it was made of, which stands in the names of its files"
-                            + yaml + "; without these files no behaviours are shown")
+                       key="analysis.combined_agent_env_hx.num_samples",
+                       help="samples that it was made of, which stands in the names of its files; "
+                            "without these files no behaviours are shown")
     flags.add_argument("--max_states", type=count, default=20000,
                        help="recorded states in the scatter plot, evenly spaced")
     flags.add_argument("--output_dir", type=Path,
                        help="folder to write to; <save_dir>/panel if not given")
-    flags.add_argument("--log_level", default="info",
-                       help="debug, info, warning, error, or a number as in Python's logging")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, explicit, config = parse(parser(), argv)
-    save_dir = Path(config.analysis.save_dir)
-    output = PanelFolder(args.output_dir or save_dir / "panel")
+    args, explicit, parameters = parser().read(argv)
+    output = PanelFolder(args.output_dir or parameters.folders.panel)
     OUTPUT.check(output.path)
-    folders = [SampleFolder(Path(config.generated_data_dir) / name) for name in args.samples]
-    hidden = HiddenStatesFolder(args.precomp_dir or save_dir / "hx_analysis_precomp",
-                                config.analysis.agent_h.num_episodes)
-    behaviours = BehavioursFolder(
-        args.behaviours_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
-        config.analysis.combined_agent_env_hx.num_samples)
+    generated = Path(parameters.common.generated_data_dir)
+    folders = [SampleFolder(generated / name) for name in args.samples]
+    hidden = HiddenStatesFolder(directions_folder(args, parameters),
+                                parameters.get(DirectionFilesConfig).num_episodes)
+    behaviours = BehavioursFolder(args.behaviours_dir or parameters.folders.behaviours,
+                                  parameters.get(BehavioursConfig).num_samples)
     wanted = {"behaviours_dir", "num_behaviour_samples"} & explicit
     if not wanted and not behaviours.file("per_sample").exists():
         print(f"without behaviours: there is no file {behaviours.file('per_sample')}")

@@ -15,13 +15,14 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from common.cli import Parser, count
+from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.video import write_strip
-from generative.cli import add_simulator_flags, parse
+from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
+from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
     IMAGE_MSE,
     KINDS,
@@ -45,7 +46,6 @@ from generative.loss_over_time import (
 from generative.runs import SimulatorRunSettings, open_simulator, run_of
 from generative.straight_through import LatentDraw
 
-RESULTS = Path("analysis/loss_over_time")
 SHOWN_STEPS = range(1, 11)
 NUM_STRIPS = 8
 STRIDE = 2  # every other step
@@ -64,42 +64,44 @@ LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of anoth
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file to measure", model_file_required=True)
-    flags.add_argument("--num_batches", type=count,
-                       help="batches of held-out windows; the parameter set's if not given")
+    add_save_dir_flag(flags)
+    flags.add_argument("--num_batches", type=count, key="analysis.loss_over_time.num_batches",
+                       help="batches of held-out windows")
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
     flags.add_argument("--output_dir", type=Path,
-                       help=f"new folder to write to; if not given, {RESULTS}/ and in it "
-                            "--gen_mod_exp_name, or the time if that is not given either")
+                       help="new folder to write to; if not given, <save_dir>/loss_over_time/ and "
+                            "in it --gen_mod_exp_name, or the time if that is not given either")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, explicit, config = parse(parser(), argv)
-    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    common, config = parameters.common, parameters.get(SimulatorConfig)
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
     session = (args.gen_mod_exp_name if "gen_mod_exp_name" in explicit
                else time.strftime("%Y%m%d_%H%M%S"))
-    output = args.output_dir or RESULTS / session
+    output = args.output_dir or parameters.folders.loss_over_time / session
     if output.exists():
         raise UserError(f"{output} exists already; delete it or choose another --output_dir")
 
-    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
+    simulator = open_simulator(args.model_file, args.agent_file, config, compute)
     run = run_of(args.model_file)
     num_init_steps = simulator.config.num_init_steps
     if args.num_initializing_steps not in (None, num_init_steps):
         raise UserError(f"--num_initializing_steps is {args.num_initializing_steps}, but this "
                         f"simulator was trained with {num_init_steps}; leave it out")
-    training = run.training if run else config.training
+    training = run.training if run else parameters.get(TrainingConfig)
     split_seed = run.seed if run else args.seed
-    dataset = RolloutDataset(Path(config.data_dir), num_init_steps,
-                             config.simulator.num_sim_steps, training.terminal_absorbing)
+    dataset = RolloutDataset(Path(common.data_dir), num_init_steps, config.num_sim_steps,
+                             training.terminal_absorbing)
     dataset.require_states(simulator.config.agent_hidden_size)
     split = dataset.split(training.held_out_fraction, split_seed)
-    num_batches = args.num_batches or config.analysis.loss_over_time.num_batches
-    batch_size = config.training.batch_size
+    num_batches = parameters.get(LossOverTimeConfig).num_batches
+    batch_size = parameters.get(TrainingConfig).batch_size
     windows = choose_windows(split.held_out, num_batches * batch_size, args.seed)
-    doubt = why_perhaps_trained_on(run, config.data_dir, len(dataset.episodes))
+    doubt = why_perhaps_trained_on(run, common.data_dir, len(dataset.episodes))
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
     print(f"{len(windows)} of {len(split.held_out)} held-out windows, showing {num_episodes} "
           f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)

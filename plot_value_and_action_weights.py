@@ -17,7 +17,9 @@ from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
 from common.files import sha256
-from generative.cli import add_direction_flags, add_simulator_flags, parse
+from generative.flags import add_simulator_flags, read_simulator_flags
+from interventions.config import DirectionFilesConfig
+from interventions.flags import add_direction_flags, directions_folder
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
@@ -30,8 +32,6 @@ def parser() -> Parser:
     add_simulator_flags(flags, "accepted for the published commands; no effect here",
                         model_file_required=False)
     add_direction_flags(flags)
-    flags.add_argument("--save_dir", help="where the folders of all analyses are; the parameter "
-                       "set's if not given")
     flags.add_argument("--output_dir", type=Path, help="folder to write to; "
                        "<save_dir>/value_and_action_weights if not given")
     return flags
@@ -39,19 +39,19 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv)
-    output = args.output_dir or Path(config.analysis.save_dir) / "value_and_action_weights"
+    args, _, parameters = read_simulator_flags(parser(), argv)
+    output = args.output_dir or parameters.folders.readout
     OUTPUT.check(output)
     policy = load_agent(args.agent_file)
-    num_episodes = config.analysis.agent_h.num_episodes
-    projector, matrices = Projector.load_for(
-        policy.hidden_state_size, args.precomputed_analysis_data_path, num_episodes)
+    num_episodes = parameters.get(DirectionFilesConfig).num_episodes
+    precomputed = directions_folder(args, parameters)
+    projector, matrices = Projector.load_for(policy.hidden_state_size, precomputed, num_episodes)
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
     with OUTPUT.replaced(output, {
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
-            "precomp_dir": str(args.precomputed_analysis_data_path), "num_episodes": num_episodes,
+            "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
         weights.table(ACTIONS).to_csv(temporary / TABLE_NAME, index=False, float_format="%.6g")
         draw_jobs(temporary, [

@@ -28,8 +28,9 @@ from common.files import sha256, versions
 from common.progress import with_progress
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
-from generative.cli import add_alter_from_flag, add_swap_flags, parse
-from interventions.swaps import configured_swap
+from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
+from interventions.flags import add_alter_from_flag, add_swap_flags, directions_folder
+from interventions.swaps import open_swap
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -81,7 +82,7 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, interpreting = parse(parser(), argv, own=frozenset({"num_episodes"}))
+    args, _, parameters = parser().read(argv)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
     num_slots = load_agent_config(args.param_name).n_envs
@@ -89,8 +90,10 @@ def main(argv: list[str] | None = None) -> None:
     noise = load_action_noise()
     if args.no_action_noise or not noise.enabled:
         noise = None
-    swap = configured_swap(interpreting, args.precomputed_analysis_data_path,
-                           policy.hidden_state_size, compute.device, args.random_directions)
+    swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
+                     directions_folder(args, parameters),
+                     parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
+                     compute.device, args.random_directions)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),

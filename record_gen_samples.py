@@ -12,9 +12,10 @@ from common.env import ACTION_NAMES
 from common.errors import script_main
 from common.files import sha256, versions
 from common.networks import HiddenChange
-from generative.cli import add_simulator_flags, add_swap_flags, parse
-from generative.config import InterpretingConfig
+from common.parameters import ParameterSet
+from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
+from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.runs import open_simulator
 from generative.sample_files import SampleWriter
 from generative.sampling import (
@@ -25,7 +26,9 @@ from generative.sampling import (
     record_samples,
 )
 from generative.simulator import Simulator
-from interventions.swaps import configured_swap
+from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
+from interventions.flags import add_swap_flags, directions_folder
+from interventions.swaps import open_swap
 
 SAMPLES_AT_A_TIME = 32
 
@@ -34,13 +37,14 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=SAMPLES_AT_A_TIME)
-    yaml = "; the parameter set's if not given"
-    flags.add_argument("--generated_data_dir", help="samples go to folders in here" + yaml)
+    flags.add_argument("--generated_data_dir", key="generated_data_dir",
+                       help="samples go to folders in here")
     flags.add_argument("--data_save_dir", type=Path, help="the same, and wins")
-    flags.add_argument("--num_samples", type=count,
+    flags.add_argument("--num_samples", type=count, key="record.max_samples",
                        help="starts to simulate from; each gives one sample, or one for each of "
-                            "several manual actions" + yaml)
+                            "several manual actions")
     flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
+                       key="record.rand_init",
                        help="start from random vectors instead of recorded frames")
     flags.add_argument("--use_recorded_actions", action="store_true",
                        help="what was done after the recorded frames is done again, instead of "
@@ -60,41 +64,43 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, config = parse(parser(), argv)
-    compute = resolve_compute(config.device, config.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
-    plan = make_plan(args, explicit, config, simulator)
+    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
+    plan = make_plan(args, explicit, parameters, simulator)
     dataset = None
     if not plan.random_start:
-        dataset = RolloutDataset(Path(config.data_dir), plan.num_init_steps, plan.num_steps)
+        dataset = RolloutDataset(Path(common.data_dir), plan.num_init_steps, plan.num_steps)
     description = {
         **dataclasses.asdict(plan),
         "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
         "simulator": dataclasses.asdict(simulator.config),
-        "data_dir": config.data_dir if dataset else None,
+        "data_dir": common.data_dir if dataset else None,
         "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None,
         "data_recording": dataset.folder.description() if dataset else None,
         "precision": compute.precision, "swap": None, "versions": versions()}
 
-    save_dir = args.data_save_dir or Path(config.generated_data_dir)
+    save_dir = args.data_save_dir or Path(common.generated_data_dir)
     runs = [SamplerRun(plan.folder_name, description, None)]
-    swap = configured_swap(config, args.precomputed_analysis_data_path,
-                           simulator.config.agent_hidden_size, compute.device,
-                           args.random_directions)
+    swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
+                     directions_folder(args, parameters),
+                     parameters.get(DirectionFilesConfig).num_episodes,
+                     simulator.config.agent_hidden_size, compute.device, args.random_directions)
     if swap:
         runs.append(SamplerRun(
             f"{plan.folder_name}_swapped_{swap.name}",
             {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
             swap.alter_hidden))
     samplers = [Sampler(simulator, compute, plan, dataset, run.alter_hidden) for run in runs]
-    samplers[0].check(config.record.max_samples)
+    samplers[0].check(max_samples)
     writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
                for run in runs]
-    num_samples = config.record.max_samples * plan.samples_per_start
+    num_samples = max_samples * plan.samples_per_start
     for sampler, writer in zip(samplers, writers):
-        status = record_samples(sampler, writer, config.record.max_samples,
-                                args.batch_size, not args.no_videos)
+        status = record_samples(sampler, writer, max_samples, args.batch_size, not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status
@@ -120,19 +126,19 @@ class SamplerRun:
     alter_hidden: HiddenChange | None
 
 
-def make_plan(args: argparse.Namespace, explicit: set[str], config: InterpretingConfig,
+def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
               simulator: Simulator) -> SamplingPlan:
     """What the flags ask for; a number of steps on the command line wins."""
     actions = manual_actions(args.manual_action)
-    saliency = config.analysis.saliency
+    saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
     if "num_sim_steps" in explicit:
-        num_steps = config.simulator.num_sim_steps
+        num_steps = config.num_sim_steps
     num_init_steps = simulator.config.num_init_steps
     if "num_initializing_steps" in explicit:
-        num_init_steps = config.simulator.num_init_steps
-    return SamplingPlan(config.record.rand_init, args.use_recorded_actions, actions, num_steps,
-                        num_init_steps, args.sample_latents, args.seed)
+        num_init_steps = config.num_init_steps
+    return SamplingPlan(parameters.get(RecordConfig).rand_init, args.use_recorded_actions, actions,
+                        num_steps, num_init_steps, args.sample_latents, args.seed)
 
 
 if __name__ == "__main__":

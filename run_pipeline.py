@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.errors import UserError, nearest, script_main
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 from pipeline.presets import load_preset
 from pipeline.records import Experiment
 from pipeline.report import write_report
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     if FORBIDDEN & set(name) or name.startswith("."):
         raise UserError(f"--exp_name is in the names of folders; choose another than '{name}'")
     output = args.output_dir or Path(f"{args.preset}_output")
-    stages = all_stages(preset, load_interpreting_config(preset.parameters), name)
+    stages = all_stages(preset, ParameterSet(preset.parameters), name)
     experiment = Experiment(output)
     experiment.check(args.preset)
     pipeline = Pipeline(experiment, stages, Places(output, preset),

@@ -7,17 +7,17 @@ import argparse
 import re
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import OneText, Parser
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from generative.cli import (
-    OneText,
-    add_direction_flags,
+from generative.config import SaliencyConfig, SimulatorConfig
+from generative.flags import (
+    add_samples_flags,
     add_simulator_flags,
-    parse,
+    read_simulator_flags,
+    samples_of,
 )
-from generative.config import InterpretingConfig
 from generative.runs import open_simulator
 from generative.saliency.files import SaliencyWriter
 from generative.saliency.gradients import (
@@ -36,11 +36,16 @@ from generative.saliency.run import (
 )
 from generative.sample_files import SampleFolder
 from generative.simulator import Simulator
+from interventions.config import DirectionFilesConfig
+from interventions.flags import (
+    add_direction_flags,
+    add_direction_ids_flag,
+    add_direction_type_flag,
+    directions_folder,
+)
 from interventions.projector import Projector
 
 SAMPLES_AT_A_TIME = 4
-RECORDED = "informed_init"  # the folder of the samples that start from recorded frames
-DEMONSTRATION = Path("analysis/demo_with_without_env_grads")
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -56,33 +61,34 @@ def parser() -> Parser:
     add_simulator_flags(flags, "simulator file", model_file_required=True,
                         at_a_time=SAMPLES_AT_A_TIME)
     flags.set_defaults(precision="float32")  # gradients are differences of small numbers
-    yaml = "; the parameter set's if not given"
-    flags.add_argument("--generated_data_dir", help=f"where {RECORDED} lies" + yaml)
-    flags.add_argument("--samples_dir", type=Path,
-                       help="folder of samples to read and to write to; "
-                            f"<generated_data_dir>/{RECORDED} if not given")
+    add_samples_flags(flags)
     flags.add_argument("--saliency_func_type", nargs="+", metavar="FUNCTION",
+                       key="analysis.saliency.func_type",
                        help=f"one or several of {', '.join(FUNCTIONS)} (every one of "
-                            f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca" + yaml)
+                            f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca")
     flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
-                       help="numbers of samples, or a range: 0 to 100 ends before 100" + yaml)
-    flags.add_argument("--direction_ids", nargs="+", action=OneText, metavar="ID",
-                       help=f"directions that {DIRECTION} stands for, likewise" + yaml)
-    flags.add_argument("--saliency_direction_type", choices=("ica", "pca"),
-                       help="which directions" + yaml)
+                       key="analysis.saliency.sample_ids",
+                       help="numbers of samples, or a range: 0 to 100 ends before 100")
+    add_direction_ids_flag(flags, "--direction_ids",
+                           f"directions that {DIRECTION} stands for, likewise")
+    add_direction_type_flag(flags)
     flags.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
-                       help="simulated steps at which the functions are read, from 0" + yaml)
+                       key="analysis.saliency.common_timesteps",
+                       help="simulated steps at which the functions are read, from 0")
     flags.add_argument("--combine_samples_not_iterate", action="store_true",
+                       key="analysis.saliency.combine_samples_not_iterate",
                        help="make one sample of the mean of the samples' bottleneck vectors, in a "
-                            "folder of its own" + yaml)
+                            "folder of its own")
     flags.add_argument("--without_env_grads", action="store_true",
                        help="let no gradients through the action that enters the environment; "
                             "names of files say so")
     flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
+                       key="analysis.saliency.difference_demo_sample_ids",
                        help=f"those of the samples in which {VALUE} is shown with and without "
-                            "these gradients, if it is among the functions; 0 to 0: none" + yaml)
-    flags.add_argument("--difference_demo_dir", type=Path, default=DEMONSTRATION,
-                       help="folder of this demonstration")
+                            "these gradients, if it is among the functions; 0 to 0: none")
+    flags.add_argument("--difference_demo_dir", type=Path,
+                       help="folder of this demonstration; <save_dir>/demo_with_without_env_grads "
+                            "if not given")
     add_direction_flags(flags)
     flags.add_argument("--shard", type=shard, default="1/1", metavar="I/N",
                        help="do the I-th of N parts of the samples, counted from 1, for jobs that "
@@ -95,9 +101,9 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, _, config = parse(parser(), argv)
-    settings = config.analysis.saliency
-    samples = SampleFolder(args.samples_dir or Path(config.generated_data_dir) / RECORDED)
+    args, _, parameters = read_simulator_flags(parser(), argv)
+    settings, common = parameters.get(SaliencyConfig), parameters.common
+    samples = samples_of(args, parameters)
     numbers = settings.ids("sample_ids")
     functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
                                    settings.direction_type)
@@ -109,12 +115,14 @@ def main(argv: list[str] | None = None) -> int:
               "model_file": args.model_file.name, "model_sha256": checksum(args.model_file)}
     check_origin(samples, origin)
 
-    compute = resolve_compute(config.device, config.gpu_device, args.precision)
-    simulator = open_simulator(args.model_file, args.agent_file, config.simulator, compute)
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
     projector, matrices = None, None
     if any(function.direction is not None for function in functions):
-        projector, matrices = directions(args.precomputed_analysis_data_path, config, simulator,
-                                         functions)
+        projector, matrices = directions(
+            directions_folder(args, parameters),
+            parameters.get(DirectionFilesConfig).num_episodes, simulator, functions)
         projector = projector.on(compute.device)
     demonstrated = []
     if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
@@ -138,7 +146,9 @@ def main(argv: list[str] | None = None) -> int:
     rest = (args.batch_size, not args.no_videos, args.overwrite)
     for write, folder, chosen in (
             (write_saliency, samples.path, numbers[part - 1::parts]),
-            (write_demonstration, args.difference_demo_dir, demonstrated[part - 1::parts])):
+            (write_demonstration,
+             args.difference_demo_dir or parameters.folders.saliency_demonstration,
+             demonstrated[part - 1::parts])):
         status = write(maker, SaliencyWriter(folder), chosen, *rest)
         if status:
             print("stopped; the same command without --overwrite goes on")
@@ -172,11 +182,11 @@ def check_origin(samples: SampleFolder, origin: dict) -> None:
                             f"{flag} ({name}, which does not have the same contents)")
 
 
-def directions(folder: Path, config: InterpretingConfig, simulator: Simulator,
+def directions(folder: Path, num_episodes: int, simulator: Simulator,
                functions: tuple[SaliencyFunction, ...]) -> tuple[Projector, dict]:
     """The directions that functions need, and the checksums of their files."""
     projector, matrices = Projector.load_for(simulator.config.agent_hidden_size, folder,
-                                             config.analysis.agent_h.num_episodes)
+                                             num_episodes)
     for function in functions:
         if function.direction is not None:
             there = len(projector.directions(function.direction_type))

@@ -12,7 +12,8 @@ from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
 from common.settings import load_settings
-from generative.cli import add_simulator_flags, parse
+from generative.config import SimulatorConfig, TrainingConfig
+from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.losses import LossScales
 from generative.runs import SimulatorRunSettings, checkpoints, new_run_folder
 from generative.training import SimulatorTraining
@@ -34,20 +35,21 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> int:
-    args, explicit, config = parse(parser(), argv)
+    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    common = parameters.common
     if args.max_batches < 0:
         raise UserError(f"--max_batches must not be negative, but is {args.max_batches}")
-    compute = resolve_compute(config.device, config.gpu_device, args.precision)
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
     if args.resume:
         folder = args.resume
         settings = resumed_settings(args, explicit)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
-        folder = new_run_folder(config, args.gen_mod_exp_name)
+        folder = new_run_folder(common.log_dir_base, args.gen_mod_exp_name)
         settings = SimulatorRunSettings(
             args.gen_mod_exp_name, str(args.agent_file), checksum(args.agent_file),
-            str(args.model_file or ""), config.data_dir, args.seed, compute.precision,
-            args.max_batches, config.simulator, config.training,
+            str(args.model_file or ""), common.data_dir, args.seed, compute.precision,
+            args.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
             LossScales(*(getattr(args, f"loss_scale_{field.name}")
                          for field in dataclasses.fields(LossScales))))
 

@@ -10,11 +10,12 @@ import numpy as np
 from analysis.influences.correlation import lags_of
 from analysis.influences.correlation_figures import CorrelationFigures, Correlations
 from analysis.influences.files import CorrelationFolder
-from analysis.influences.inputs import SECTION, open_inputs, open_reader
+from analysis.influences.inputs import open_inputs, open_reader
+from analysis.parameters.config import XplotsConfig
+from analysis.parameters.flags import add_influence_flags
 from analysis.results.output import Output, draw_jobs
 from common.cli import Parser
 from common.errors import script_main
-from generative.cli import add_influence_flags, parse
 
 FIGURES = Output("figures of xcorr_and_xcaus_plots.py")
 DATA = Output("matrices of xcorr_and_xcaus_plots.py", CorrelationFolder.PATTERNS)
@@ -34,19 +35,18 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, SECTION)
-    save_dir = Path(config.analysis.save_dir)
-    plots = args.output_dir or save_dir / "cross_corr_and_causation_plots"
-    data = args.data_output_dir or save_dir / "cross_corr_and_causation_plot_data"
+    args, _, parameters = parser().read(argv)
+    plots = args.output_dir or parameters.folders.correlation_plots
+    data = args.data_output_dir or parameters.folders.correlations
     FIGURES.check(plots)
     DATA.check(data, "--data_output_dir")
-    inputs = open_inputs(args, config)
+    inputs = open_inputs(args, parameters)
     lags, left_out = lags_of(inputs.coordinates.ics.shape[1])
     if left_out:
         print(f"the samples have {inputs.coordinates.ics.shape[1]} steps, too few for "
               f"these lags, which are left out: {', '.join(map(str, left_out))}", flush=True)
-    influences = None if args.no_causation else open_reader(inputs, config).read(())
-    share = config.analysis.xplots.extrema_threshold
+    influences = None if args.no_causation else open_reader(inputs, parameters).read(())
+    share = parameters.get(XplotsConfig).extrema_threshold
     found = Correlations.of(inputs, lags, influences, share)
     settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
                 "extrema_threshold": share,

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.gradients import Inputs
+from analysis.parameters.flags import add_story_flags
 from analysis.results.output import Output
 from analysis.stories.pages import PATTERNS, StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from generative.cli import add_story_flags, parse
+from generative.config import SaliencyConfig
 from generative.sample_files import SampleFolder
+from interventions.config import DirectionFilesConfig
+from interventions.flags import directions_folder
 
 OUTPUT = Output("pages of causal_stories.py", PATTERNS)
 
@@ -48,27 +51,25 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv)
-    save_dir = Path(config.analysis.save_dir)
-    output = args.output_dir or save_dir / "causal_stories"
+    args, _, parameters = parser().read(argv)
+    folders = parameters.folders
+    output = args.output_dir or folders.stories
     OUTPUT.check(output)
-    comparison = ComparisonFolder(args.comparison_dir or save_dir / "dyn_grad_comparison_data")
+    comparison = ComparisonFolder(args.comparison_dir or folders.comparison)
     settings = comparison.settings()
     numbers = comparison.sample_ids().tolist()
     samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
-    inputs = Inputs.read(samples, numbers, args.precomp_dir or save_dir / "hx_analysis_precomp",
-                         config.analysis.agent_h.num_episodes, None)
+    inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
+                         parameters.get(DirectionFilesConfig).num_episodes, None)
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
-    names = dict(args.behaviour_names)
+    names, share = dict(args.behaviour_names), parameters.get(SaliencyConfig).extrema_threshold
     pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
-                       config.analysis.saliency.extrema_threshold, args.num_films, names,
-                       args.comparison_plots_dir or save_dir / "dyn_grad_comparison_plots",
-                       args.seed)
+                       share, args.num_films, names,
+                       args.comparison_plots_dir or folders.comparison_plots, args.seed)
     with OUTPUT.replaced(output, {
-            "comparison": settings, "num_films": args.num_films,
-            "extrema_threshold": config.analysis.saliency.extrema_threshold,
+            "comparison": settings, "num_films": args.num_films, "extrema_threshold": share,
             "behaviour_names": {str(key): name for key, name in names.items()},
             "seed": args.seed}) as temporary:
         written = pages.write(temporary, output)

@@ -3,36 +3,35 @@ each with frames, actions and values of its samples."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.behaviours.figures import figures
 from analysis.behaviours.files import BehavioursFolder
+from analysis.parameters.config import BehavioursConfig
+from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
 from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
-from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+from generative.flags import samples_of
 
 OUTPUT = Output("figures of combined_agent_env_hx_analysis_plotting.py")
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_sample_analysis_flags(flags, "combined_agent_env_hx_analysis_precomp")
+    add_sample_analysis_flags(flags, "combined_agent_env_hx",
+                              "combined_agent_env_hx_analysis_precomp")
     add_plotting_flags(flags, "combined_agent_env_hx_plots")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "combined_agent_env_hx")
-    num_samples = config.analysis.combined_agent_env_hx.num_samples
-    save_dir = Path(config.analysis.save_dir)
-    output = args.output_dir or save_dir / "combined_agent_env_hx_plots"
+    args, _, parameters = parser().read(argv)
+    num_samples = parameters.get(BehavioursConfig).num_samples
+    output = args.output_dir or parameters.folders.behaviour_plots
     OUTPUT.check(output)
-    folder = BehavioursFolder(
-        args.precomp_dir or save_dir / "combined_agent_env_hx_analysis_precomp", num_samples)
-    samples = samples_of(args, config)
+    folder = BehavioursFolder(args.precomp_dir or parameters.folders.behaviours, num_samples)
+    samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
     draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})

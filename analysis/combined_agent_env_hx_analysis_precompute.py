@@ -10,53 +10,54 @@ import numpy as np
 from analysis.behaviours.files import BehavioursFolder
 from analysis.behaviours.steps import analyse, behaviour_features
 from analysis.env_states.files import EnvStatesFolder
+from analysis.parameters.config import BehavioursConfig, EnvHiddenConfig, TsneConfig
+from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
 from analysis.results.output import check_results, description_of, finish, reporting_writer
 from analysis.results.simulated_steps import chosen_samples, finite_field
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.files import sha256
-from generative.cli import add_precompute_flags, add_sample_analysis_flags, parse, samples_of
+from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_sample_analysis_flags(flags, "combined_agent_env_hx_analysis_precomp")
+    add_sample_analysis_flags(flags, "combined_agent_env_hx",
+                              "combined_agent_env_hx_analysis_precomp")
     flags.add_argument("--env_precomp_dir", type=Path,
                        help="folder of the environment's principal coordinates, from "
                             f"{EnvStatesFolder.script}; <save_dir>/env_analysis_precomp if not "
                             "given")
-    flags.add_argument("--num_env_samples", type=count,
-                       help="samples that those were made of, which stands in their names; the "
-                            "parameter set's num_samples of env_h if not given")
-    add_precompute_flags(flags, "samples")
+    flags.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
+                       help="samples that those were made of, which stands in their names")
+    add_precompute_flags(flags, "combined_agent_env_hx", "samples")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "combined_agent_env_hx")
-    behaviours, save_dir = config.analysis.combined_agent_env_hx, Path(config.analysis.save_dir)
-    folder = BehavioursFolder(
-        args.precomp_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
-        behaviours.num_samples)
+    args, _, parameters = parser().read(argv)
+    behaviours, tsne_seed = parameters.get(BehavioursConfig), parameters.get(TsneConfig).tsne_seed
+    folder = BehavioursFolder(args.precomp_dir or parameters.folders.behaviours,
+                              behaviours.num_samples)
     check_results(folder, "samples", args.overwrite)
-    samples = samples_of(args, config)
+    samples = samples_of(args, parameters)
     numbers = chosen_samples(samples, behaviours.num_samples)
     agent = finite_field(samples, "hidden_states", numbers)
-    env_folder = EnvStatesFolder(args.env_precomp_dir or save_dir / "env_analysis_precomp",
-                                 config.analysis.env_h.num_samples)
+    env_folder = EnvStatesFolder(args.env_precomp_dir or parameters.folders.env_states,
+                                 parameters.get(EnvHiddenConfig).num_samples)
     env = env_coordinates(env_folder, samples, numbers, agent.shape[1],
                           behaviours.n_components_env)
     features = behaviour_features(agent, env, behaviours.timestep_differences)
     print(f"{len(features)} steps of {len(numbers)} samples, {features.shape[1]} features",
           flush=True)
-    description = description_of(behaviours, args.seed, config.analysis.tsne_seed, samples,
+    description = description_of(behaviours, args.seed, tsne_seed, samples,
                                  numbers)
     env_file = env_folder.file("principal")
     writer = reporting_writer(folder, {**description, "env_coordinates": str(env_file),
                                        "env_coordinates_sha256": sha256(env_file)})
-    analyse(features, len(numbers), behaviours, args.seed, config.analysis.tsne_seed, writer)
+    analyse(features, len(numbers), behaviours, args.seed, tsne_seed, writer)
     finish(writer)
 
 

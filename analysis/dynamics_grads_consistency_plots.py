@@ -11,12 +11,12 @@ import numpy as np
 from analysis.influences.comparison import Comparison
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
 from analysis.influences.files import ComparisonFolder
-from analysis.influences.inputs import SECTION, open_inputs, open_reader
+from analysis.influences.inputs import open_inputs, open_reader
+from analysis.parameters.flags import add_influence_flags
 from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from generative.cli import add_influence_flags, parse
 from generative.saliency.gradients import OUTPUTS
 
 FIGURES = Output("figures of dynamics_grads_consistency_plots.py")
@@ -43,16 +43,15 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, SECTION)
-    save_dir = Path(config.analysis.save_dir)
-    plots = args.output_dir or save_dir / "dyn_grad_comparison_plots"
-    data = args.data_output_dir or save_dir / "dyn_grad_comparison_data"
+    args, _, parameters = parser().read(argv)
+    plots = args.output_dir or parameters.folders.comparison_plots
+    data = args.data_output_dir or parameters.folders.comparison
     FIGURES.check(plots)
     DATA.check(data, "--data_output_dir")
     if 1 / (args.num_shuffles + 1) > LEVEL:
         raise UserError(f"--num_shuffles is {args.num_shuffles}, too few for a p-value of {LEVEL}")
-    inputs = open_inputs(args, config)
-    reader = open_reader(inputs, config)
+    inputs = open_inputs(args, parameters)
+    reader = open_reader(inputs, parameters)
     variants = (False,) if args.only_with_env_grads else (False, True)
     for without in variants:
         lacking = reader.lacking(without)

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.env_states.figures import figures
 from analysis.env_states.files import EnvStatesFolder
+from analysis.parameters.config import EnvHiddenConfig
+from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
 from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+from generative.flags import samples_of
 
 OUTPUT = Output("figures of env_h_analysis_plotting.py")
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_sample_analysis_flags(flags, "env_analysis_precomp")
-    flags.add_argument("--num_epi_paths", type=count,
-                       help="samples whose paths are drawn; the parameter set's if not given")
+    add_sample_analysis_flags(flags, "env_h", "env_analysis_precomp")
+    flags.add_argument("--num_epi_paths", type=count, key="analysis.env_h.num_epi_paths",
+                       help="samples whose paths are drawn")
     add_plotting_flags(flags, "env_plots")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "env_h")
-    env_h, save_dir = config.analysis.env_h, Path(config.analysis.save_dir)
-    output = args.output_dir or save_dir / "env_plots"
+    args, _, parameters = parser().read(argv)
+    env_h = parameters.get(EnvHiddenConfig)
+    output = args.output_dir or parameters.folders.env_state_plots
     OUTPUT.check(output)
     if env_h.num_epi_paths > env_h.num_samples:
         raise UserError(f"num_epi_paths is {env_h.num_epi_paths}, more than the "
                         f"{env_h.num_samples} samples")
-    folder = EnvStatesFolder(args.precomp_dir or save_dir / "env_analysis_precomp",
-                             env_h.num_samples)
-    samples = samples_of(args, config)
+    folder = EnvStatesFolder(args.precomp_dir or parameters.folders.env_states, env_h.num_samples)
+    samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, env_h.num_samples))
     draw(OUTPUT, output, figures(folder, samples, steps, env_h.num_epi_paths, args.seed), folder,
          {"samples": str(samples.path), "num_epi_paths": env_h.num_epi_paths, "seed": args.seed})

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.jacobians.figures import figures
 from analysis.jacobians.files import JacobiansFolder
+from analysis.parameters.config import JacobianConfig
+from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
 from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
-from generative.cli import add_plotting_flags, add_sample_analysis_flags, parse, samples_of
+from generative.flags import samples_of
 
 OUTPUT = Output("figures of jacobian_analysis_plotting.py")
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    add_sample_analysis_flags(flags, "jacob_analysis_precomp")
+    add_sample_analysis_flags(flags, "jacobian", "jacob_analysis_precomp")
     add_plotting_flags(flags, "jacob_plots")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "jacobian")
-    num_samples, save_dir = config.analysis.jacobian.num_samples, Path(config.analysis.save_dir)
-    output = args.output_dir or save_dir / "jacob_plots"
+    args, _, parameters = parser().read(argv)
+    num_samples = parameters.get(JacobianConfig).num_samples
+    output = args.output_dir or parameters.folders.jacobian_plots
     OUTPUT.check(output)
-    folder = JacobiansFolder(args.precomp_dir or save_dir / "jacob_analysis_precomp", num_samples)
-    samples = samples_of(args, config)
+    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians, num_samples)
+    samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
     draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})

@@ -3,67 +3,60 @@ principal components, clusters and t-SNE of the gradients that saliency_experime
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from analysis.jacobians.files import JacobiansFolder
 from analysis.jacobians.steps import analyse, read_jacobians
+from analysis.parameters.config import JacobianConfig, TsneConfig
+from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
 from analysis.results.output import check_results, description_of, finish, reporting_writer
 from analysis.results.simulated_steps import chosen_samples
 from common.cli import Parser
 from common.errors import UserError, script_main
-from generative.cli import (
-    OneText,
-    add_precompute_flags,
-    add_sample_analysis_flags,
-    parse,
-    samples_of,
-)
+from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
+from interventions.config import DirectionsConfig
+from interventions.flags import add_direction_ids_flag, add_direction_type_flag
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    yaml = "; the parameter set's if not given"
-    add_sample_analysis_flags(flags, "jacob_analysis_precomp")
-    flags.add_argument("--grad_timestep", type=int,
+    add_sample_analysis_flags(flags, "jacobian", "jacob_analysis_precomp")
+    flags.add_argument("--grad_timestep", type=int, key="analysis.jacobian.grad_timestep",
                        help="step of the samples, from 0, with respect to whose states the "
-                            "gradients are" + yaml)
-    flags.add_argument("--direction_ids", nargs="+", action=OneText, metavar="ID",
-                       help="numbers of the components, or a range: 0 to 16 ends before 16" + yaml)
-    flags.add_argument("--saliency_direction_type", choices=("ica", "pca"),
-                       help="independent or principal components" + yaml)
+                            "gradients are")
+    add_direction_ids_flag(flags, "--direction_ids",
+                           "numbers of the components, or a range: 0 to 16 ends before 16")
+    add_direction_type_flag(flags)
     flags.add_argument("--without_env_grads", action="store_true",
                        help="take the gradients without those through the action that enters the "
                             "environment")
-    add_precompute_flags(flags, "samples")
+    add_precompute_flags(flags, "jacobian", "samples")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, config = parse(parser(), argv, "jacobian")
-    jacobian, saliency = config.analysis.jacobian, config.analysis.saliency
-    folder = JacobiansFolder(
-        args.precomp_dir or Path(config.analysis.save_dir) / "jacob_analysis_precomp",
-        jacobian.num_samples)
+    args, _, parameters = parser().read(argv)
+    jacobian, tsne_seed = parameters.get(JacobianConfig), parameters.get(TsneConfig).tsne_seed
+    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians,
+                             jacobian.num_samples)
     check_results(folder, "samples", args.overwrite)
-    directions = saliency_functions([DIRECTION], saliency.ids("direction_ids"),
-                                    saliency.direction_type)
+    asked = parameters.get(DirectionsConfig)
+    directions = saliency_functions([DIRECTION], asked.ids(), asked.direction_type)
     if not directions:
         raise UserError("there is nothing to do without components: see --direction_ids")
     functions = [direction.name + (WITHOUT_ENV_GRADS if args.without_env_grads else "")
                  for direction in directions]
-    samples = samples_of(args, config)
+    samples = samples_of(args, parameters)
     numbers = chosen_samples(samples, jacobian.num_samples)
     gradients = SaliencyFolder(samples.path)
     jacobians = read_jacobians(gradients, numbers, functions, jacobian.grad_timestep)
     print(f"gradients of {len(functions)} components in {len(numbers)} samples", flush=True)
-    description = description_of(jacobian, args.seed, config.analysis.tsne_seed, samples, numbers)
+    description = description_of(jacobian, args.seed, tsne_seed, samples, numbers)
     writer = reporting_writer(folder, {
         **description, "functions": functions,
         "saliency_made_by": gradients.description(numbers[0], functions[0])})
-    analyse(jacobians, jacobian, args.seed, config.analysis.tsne_seed, writer)
+    analyse(jacobians, jacobian, args.seed, tsne_seed, writer)
     finish(writer)
 
 

@@ -29,10 +29,11 @@ from analysis.methods.clustering import find_clusters
 from analysis.methods.components import principal_components, scale_of
 from analysis.methods.embedding import PERPLEXITY, embed
 from analysis.methods.neighbours import nearest_neighbours
+from analysis.parameters.config import AgentHiddenConfig
 from benchmarks.measuring import peak_memory
 from common.array_folders import ResultWriter
 from common.hidden_states_folder import HiddenStatesFolder
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 
 UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
 SIZES, MILLION = (10_000, 100_000), 1_000_000
@@ -58,7 +59,7 @@ def synthetic_states(number: int) -> np.ndarray:
 
 def measure(number: int, clustering: str) -> None:
     """Analyse so many states; print the seconds and the peak so far of each step as JSON."""
-    config = dataclasses.replace(load_interpreting_config("defaults").analysis.agent_h,
+    config = dataclasses.replace(ParameterSet("defaults").get(AgentHiddenConfig),
                                  clustering=clustering)
     states = synthetic_states(number)
     found: dict = {"states": {"seconds": 0.0, "peak": peak_memory()}}

@@ -23,7 +23,8 @@ from torch import Tensor
 from benchmarks.measuring import peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.networks import build_policy
-from generative.config import SaliencyConfig, load_interpreting_config
+from common.parameters import ParameterSet
+from generative.config import SaliencyConfig, SimulatorConfig
 from generative.runs import prepared
 from generative.saliency.files import SaliencyWriter
 from generative.saliency.gradients import (
@@ -51,7 +52,7 @@ def published_simulator(compute: Compute) -> Simulator:
     """A simulator of the published sizes with random weights, and a random agent inside."""
     torch.manual_seed(0)
     policy = build_policy("impala", 64, recurrent=True, learned_initial_state=True)
-    simulator = Simulator(load_interpreting_config("defaults").simulator, policy)
+    simulator = Simulator(ParameterSet("defaults").get(SimulatorConfig), policy)
     return prepared(simulator, compute).requires_grad_(False)
 
 
@@ -105,7 +106,7 @@ def main() -> None:
     keep_freed_memory()  # speeds both variants up
     compute = resolve_compute("cpu", precision="float32")
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
-    settings = load_interpreting_config("defaults").analysis.saliency
+    settings = ParameterSet("defaults").get(SaliencyConfig)
     functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
                                    settings.direction_type)
     simulator, coordinates = published_simulator(compute), some_directions()

@@ -33,8 +33,9 @@ import record
 from benchmarks.measuring import Apart, best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.files import sha256
+from common.parameters import ParameterSet
 from generative.alignment import AlignedBatch, align
-from generative.config import load_interpreting_config
+from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
@@ -57,11 +58,13 @@ def settings_for(parameter_set: str, recording: Path, batch_size: int | None = N
                  num_steps: int | None = None, **changes) -> SimulatorRunSettings:
     """Settings of a run on the recording, in which nothing is saved before the end."""
     overrides = {"batch_size": batch_size, "num_sim_steps": num_steps}
-    config = load_interpreting_config(parameter_set, {"gen_model": {
-        "save_interval": 10**9, **{key: value for key, value in overrides.items() if value}}})
+    parameters = ParameterSet(parameter_set, {
+        "gen_model.save_interval": 10**9,
+        **{f"gen_model.{key}": value for key, value in overrides.items() if value}})
     settings = SimulatorRunSettings("benchmark", str(AGENT), sha256(AGENT), "",
-                                    str(recording / "data"), 0, "", 0, config.simulator,
-                                    config.training, LossScales())
+                                    str(recording / "data"), 0, "", 0,
+                                    parameters.get(SimulatorConfig),
+                                    parameters.get(TrainingConfig), LossScales())
     return dataclasses.replace(settings, **changes)
 
 

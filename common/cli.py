@@ -9,14 +9,28 @@ import sys
 from common.devices import PRECISIONS
 from common.env import EnvConfig
 from common.errors import UserError
+from common.parameters import ParameterSet
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows defaults in ``--help`` and takes flags only by their full names."""
+    """Shows defaults in ``--help`` and takes flags only by their full names.
+
+    A flag that wins over a value of the parameter set names it: ``key="gen_model.lr"``.
+    """
 
     def __init__(self, description: str):
+        self._keys: dict[str, str] = {}  # of flags, by their names in the parsed arguments
         super().__init__(description=description, allow_abbrev=False,
                          formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+
+    def add_argument(self, *names: str, key: str | None = None, **options) -> argparse.Action:
+        """As argparse's; ``key`` is the dotted name of the parameter that the flag wins over."""
+        if key is not None:
+            options["help"] += "; the parameter set's if not given"
+        action = super().add_argument(*names, **options)
+        if key is not None:
+            self._keys[action.dest] = key
+        return action
 
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Names of the flags that stand on the command line."""
@@ -24,6 +38,27 @@ class Parser(argparse.ArgumentParser):
         blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
         given = vars(self.parse_args(argv, blank))
         return {name for name, value in given.items() if value is not unset}
+
+    def read(self, argv: list[str] | None
+             ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
+        """The flags of a script that has a parameter set, which of them were given, and the set
+        with those that win over it.
+
+        Raises:
+            UserError: if there is no such set, or a value is of the wrong type or out of range.
+        """
+        args, explicit = self.parse_args(argv), self.explicit(argv)
+        set_up_logging(args.log_level)
+        overrides = {key: getattr(args, name) for name, key in self._keys.items()
+                     if name in explicit}
+        return args, explicit, ParameterSet(args.interpreting_params_name, overrides)
+
+
+class OneText(argparse.Action):
+    """Joins the words of a flag, as in ``--sample_ids 0 to 100``."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, " ".join(values))
 
 
 def count(text: str) -> int:
@@ -50,16 +85,38 @@ def seed(text: str) -> int:
     return value
 
 
-def add_compute_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say where and how fast to compute, and how much to say."""
-    parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"),
+def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
+    """Flags that say where and how fast to compute, and how much to say.
+
+    Args:
+        in_parameter_set: whether the parameter set chooses the device where no flag does.
+    """
+    device, index = ("device", "gpu_device") if in_parameter_set else (None, None)
+    parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"), key=device,
                         help="auto: a GPU if there is one")
-    parser.add_argument("--gpu_device", type=int, default=0, help="index of the GPU")
+    parser.add_argument("--gpu_device", type=int, default=0, key=index, help="index of the GPU")
     parser.add_argument("--precision", default="auto", choices=PRECISIONS,
                         help="of the convolutions; auto: bfloat16 where the machine has it in "
                              "hardware")
+    add_log_flag(parser)
+
+
+def add_log_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that says how much to say."""
     parser.add_argument("--log_level", default="info",
                         help="debug, info, warning, error, or a number as in Python's logging")
+
+
+def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that chooses the parameter set."""
+    parser.add_argument("--interpreting_params_name", default="defaults",
+                        help="parameter set in hyperparams/interpreting_configs.yml")
+
+
+def add_save_dir_flag(parser: Parser) -> None:
+    """The flag that says where the analyses write."""
+    parser.add_argument("--save_dir", key="analysis.save_dir",
+                        help="where the folders of all analyses are")
 
 
 def add_env_flags(parser: argparse.ArgumentParser) -> None:

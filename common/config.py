@@ -72,7 +72,8 @@ def typed(cls: type, values: dict, source: str):
     Raises:
         UserError: naming the unknown, missing or wrongly typed key and where it stands.
     """
-    hints = typing.get_type_hints(cls)
+    types = typing.get_type_hints(cls)
+    hints = {field.name: types[field.name] for field in dataclasses.fields(cls)}
     if not isinstance(values, dict):
         raise UserError(f"{source} must hold a mapping of names to values")
     for key in values:

@@ -1,22 +1,18 @@
-"""Parameters of the simulator and of what is done with it.
+"""Parameters of the simulator, of its training, and of what is simulated with it.
 
-The one reader of ``hyperparams/interpreting_configs.yml``; the meaning and unit of each value is
-in the YAML beside it.
+Sections ``gen_model``, ``record``, ``analysis.loss_over_time`` and ``analysis.saliency`` of
+``hyperparams/interpreting_configs.yml``; the meaning and unit of each value is in the YAML
+beside it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from pathlib import Path
+from typing import ClassVar
 
-from common.config import read_yaml, typed
-from common.errors import UserError, nearest
+from common.errors import UserError
+from common.parameters import id_list, one_of, positive, share_of_an_end
 
-INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
-                            / "interpreting_configs.yml")
-BASE_SET = "defaults"
-CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
@@ -49,6 +45,8 @@ class SimulatorConfig:
         bottleneck_vec_size: V, dimensions of the unit sphere's space.
         env_update_penalty_weight: factor of the norm of h's change.
     """
+
+    section: ClassVar[str] = "gen_model"
 
     num_init_steps: int = 3
     num_sim_steps: int = 32
@@ -93,50 +91,11 @@ class SimulatorConfig:
         return self.num_init_steps + self.num_sim_steps - 1
 
 
-def positive(config, *names: str) -> None:
-    """Check that these fields are above 0.
-
-    Raises:
-        UserError: naming the field.
-    """
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
-
-
-def share_of_an_end(config, name: str) -> None:
-    """Check that a field is a share that can be taken at both ends of a quantity.
-
-    Raises:
-        UserError: naming the field.
-    """
-    if not 0 < getattr(config, name) <= 0.5:
-        raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
-
-
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Check that a value is one of these.
-
-    Raises:
-        UserError: naming the nearest.
-    """
-    if value not in choices:
-        raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
-
-
-def map_dimensions(number: int) -> None:
-    """Check the dimensions of a t-SNE map.
-
-    Raises:
-        UserError: if such a map cannot be drawn.
-    """
-    if number not in (2, 3):
-        raise UserError(f"n_components_tsne must be 2 or 3, not {number}")
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """How a simulator is trained."""
+
+    section: ClassVar[str] = "gen_model"
 
     log_interval: int
     save_interval: int
@@ -154,22 +113,10 @@ class TrainingConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class SwapConfig:
-    """Directions of the hidden space to take out, and where to put the same amount back."""
-
-    swap_directions_from: tuple[int, ...] | None
-    swap_directions_to: tuple[int | None, ...] | None
-
-    def __post_init__(self):
-        taken, put = self.swap_directions_from or (), self.swap_directions_to or ()
-        if len(taken) != len(put):
-            raise UserError(f"swap_directions_from has {len(taken)} directions, but "
-                            f"swap_directions_to has {len(put)}")
-
-
-@dataclasses.dataclass(frozen=True)
 class RecordConfig:
     """Which samples are simulated."""
+
+    section: ClassVar[str] = "record"
 
     rand_init: bool
     max_samples: int
@@ -179,135 +126,15 @@ class RecordConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentHiddenConfig:
-    """Analysis of the agent's hidden states."""
-
-    informed_or_random_init: str
-    num_episodes: int
-    num_generated_samples: int
-    num_epi_paths: int
-    n_components_pca: int
-    n_components_tsne: int
-    n_components_nmf: int
-    n_components_ica: int
-    n_clusters: int
-    clustering: str
-    nmf_max_iter: int
-    nmf_tol: float
-    ica_max_iter: int
-    ica_tol: float
-    outlier_max_k: int
-
-    def __post_init__(self):
-        positive(self, *(field.name for field in dataclasses.fields(self)
-                         if field.type in ("int", "float")))
-        one_of("informed_or_random_init", self.informed_or_random_init, SAMPLE_STARTS)
-        one_of("clustering", self.clustering, CLUSTERINGS)
-        if self.n_components_ica > self.n_components_pca:
-            raise UserError(f"n_components_ica is {self.n_components_ica}, more than the "
-                            f"{self.n_components_pca} of n_components_pca")
-        map_dimensions(self.n_components_tsne)
-        if self.outlier_max_k < 6:
-            raise UserError(f"outlier_max_k must be at least 6, not {self.outlier_max_k}, because "
-                            "the smallest number of neighbours below it is 5")
-
-
-@dataclasses.dataclass(frozen=True)
-class MapConfig:
-    """What the analyses of simulated samples have in common: principal components, clusters and a
-    t-SNE map.
-
-    Attributes:
-        num_samples: simulated samples.
-    """
-
-    num_samples: int
-    n_components_pca: int
-    n_components_tsne: int
-    n_clusters: int
-    clustering: str
-
-    def __post_init__(self):
-        positive(self, "num_samples", "n_clusters")
-        one_of("clustering", self.clustering, CLUSTERINGS)
-        map_dimensions(self.n_components_tsne)
-        if self.n_components_pca < 2:
-            raise UserError(f"n_components_pca must be at least 2, not {self.n_components_pca}")
-
-
-@dataclasses.dataclass(frozen=True)
-class EnvHiddenConfig(MapConfig):
-    """Analysis of the environment's states."""
-
-    num_epi_paths: int
-
-    def __post_init__(self):
-        super().__post_init__()
-        positive(self, "num_epi_paths")
-
-
-@dataclasses.dataclass(frozen=True)
-class BottleneckConfig(MapConfig):
-    """Analysis of the bottleneck vectors."""
-
-
-@dataclasses.dataclass(frozen=True)
-class BehavioursConfig(MapConfig):
-    """Analysis of behaviours: the agent's and the environment's states together."""
-
-    n_components_env: int
-    timestep_differences: tuple[int, ...]
-
-    def __post_init__(self):
-        super().__post_init__()
-        positive(self, "n_components_env")
-        if min(self.timestep_differences, default=1) < 1:
-            raise UserError("timestep_differences must be above 0, but holds "
-                            f"{min(self.timestep_differences)}")
-
-
-@dataclasses.dataclass(frozen=True)
-class JacobianConfig(MapConfig):
-    """Analysis of the gradients of independent components."""
-
-    grad_timestep: int
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.grad_timestep < 0:
-            raise UserError(f"grad_timestep must not be negative, but is {self.grad_timestep}")
-
-
-@dataclasses.dataclass(frozen=True)
 class LossOverTimeConfig:
     """Loss against simulated step."""
+
+    section: ClassVar[str] = "analysis.loss_over_time"
 
     num_batches: int
 
     def __post_init__(self):
         positive(self, "num_batches")
-
-
-def id_list(text: str, what: str) -> tuple[int, ...]:
-    """The numbers that are meant by "33 39 56 84", or by "0 to 100", which ends before 100.
-
-    Args:
-        what: the name of the list, for the message.
-
-    Raises:
-        UserError: if it is neither, or names a number twice.
-    """
-    bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
-    if bounds:
-        return tuple(range(int(bounds[1]), int(bounds[2])))
-    words = text.split()
-    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
-        raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")
-    numbers = tuple(map(int, words))
-    for number in numbers:
-        if numbers.count(number) > 1:
-            raise UserError(f"{what} names {number} more than once")
-    return numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +144,8 @@ class SaliencyConfig:
 
     The lists of numbers are text; ``ids`` reads it.
     """
+
+    section: ClassVar[str] = "analysis.saliency"
 
     num_sim_steps: int
     num_sim_steps_manual_actions: int
@@ -355,109 +184,3 @@ class SaliencyConfig:
     def ids(self, name: str) -> tuple[int, ...]:
         """The numbers in the field ``name``."""
         return id_list(getattr(self, name), name)
-
-
-@dataclasses.dataclass(frozen=True)
-class XplotsConfig:
-    """Cross-causation among samples in which an independent component is extreme."""
-
-    extrema_threshold: float
-
-    def __post_init__(self):
-        share_of_an_end(self, "extrema_threshold")
-
-
-@dataclasses.dataclass(frozen=True)
-class AnalysisConfig:
-    """What is done with a trained simulator, by method."""
-
-    tsne_seed: int
-    save_dir: str
-    agent_h: AgentHiddenConfig
-    env_h: EnvHiddenConfig
-    combined_agent_env_hx: BehavioursConfig
-    bottleneck: BottleneckConfig
-    jacobian: JacobianConfig
-    loss_over_time: LossOverTimeConfig
-    saliency: SaliencyConfig
-    xplots: XplotsConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class InterpretingConfig:
-    """One parameter set.
-
-    Attributes:
-        simulator, training, swap: together the section ``gen_model``.
-    """
-
-    device: str
-    gpu_device: int
-    data_dir: str
-    log_dir_base: str
-    generated_data_dir: str
-    simulator: SimulatorConfig
-    training: TrainingConfig
-    swap: SwapConfig
-    record: RecordConfig
-    analysis: AnalysisConfig
-
-    def __post_init__(self):
-        one_of("device", self.device, ("auto", "gpu", "cpu"))
-
-
-_GEN_MODEL = {"simulator": SimulatorConfig, "training": TrainingConfig, "swap": SwapConfig}
-
-
-def parameter_sets(path: Path = INTERPRETING_CONFIG_FILE) -> list[str]:
-    """The names of the parameter sets."""
-    return list(read_yaml(path))
-
-
-def load_interpreting_config(name: str, overrides: dict | None = None,
-                             path: Path = INTERPRETING_CONFIG_FILE) -> InterpretingConfig:
-    """Return the parameter set ``name``.
-
-    Args:
-        overrides: values that win over the set's, nested as in the YAML.
-
-    Raises:
-        UserError: if there is no such set (naming the nearest), or a key is unknown or missing,
-            or a value is of the wrong type or out of range.
-    """
-    sets = read_yaml(path)
-    for needed in (BASE_SET, name):
-        if needed not in sets:
-            raise UserError(f"there is no parameter set '{needed}' in {path.name}"
-                            f"{nearest(needed, sets)}")
-    source = f"{path.name}, '{name}'"
-    values = sets[BASE_SET]
-    for changes in (sets[name], overrides or {}):
-        values = _merged(values, changes, source)
-    gen_model = values.pop("gen_model", None)
-    if not isinstance(gen_model, dict):
-        raise UserError(f"{source}: the key 'gen_model' is missing")
-    section = f"{source}, 'gen_model'"
-    for part, cls in _GEN_MODEL.items():
-        names = [field.name for field in dataclasses.fields(cls)]
-        found = {key: gen_model.pop(key) for key in names if key in gen_model}
-        values[part] = typed(cls, found, section)
-    if gen_model:
-        known = [field.name for cls in _GEN_MODEL.values() for field in dataclasses.fields(cls)]
-        key = str(next(iter(gen_model)))
-        raise UserError(f"{section}: unknown key '{key}'{nearest(key, known)}")
-    return typed(InterpretingConfig, values, source)
-
-
-def _merged(values: dict, changes: dict, source: str) -> dict:
-    """``values`` with ``changes``, section by section; ``changes`` may only name what is there."""
-    if not isinstance(changes, dict):
-        raise UserError(f"{source} must hold a mapping of names to values")
-    merged = dict(values)
-    for key, value in changes.items():
-        if key not in values:
-            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), values)}")
-        if isinstance(values[key], dict):
-            value = _merged(values[key], value, f"{source}, '{key}'")
-        merged[key] = value
-    return merged

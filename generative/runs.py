@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.files import sha256
 from common.metrics_log import read_metrics
 from common.settings import SETTINGS_NAME, load_settings
-from generative.config import InterpretingConfig, SimulatorConfig, TrainingConfig
+from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales, SimulatorLosses
 from generative.published import load_published
 from generative.simulator import Simulator
@@ -67,9 +67,9 @@ class SimulatorRunSettings:
     num_episodes: int | None = None
 
 
-def results_folder(config: InterpretingConfig, exp_name: str) -> Path:
+def results_folder(log_dir_base: str, exp_name: str) -> Path:
     """The folder of an experiment's runs."""
-    return Path(config.log_dir_base) / "results" / exp_name
+    return Path(log_dir_base) / "results" / exp_name
 
 
 def checkpoint_name(epoch: int, batch: int) -> str:
@@ -110,9 +110,9 @@ def read_progress(folder: Path) -> pd.DataFrame:
     return read_metrics(folder / PROGRESS_NAME, COLUMNS)
 
 
-def new_run_folder(config: InterpretingConfig, exp_name: str) -> Path:
+def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
     """A name for a run that starts now; no folder is made."""
-    return results_folder(config, exp_name) / time.strftime("%Y%m%d_%H%M%S")
+    return results_folder(log_dir_base, exp_name) / time.strftime("%Y%m%d_%H%M%S")
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:

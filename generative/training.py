@@ -173,7 +173,7 @@ class SimulatorTraining:
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device)
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch = -1
-        if False:
+        if self.batches and not self._film.exists():
             self._write_film()  # a kill came between the checkpoint and its film
         try:
             with (deferred_signals("batch") as received,

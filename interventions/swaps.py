@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.networks import HiddenChange
-from generative.config import InterpretingConfig
+from interventions.config import SwapConfig
 from interventions.projector import Projector
 
 
@@ -39,12 +39,14 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
     return "_".join(map(str, (*taken, "to", *put)))
 
 
-def configured_swap(config: InterpretingConfig, folder: Path, num_units: int,
-                    device: torch.device | str, random_directions: int | None) -> Swap | None:
-    """The swap of a parameter set, or None if it has none.
+def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_units: int,
+              device: torch.device | str, random_directions: int | None) -> Swap | None:
+    """The swap that a user asks for, or None if there is none.
 
     Args:
+        kind: of the directions: "ica" or "pca".
         folder: of the matrices that define the directions.
+        num_episodes: recorded episodes that they were found in.
         num_units: of the agent.
         device: where the states are.
         random_directions: seed of random directions that take the place of the independent
@@ -54,16 +56,13 @@ def configured_swap(config: InterpretingConfig, folder: Path, num_units: int,
         UserError: if the matrices are missing, damaged or another agent's, or there is no such
             direction; or if random directions are asked for where there is nothing to replace.
     """
-    taken = list(config.swap.swap_directions_from or ())
-    put = list(config.swap.swap_directions_to or ())
+    taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
     if not taken:
         if random_directions is not None:
             raise UserError("--random_directions says in which directions to swap, so it needs "
                             "--swap_directions_from and --swap_directions_to")
         return None
-    kind = config.analysis.saliency.direction_type
-    projector, matrices = Projector.load_for(num_units, folder,
-                                             config.analysis.agent_h.num_episodes)
+    projector, matrices = Projector.load_for(num_units, folder, num_episodes)
     name = swap_name(taken, put)
     description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices}
     if random_directions is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
-from generative.config import parameter_sets
+from common.parameters import parameter_sets
 
 ROOT = Path(__file__).parent.parent
 PRESETS_FILE = ROOT / "hyperparams" / "pipeline.yml"

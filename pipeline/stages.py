@@ -18,17 +18,20 @@ import pandas as pd
 from agents.action_noise import load_action_noise
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
+from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
 from common.config import load_agent_config
 from common.errors import UserError
+from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
 from generative import sample_files
-from generative.config import InterpretingConfig
+from generative.config import SimulatorConfig, TrainingConfig
 from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from interventions.config import DirectionFilesConfig, SwapConfig
 from interventions.files import InterventionsFolder
 from pipeline.presets import ROOT, Preset
 from pipeline.records import find
@@ -186,19 +189,9 @@ def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
     return [*argv[:2], "--resume", str(run)]  # with the agent's file
 
 
-def flattened(values: dict, prefix: str = "") -> dict[str, object]:
-    """Nested values by their dotted names."""
-    flat = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        flat.update(flattened(value, f"{name}.") if isinstance(value, dict) else {
-            name: list(value) if isinstance(value, tuple) else value})
-    return flat
-
-
-def all_stages(preset: Preset, config: InterpretingConfig, exp_name: str) -> tuple[Stage, ...]:
+def all_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> tuple[Stage, ...]:
     """Every stage of the experiment, in the order in which they run."""
-    build = _Builder(preset, config, exp_name)
+    build = _Builder(preset, parameters, exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
             *build.interventions(), *build.panel())
@@ -207,12 +200,11 @@ def all_stages(preset: Preset, config: InterpretingConfig, exp_name: str) -> tup
 class _Builder:
     """Makes the stages of an experiment, a group at a time."""
 
-    def __init__(self, preset: Preset, config: InterpretingConfig, exp_name: str):
-        self._preset, self._config, self._exp_name = preset, config, exp_name
-        self._parameters = flattened(dataclasses.asdict(config))
+    def __init__(self, preset: Preset, parameters: ParameterSet, exp_name: str):
+        self._preset, self._parameters, self._exp_name = preset, parameters, exp_name
         self._sizes = {}  # of the simulator; published files leave them to the parameter set
         if preset.model_file and not (ROOT / preset.model_file).with_name(SETTINGS_NAME).is_file():
-            self._sizes = self._of("simulator.")
+            self._sizes = parameters.named(SimulatorConfig)
         # Flags that several scripts take.
         self._seed = ("--seed", str(preset.seed))
         self._game = ("--env_name", preset.env_name,
@@ -229,8 +221,7 @@ class _Builder:
 
     def _of(self, *prefixes: str) -> dict[str, object]:
         """The parameters whose names begin so."""
-        return {name: value for name, value in self._parameters.items()
-                if name.startswith(prefixes)}
+        return self._parameters.flattened(*prefixes)
 
     def agent(self) -> list[Stage]:
         training = self._preset.agent_training
@@ -254,7 +245,7 @@ class _Builder:
 
     def recording(self) -> list[Stage]:
         preset = self._preset
-        number = preset.recorded_episodes or self._config.analysis.agent_h.num_episodes
+        number = preset.recorded_episodes or self._parameters.get(DirectionFilesConfig).num_episodes
         slots = load_agent_config(preset.recording_param_name).n_envs
         return [
             Stage("evaluate", "evaluate",
@@ -290,7 +281,8 @@ class _Builder:
                    "--log_dir_base", f"{OUTPUT}/simulator",
                    "--gen_mod_exp_name", self._exp_name),
                   ("simulator/**/*.*",), _held_out_loss, needs=ROLLOUTS, files=(AGENT, *start),
-                  parameters=self._of("simulator.", "training."), clears=("simulator",),
+                  parameters={**self._parameters.named(SimulatorConfig),
+                              **self._parameters.named(TrainingConfig)}, clears=("simulator",),
                   continued=resumed_simulator),
             Stage("plot_simulator", "plot_training_csv",
                   ("--datapath", f"{OUTPUT}/simulator/results/{self._exp_name}"),
@@ -311,16 +303,16 @@ class _Builder:
                 (*self._simulated, "--data_save_dir", f"{OUTPUT}/samples", *more),
                 (f"samples/{folder}/**/*.*",), _number(f"samples/{folder}/sample_*", "samples"),
                 needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
-                parameters={**self._of(size, "analysis.saliency.num_sim_steps", "swap."),
-                            **self._sizes},
+                parameters={**self._of(size, "analysis.saliency.num_sim_steps"),
+                            **self._parameters.named(SwapConfig), **self._sizes},
                 clears=(f"samples/{folder}",)))
         return [*stages, Stage(
             "loss_over_time", "loss_over_time_experiment",
             (*self._simulated, "--output_dir", f"{OUTPUT}/loss_over_time"),
             ("loss_over_time/*.*",), _beaten, needs=ROLLOUTS, files=(AGENT, SIMULATOR),
             parameters={**self._sizes, **self._of(
-                "simulator.num_sim_steps", "training.batch_size", "training.held_out_fraction",
-                "training.terminal_absorbing", "analysis.loss_over_time.")},
+                "gen_model.num_sim_steps", "gen_model.batch_size", "gen_model.held_out_fraction",
+                "gen_model.terminal_absorbing", "analysis.loss_over_time.")},
             clears=("loss_over_time",), continued=anew)]
 
     def hidden_states(self) -> list[Stage]:
@@ -440,7 +432,7 @@ class _Builder:
             clears=("analysis/interventions",))]
 
     def panel(self) -> list[Stage]:
-        number = self._config.analysis.combined_agent_env_hx.num_samples
+        number = self._parameters.get(BehavioursConfig).num_samples
         return [Stage(
             "panel", "export_panel",
             ("--exp_name", self._exp_name, *self._set, *self._analyses,

@@ -22,8 +22,9 @@ from common.config import load_agent_config
 from common.devices import Compute
 from common.files import sha256
 from common.networks import build_policy
+from common.parameters import ParameterSet
 from common.settings import save_settings
-from generative.config import load_interpreting_config
+from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
@@ -97,9 +98,10 @@ def simulator_file(agent_path, tmp_path_factory) -> Path:
 
     Its weights are large enough for different starts to look and end differently.
     """
-    config = load_interpreting_config("tiny")
+    parameters = ParameterSet("tiny")
+    config = parameters.get(SimulatorConfig)
     torch.manual_seed(1)
-    simulator = Simulator(config.simulator, load_agent(agent_path))
+    simulator = Simulator(config, load_agent(agent_path))
     with torch.no_grad():
         for name, weight in simulator.named_parameters():
             if weight.ndim > 1 and not name.startswith("agent."):
@@ -107,8 +109,8 @@ def simulator_file(agent_path, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("simulator") / checkpoint_name(0, 0)
     save_published(path, simulator)
     save_settings(path.parent, SimulatorRunSettings(
-        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config.simulator,
-        config.training, LossScales()))
+        "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
+        parameters.get(TrainingConfig), LossScales()))
     return path
 
 

@@ -26,7 +26,8 @@ from common.config import AgentConfig, load_agent_config
 from common.devices import resolve_compute
 from common.errors import UserError
 from common.rollout_files import RolloutFolder
-from generative.cli import interpreting_config
+from generative.config import SimulatorConfig, TrainingConfig
+from generative.flags import read_simulator_flags
 
 TRAIN_FLAGS = shlex.split(
     "--exp_name e --env_name coinrun --start_level 3 --num_levels 1000000 "
@@ -78,23 +79,21 @@ SIMULATOR_FLAGS = shlex.split(
                          "--swap_directions_from 10 5 --swap_directions_to 12 None "
                          "--manual_action jump")])
 def test_both_generations_of_simulator_flags_parse(script, more, names):
-    flags, argv = script.parser(), [*SIMULATOR_FLAGS, *names.split(), *more.split()]
-    args = flags.parse_args(argv)
+    args, _, parameters = script.parser().read([*SIMULATOR_FLAGS, *names.split(), *more.split()])
     assert args.gen_mod_exp_name == "dev"
-    config = interpreting_config(args, flags.explicit(argv))
-    assert (config.training.batch_size, config.training.lr) == (28, 1e-4)
-    assert (config.simulator.num_init_steps, config.simulator.num_sim_steps) == (3, 28)
-    assert config.simulator.cnn_depth == 24  # the set's
+    training, sizes = parameters.get(TrainingConfig), parameters.get(SimulatorConfig)
+    assert (args.batch_size, training.lr) == (28, 1e-4)
+    assert (sizes.num_init_steps, sizes.num_sim_steps) == (3, 28)
+    assert sizes.cnn_depth == 24  # the set's
     if more:
         assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
 
 
 def test_a_loss_of_an_older_model_is_said_to_have_no_effect(caplog):
-    flags = train_gen_model.parser()
     for value, expected in (("0.5", 1), ("0", 0)):
         caplog.clear()
         argv = ["--agent_file", "a.pth", "--loss_scale_gen_adv", value]
-        interpreting_config(flags.parse_args(argv), flags.explicit(argv))
+        read_simulator_flags(train_gen_model.parser(), argv)
         assert caplog.text.count("--loss_scale_gen_adv has no effect") == expected
 
 

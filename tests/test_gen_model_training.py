@@ -18,15 +18,17 @@ from PIL import Image
 
 import plot_training_csv
 import train_gen_model
+from common import parameters
 from common.agent_file import load_agent, save_agent
 from common.config import typed
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
+from common.parameters import ParameterSet
 from generative import export
 from generative.alignment import align
 from generative.batches import BatchOrder, BatchReader
-from generative.config import TrainingConfig, load_interpreting_config
+from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales
 from generative.published import save_compact
@@ -39,8 +41,9 @@ from generative.runs import (
 )
 from generative.straight_through import LatentDraw
 from generative.training import SimulatorTraining
+from interventions.config import SwapConfig
 
-TINY = load_interpreting_config("tiny")
+TINY = ParameterSet("tiny")
 
 
 def arguments(agent_path, recording, root, *more):
@@ -54,8 +57,9 @@ def arguments(agent_path, recording, root, *more):
 def settings_for(agent_path, recording, training=None, simulator=None, **changes):
     settings = SimulatorRunSettings(
         "t", str(agent_path), sha256(agent_path), "", str(recording / "data"), 4, "float32", 6,
-        dataclasses.replace(TINY.simulator, **(simulator or {})),
-        dataclasses.replace(TINY.training, **{"log_interval": 2, **(training or {})}), LossScales())
+        dataclasses.replace(TINY.get(SimulatorConfig), **(simulator or {})),
+        dataclasses.replace(TINY.get(TrainingConfig), **{"log_interval": 2, **(training or {})}),
+        LossScales())
     return dataclasses.replace(settings, **changes)
 
 
@@ -274,14 +278,14 @@ def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recordi
     source = shutil.copy(checkpoints(undisturbed)[-1], tmp_path / "published.pt")
     settings = settings_for(agent_path, recording, model_file=str(source))
     run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
-    opened = open_simulator(source, agent_path, TINY.simulator, FLOAT32)
+    opened = open_simulator(source, agent_path, TINY.get(SimulatorConfig), FLOAT32)
     assert_same(dict(run.simulator.state_dict()), dict(opened.state_dict()))
     assert run.batches == 0
 
 
 def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_path):
     """Without a file of sizes the given ones count, which do not fit here."""
-    other = load_interpreting_config("demo").simulator
+    other = ParameterSet("demo").get(SimulatorConfig)
     file = checkpoints(undisturbed)[-1]
     assert open_simulator(file, agent_path, other, FLOAT32).config.cnn_depth == 4
     with pytest.raises(UserError, match="has the shape"):
@@ -292,14 +296,14 @@ def test_the_agent_of_another_simulator_is_refused(undisturbed, tmp_path):
     other = tmp_path / "model_0.pth"
     save_agent(other, tiny_policy(seed=1), {})
     with pytest.raises(UserError, match="is not the agent of this simulator"):
-        open_simulator(checkpoints(undisturbed)[-1], other, TINY.simulator, FLOAT32)
+        open_simulator(checkpoints(undisturbed)[-1], other, TINY.get(SimulatorConfig), FLOAT32)
 
 
 def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path, tmp_path):
     source, small = checkpoints(undisturbed)[-1], tmp_path / "shipped" / "model.pt"
     assert export.main(["--model_file", str(source), "--output", str(small)]) == 0
     assert small.stat().st_size < 0.2 * source.stat().st_size
-    opened = [open_simulator(path, agent_path, TINY.simulator, FLOAT32)
+    opened = [open_simulator(path, agent_path, TINY.get(SimulatorConfig), FLOAT32)
               for path in (source, small)]
     states = [simulator.state_dict() for simulator in opened]
     for (name, exact), half in zip(states[0].items(), states[1].values()):
@@ -382,41 +386,45 @@ def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tm
     assert error(imagined) < 0.5 * min(repeated, mean)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"gen_model": {"learning_rate": 1.0}}, "unknown key 'learning_rate'"),
-    ({"gen_model": {"lr": "fast"}}, "'lr' must be a float, not 'fast'"),
-    ({"gen_model": {"batch_size": 0}}, "batch_size must be above 0"),
-    ({"device": "gup"}, "unknown device 'gup'.*'gpu'"),
-    ({"record": 7}, "'record' must hold a mapping"),
-    ({"analysis": {"saliency": {"direction_type": "nmf"}}}, "unknown direction_type 'nmf'"),
-    ({"gen_model": {"swap_directions_from": [1]}}, "swap_directions_from has 1"),
-    ({"gen_model": {"swap_directions_from": [1.5], "swap_directions_to": [2]}},
+@pytest.mark.parametrize(("section", "change", "message"), [
+    (TrainingConfig, {"gen_model.learning_rate": 1.0}, "unknown key 'learning_rate'"),
+    (TrainingConfig, {"gen_model.lr": "fast"}, "'lr' must be a float, not 'fast'"),
+    (TrainingConfig, {"gen_model.batch_size": 0}, "batch_size must be above 0"),
+    (parameters.CommonConfig, {"device": "gup"}, "unknown device 'gup'.*'gpu'"),
+    (RecordConfig, {"record": 7}, "'record' must hold a mapping"),
+    (SaliencyConfig, {"analysis.saliency.direction_type": "nmf"}, "unknown direction_type 'nmf'"),
+    (SwapConfig, {"gen_model.swap_directions_from": [1]}, "swap_directions_from has 1"),
+    (SwapConfig, {"gen_model.swap_directions_from": [1.5], "gen_model.swap_directions_to": [2]},
      "'swap_directions_from' must be a int, not 1.5")])
-def test_wrong_parameters_are_named(change, message):
+def test_wrong_parameters_are_named(section, change, message):
     with pytest.raises(UserError, match=message):
-        load_interpreting_config("tiny", change)
+        ParameterSet("tiny", change).get(section)
 
 
-def test_missing_parameters_and_sets_are_named(tmp_path):
+def test_missing_parameters_and_sets_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"no parameter set 'dmo'.*did you mean 'demo'"):
-        load_interpreting_config("dmo")
+        ParameterSet("dmo")
     path = tmp_path / "c.yml"
     path.write_text(yaml.safe_dump({"defaults": {"gen_model": {"lr": 1.0}}}))
-    with pytest.raises(UserError, match=r"the key '.*' is missing"):
-        load_interpreting_config("defaults", path=path)
+    monkeypatch.setattr(parameters, "INTERPRETING_CONFIG_FILE", path)
+    with pytest.raises(UserError, match=r"the key 'log_interval' is missing"):
+        ParameterSet("defaults").get(TrainingConfig)
+    with pytest.raises(UserError, match=r"'record': the section is missing"):
+        ParameterSet("defaults").get(RecordConfig)
     with pytest.raises(UserError, match="the key 'log_interval' is missing"):
         typed(TrainingConfig, {}, "x")
 
 
 def test_published_values_are_the_defaults():
-    config = load_interpreting_config("defaults")
-    assert dataclasses.asdict(config.simulator) == dataclasses.asdict(type(config.simulator)())
-    training = config.training
+    published = ParameterSet("defaults")
+    assert published.get(SimulatorConfig) == SimulatorConfig()
+    training, common, samples = (published.get(section) for section in (
+        TrainingConfig, parameters.CommonConfig, RecordConfig))
     assert (training.log_interval, training.save_interval, training.lr, training.batch_size,
             training.epochs) == (10, 10000, 0.0005, 2, 1000)
-    assert (config.data_dir, config.log_dir_base, config.generated_data_dir) == (
+    assert (common.data_dir, common.log_dir_base, common.generated_data_dir) == (
         "data/", "generative/", "generative/rec_gen_mod_data/")
-    assert (config.record.rand_init, config.record.max_samples) == (False, 6000)
+    assert (samples.rand_init, samples.max_samples) == (False, 6000)
 
 
 @pytest.mark.parametrize(("more", "message"), [

@@ -24,11 +24,12 @@ from analysis.methods.embedding import embed
 from analysis.methods.factorisation import factorise
 from analysis.methods.neighbours import nearest_neighbours
 from analysis.methods.outliers import find_outliers
+from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
 from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.hidden_states_folder import HiddenStatesFolder
+from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
-from generative.config import CLUSTERINGS, load_interpreting_config
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 from interventions.projector import Projector
 
@@ -401,7 +402,8 @@ def test_too_few_episodes_or_samples_are_counted(recording, samples, tmp_path, c
     ({"n_cluster": 3}, "unknown key 'n_cluster'.*did you mean 'n_clusters'")])
 def test_parameters_that_make_no_sense_are_named(changes, words):
     with pytest.raises(UserError, match=words):
-        load_interpreting_config("tiny", {"analysis": {"agent_h": changes}})
+        ParameterSet("tiny", {f"analysis.agent_h.{key}": value
+                              for key, value in changes.items()}).get(AgentHiddenConfig)
 
 
 def damaged(recording, tmp_path, change):

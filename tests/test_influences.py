@@ -29,11 +29,13 @@ from analysis.influences.correlation import (
 )
 from analysis.influences.files import ComparisonFolder, CorrelationFolder
 from analysis.influences.gradients import Influences, readout_gradient
+from analysis.parameters.config import XplotsConfig
 from analysis.stories.sentences import escape, influence_sentence
 from common.agent_file import save_agent
 from common.errors import UserError
 from common.hidden_states_folder import matrix_files
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
+from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.saliency.gradients import OUTPUTS, WITHOUT_ENV_GRADS
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
@@ -715,10 +717,11 @@ def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
     assert not (tmp_path / "stories").exists()
 
 
-@pytest.mark.parametrize(("section", "value"), [("saliency", 0), ("xplots", 0.6), ("xplots", -1)])
+@pytest.mark.parametrize(("section", "value"), [
+    (SaliencyConfig, 0), (XplotsConfig, 0.6), (XplotsConfig, -1)])
 def test_thresholds_that_make_no_sense_are_named(section, value):
     with pytest.raises(UserError, match=r"extrema_threshold must be above 0 and at most 0\.5"):
-        load_interpreting_config("tiny", {"analysis": {section: {"extrema_threshold": value}}})
+        ParameterSet("tiny", {f"{section.section}.extrema_threshold": float(value)}).get(section)
 
 
 def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):

@@ -1,7 +1,6 @@
 """export_panel.py: what stands in the files of a panel, and every mistake as one sentence."""
 
 import base64
-import hashlib
 import io
 import json
 import re
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from panel_run import (
     BEHAVIOUR_SAMPLES,
     BEHAVIOURS,
@@ -34,10 +32,11 @@ from PIL import Image
 import export_panel
 from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from analysis.parameters.config import BehavioursConfig
 from analysis.results.output import SETTINGS_NAME
 from common.files import save_json
 from common.hidden_states_folder import HiddenStatesFolder
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
@@ -223,8 +222,7 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
     at = arguments.index("--num_behaviour_samples")
     assert export_panel.main(arguments) == 0
     assert "behaviours" in content(output, "steps")
-    assert load_interpreting_config(
-        "tiny").analysis.combined_agent_env_hx.num_samples == BEHAVIOUR_SAMPLES
+    assert ParameterSet("tiny").get(BehavioursConfig).num_samples == BEHAVIOUR_SAMPLES
     without_flag = arguments[:at] + arguments[at + 2:]
     assert export_panel.main(without_flag) == 0
     assert "behaviours" in content(output, "steps")
@@ -344,24 +342,3 @@ def test_unsuitable_places_are_refused(run, tmp_path, capsys, monkeypatch):
     assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "p"))) == 2
     assert re.search(r"needs about \d+ MB, but only 0 MB are free", capsys.readouterr().err)
     assert not (tmp_path / "p").exists()
-
-
-def test_built_page_is_of_these_sources():
-    """If this fails, run 'make panel', and commit what it built."""
-    sources = [path for name in ("package-lock.json", "package.json", "public", "src",
-                                 "vite.config.js")
-               for path in sorted([ROOT / "panel" / name, *(ROOT / "panel" / name).rglob("*")])
-               if path.is_file()]
-    names = sorted(path.relative_to(ROOT / "panel").as_posix() for path in sources)
-    lines = [f"{name} {hashlib.sha256((ROOT / 'panel' / name).read_bytes()).hexdigest()}\n"
-             for name in names]
-    checksum = hashlib.sha256("".join(lines).encode()).hexdigest()
-    assert (PAGE / "panel.js").read_text().startswith(f"/* built from sources {checksum} */")
-
-
-def test_no_package_is_pinned_to_a_machines_registry():
-    lock = json.loads((ROOT / "panel" / "package-lock.json").read_text())
-    assert len(lock["packages"]) > 3
-    assert not [each for each in lock["packages"].values() if "resolved" in each]
-    wanted = json.loads((ROOT / "panel" / "package.json").read_text())["devDependencies"]
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values())

@@ -16,7 +16,7 @@ from conftest import start, wait_for
 
 import run_pipeline
 from benchmarks.interruptions import numbers
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
 from pipeline.presets import load_preset
 from pipeline.records import Experiment, find
@@ -24,7 +24,7 @@ from pipeline.report import PAGE_NAME, REPORT
 from pipeline.stages import all_stages
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
-STAGES = all_stages(load_preset("tiny"), load_interpreting_config("tiny-whole"), NAME)
+STAGES = all_stages(load_preset("tiny"), ParameterSet("tiny-whole"), NAME)
 NAMES = [stage.name for stage in STAGES]
 
 
@@ -103,22 +103,21 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-    ({"analysis": {"saliency": {"sigma": 3.0}}},
+    ({"analysis.saliency.sigma": 3.0},
      dict.fromkeys(("saliency", "saliency_without_env_grads"),
                    "the parameter analysis.saliency.sigma was 5.0 and is 3.0")),
-    ({"analysis": {"env_h": {"n_clusters": 2}}},
+    ({"analysis.env_h.n_clusters": 2},
      {"env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}),
-    ({"record": {"max_samples": 5}},
+    ({"record.max_samples": 5},
      {"simulate": "the parameter record.max_samples was 6 and is 5",
       "simulate_at_random": "the parameter record.max_samples was 6 and is 5"}),
-    ({"gen_model": {"lr": 0.01}},
-     {"train_simulator": "the parameter training.lr was 0.0005 and is 0.01"}),
-    ({"analysis": {"loss_over_time": {"num_batches": 3}}},
-     {"loss_over_time": "the parameter generative.loss_over_time.num_batches was 2 and is 3"})])
+    ({"gen_model.lr": 0.01},
+     {"train_simulator": "the parameter gen_model.lr was 0.0005 and is 0.01"}),
+    ({"analysis.loss_over_time.num_batches": 3},
+     {"loss_over_time": "the parameter analysis.loss_over_time.num_batches was 2 and is 3"})])
 def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, monkeypatch, changes,
                                                             expected):
-    monkeypatch.setattr(run_pipeline, "load_interpreting_config",
-                        lambda name: load_interpreting_config(name, changes))
+    monkeypatch.setattr(run_pipeline, "ParameterSet", lambda name: ParameterSet(name, changes))
     found = planned(run(finished, "--dry_run"))
     direct = {name: why for name, why in found.items() if not why.startswith("it reads what")}
     assert direct == expected
@@ -251,7 +250,7 @@ def test_two_at_a_time_are_refused(refused, output):
 def test_every_preset_and_set_has_its_stages():
     for name in ("demo", "full", "tiny", "defaults", "demo"):
         preset = load_preset(name)
-        stages = all_stages(preset, load_interpreting_config(preset.parameters), name)
+        stages = all_stages(preset, ParameterSet(preset.parameters), name)
         names = [stage.name for stage in stages]
         assert len(set(names)) == len(names)
         for number, stage in enumerate(stages):

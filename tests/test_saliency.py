@@ -21,7 +21,8 @@ import record_gen_samples
 import saliency_experiments
 from common.agent_file import load_agent
 from common.errors import UserError
-from generative.config import id_list, load_interpreting_config
+from common.parameters import ParameterSet, id_list
+from generative.config import SaliencyConfig, SimulatorConfig
 from generative.encoder import on_unit_sphere
 from generative.published import load_published
 from generative.saliency.files import SaliencyArrays, SaliencyFolder
@@ -101,7 +102,7 @@ def run(arguments):
 
 @pytest.fixture(scope="module")
 def simulator(simulator_file, agent_path):
-    config = load_interpreting_config("tiny").simulator
+    config = ParameterSet("tiny").get(SimulatorConfig)
     return load_published(simulator_file, config,
                           load_agent(agent_path)).simulator.requires_grad_(False)
 
@@ -275,7 +276,7 @@ def test_names_of_functions():
     names = [function.name for function in saliency_functions(
         ["hx_direction", "hx_direction_3", "hx_direction_7_pca", "value", "value"], [3, 1], "ica")]
     assert names == ["hx_direction_3_ica", "hx_direction_1_ica", "hx_direction_7_pca", "value"]
-    published = load_interpreting_config("defaults").analysis.saliency
+    published = ParameterSet("defaults").get(SaliencyConfig)
     functions = saliency_functions(published.func_type, published.ids("direction_ids"), "ica")
     assert len(functions) == 18 and functions[-1] == SaliencyFunction("hx_direction", 15, "ica")
 
@@ -698,7 +699,8 @@ def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):
 ])
 def test_parameters_are_checked(changes, words):
     with pytest.raises(UserError, match=words):
-        load_interpreting_config("tiny", {"analysis": {"saliency": changes}})
+        ParameterSet("tiny", {f"analysis.saliency.{key}": value
+                              for key, value in changes.items()}).get(SaliencyConfig)
 
 
 def test_published_flags():

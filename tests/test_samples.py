@@ -19,9 +19,10 @@ import record_gen_samples
 from common.agent_file import load_agent
 from common.env import ACTION_NAMES
 from common.errors import UserError
+from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
 from common.video import by_direction, mark_reward, mark_terminal
-from generative.config import load_interpreting_config
+from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
@@ -62,7 +63,7 @@ def informed(run, tmp_path_factory):
 
 @pytest.fixture
 def simulator(simulator_file, agent_path):
-    config = load_interpreting_config("tiny").simulator
+    config = ParameterSet("tiny").get(SimulatorConfig)
     return load_published(simulator_file, config, load_agent(agent_path)).simulator
 
 

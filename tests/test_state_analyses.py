@@ -39,12 +39,18 @@ from analysis.env_states.files import EnvStatesFolder
 from analysis.jacobians.files import JacobiansFolder
 from analysis.jacobians.steps import Jacobians, read_jacobians
 from analysis.methods.components import principal_components
+from analysis.parameters.config import (
+    BehavioursConfig,
+    BottleneckConfig,
+    EnvHiddenConfig,
+    JacobianConfig,
+)
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
 from analysis.results.output import Output
 from common.array_folders import ResultWriter
 from common.errors import UserError
-from generative.config import load_interpreting_config
+from common.parameters import ParameterSet
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
@@ -197,7 +203,7 @@ def test_behaviours_are_the_planted_ones(tmp_path):
     agent = places + moves * (np.arange(8)[:, None] - 2) + 0.2 * rng.normal(size=(120, 8, 2))
     env = agent[..., :1] + agent[..., 1:] + 0.2 * rng.normal(size=(120, 8, 1))
     config = dataclasses.replace(
-        load_interpreting_config("tiny").analysis.combined_agent_env_hx, num_samples=120,
+        ParameterSet("tiny").get(BehavioursConfig), num_samples=120,
         n_clusters=4, n_components_pca=6)
     folder = BehavioursFolder(tmp_path, 120)
     writer = ResultWriter(folder, {}, lambda step, seconds: None)
@@ -703,24 +709,25 @@ def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_
 
 
 @pytest.mark.parametrize(("section", "changes", "words"), [
-    ("env_h", {"num_samples": 0}, "num_samples must be above 0"),
-    ("env_h", {"num_epi_paths": 0}, "num_epi_paths must be above 0"),
-    ("env_h", {"n_components_pca": 1}, "n_components_pca must be at least 2"),
-    ("bottleneck", {"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
-    ("bottleneck", {"clustering": "ward"}, "unknown clustering 'ward'"),
-    ("combined_agent_env_hx", {"timestep_differences": [2, 0]}, "timestep_differences must be"),
-    ("combined_agent_env_hx", {"n_components_env": 0}, "n_components_env must be above 0"),
-    ("jacobian", {"grad_timestep": -1}, "grad_timestep must not be negative"),
-    ("jacobian", {"grad_timesteps": 1}, "did you mean 'grad_timestep'")])
+    (EnvHiddenConfig, {"num_samples": 0}, "num_samples must be above 0"),
+    (EnvHiddenConfig, {"num_epi_paths": 0}, "num_epi_paths must be above 0"),
+    (EnvHiddenConfig, {"n_components_pca": 1}, "n_components_pca must be at least 2"),
+    (BottleneckConfig, {"n_components_tsne": 4}, "n_components_tsne must be 2 or 3"),
+    (BottleneckConfig, {"clustering": "ward"}, "unknown clustering 'ward'"),
+    (BehavioursConfig, {"timestep_differences": [2, 0]}, "timestep_differences must be"),
+    (BehavioursConfig, {"n_components_env": 0}, "n_components_env must be above 0"),
+    (JacobianConfig, {"grad_timestep": -1}, "grad_timestep must not be negative"),
+    (JacobianConfig, {"grad_timesteps": 1}, "did you mean 'grad_timestep'")])
 def test_parameters_that_make_no_sense_are_named(section, changes, words):
     with pytest.raises(UserError, match=words):
-        load_interpreting_config("tiny", {"analysis": {section: changes}})
+        ParameterSet("tiny", {f"{section.section}.{key}": value
+                              for key, value in changes.items()}).get(section)
 
 
 def test_published_parameters_are_the_defaults():
-    analysis = load_interpreting_config("defaults").analysis
-    assert dataclasses.astuple(analysis.env_h) == (6000, 128, 2, 128, "agglomerative", 9)
-    assert dataclasses.astuple(analysis.combined_agent_env_hx) == (
-        4000, 64, 3, 32, "hdbscan", 16, (2, 4, 6))
-    assert dataclasses.astuple(analysis.bottleneck) == (1000, 128, 2, 100, "agglomerative")
-    assert dataclasses.astuple(analysis.jacobian) == (4000, 128, 2, 32, "agglomerative", 3)
+    for section, values in (
+            (EnvHiddenConfig, (6000, 128, 2, 128, "agglomerative", 9)),
+            (BehavioursConfig, (4000, 64, 3, 32, "hdbscan", 16, (2, 4, 6))),
+            (BottleneckConfig, (1000, 128, 2, 100, "agglomerative")),
+            (JacobianConfig, (4000, 128, 2, 32, "agglomerative", 3))):
+        assert dataclasses.astuple(ParameterSet("defaults").get(section)) == values

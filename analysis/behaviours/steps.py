@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.methods.clustering import NO_CLUSTER
+from analysis.parameters.config import BehavioursConfig
 from analysis.results.steps import (
     clusters_result,
     principal_step,
@@ -18,7 +19,6 @@ from analysis.results.steps import (
     tsne_result,
 )
 from common.array_folders import Result, ResultWriter
-from generative.config import BehavioursConfig
 
 VOTING_STEPS = 5  # a sample's behaviour is the most common cluster over so many first steps
 

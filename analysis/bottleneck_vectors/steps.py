@@ -14,10 +14,11 @@ from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniformity
 from analysis.methods.clustering import NO_CLUSTER
 from analysis.methods.components import Scale
 from analysis.methods.embedding import embed
+from analysis.parameters.config import BottleneckConfig
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
 from analysis.results.steps import clusters_result, principal_step
 from common.array_folders import Result, ResultWriter
-from generative.config import SAMPLE_STARTS, BottleneckConfig
+from generative.config import SAMPLE_STARTS
 
 COSINE_VECTORS = 1_400  # whose pairs are stored: just under a million
 

@@ -14,6 +14,7 @@ from analysis.methods.components import (
 )
 from analysis.methods.factorisation import factorise
 from analysis.methods.outliers import find_outliers
+from analysis.parameters.config import AgentHiddenConfig
 from analysis.results.steps import (
     clusters_result,
     pca_result,
@@ -22,7 +23,6 @@ from analysis.results.steps import (
     tsne_result,
 )
 from common.array_folders import Result, ResultWriter
-from generative.config import AgentHiddenConfig
 
 logger = logging.getLogger(__name__)
 

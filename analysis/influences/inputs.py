@@ -3,49 +3,49 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from analysis.behaviours.files import BehavioursFolder
 from analysis.influences.gradients import InfluenceReader, Inputs
+from analysis.parameters.config import BehavioursConfig
 from common.errors import UserError
-from generative.cli import samples_of
-from generative.config import InterpretingConfig
+from common.parameters import ParameterSet
+from generative.config import SaliencyConfig
+from generative.flags import samples_of
+from interventions.config import DirectionFilesConfig
+from interventions.flags import directions_folder
 
-SECTION = "combined_agent_env_hx"  # of the YAML, which the number of samples is of
 
-
-def open_inputs(args: argparse.Namespace, config: InterpretingConfig) -> Inputs:
+def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
     """The samples, directions and behaviours that the flags of ``add_influence_flags`` name.
 
     Raises:
         UserError: naming what is missing, damaged or does not fit.
     """
-    save_dir = Path(config.analysis.save_dir)
-    numbers = config.analysis.saliency.ids("sample_ids")
+    numbers = parameters.get(SaliencyConfig).ids("sample_ids")
     if not numbers:
         raise UserError("there is nothing to do without samples: see --sample_ids")
     behaviours = None
     if not args.no_behaviours:
         behaviours = BehavioursFolder(
-            args.behaviours_dir or save_dir / "combined_agent_env_hx_analysis_precomp",
-            config.analysis.combined_agent_env_hx.num_samples)
+            args.behaviours_dir or parameters.folders.behaviours,
+            parameters.get(BehavioursConfig).num_samples)
         if not behaviours.file("per_sample").exists():
             raise UserError(f"there is no file {behaviours.file('per_sample')}; "
                             f"{behaviours.script} writes it, or give --no_behaviours")
-    inputs = Inputs.read(samples_of(args, config), numbers,
-                         args.precomp_dir or save_dir / "hx_analysis_precomp",
-                         config.analysis.agent_h.num_episodes, behaviours)
+    inputs = Inputs.read(samples_of(args, parameters), numbers,
+                         directions_folder(args, parameters),
+                         parameters.get(DirectionFilesConfig).num_episodes, behaviours)
     alone = sum(len(rows) == 1 for rows in inputs.groups.values())
     print(f"{len(numbers)} samples, {len(inputs.groups)} behaviours"
           + (f", {alone} of them with one sample" if alone else ""), flush=True)
     return inputs
 
 
-def open_reader(inputs: Inputs, config: InterpretingConfig) -> InfluenceReader:
+def open_reader(inputs: Inputs, parameters: ParameterSet) -> InfluenceReader:
     """The reader of these samples' saliency.
 
     Raises:
         UserError: see ``InfluenceReader``.
     """
     return InfluenceReader(inputs.samples, inputs.coordinates, inputs.projector, inputs.matrices,
-                           config.analysis.saliency)
+                           parameters.get(SaliencyConfig))

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.methods.components import Scale
+from analysis.parameters.config import JacobianConfig
 from analysis.results.steps import clusters_result, principal_step, tsne_result
 from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.progress import with_progress
-from generative.config import JacobianConfig
 from generative.saliency.files import SaliencyFolder
 
 

@@ -44,7 +44,7 @@ class Clusters:
 
 def find_clusters(rows: np.ndarray, method: str, num_clusters: int, seed: int,
                   fit_rows: int = FIT_ROWS) -> Clusters:
-    """Group rows by one of CLUSTERINGS of ``generative.config``.
+    """Group rows by one of CLUSTERINGS of ``analysis.parameters.config``.
 
     - ``agglomerative``: Ward's criterion, where only clusters are merged that touch in the graph
       of 10 nearest neighbours. Fitted to at most ``fit_rows`` rows.

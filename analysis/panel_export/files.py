@@ -2,7 +2,7 @@
 
 Layout::
 
-    index.html, panel.js, panel.css     the page, as `make panel` built it
+    index.html, panel.js, panel.css     the page, as `make web` built it
     settings.json                       what made the folder (analysis/results/output.py)
     data/manifest.js                    names and numbers of what there is
     data/steps.js                       every step of every sample
@@ -18,7 +18,7 @@ and ``gradients`` every array stands as [type, base64 of its little-endian numbe
 Names that a user chose are values there, never keys. Samples and saliency types are numbered from
 0.
 
-``panel/src/lib/data.js`` is the reader.
+``web/panel/lib/data.js`` is the reader.
 
 Letters in shape comments: N samples, R rows (one for each step of each sample, in order), T steps
 of a sample, H W C a picture, k independent components, F saliency types.
@@ -43,10 +43,10 @@ from common.env import ACTION_DIRECTIONS, ACTION_NAMES
 from common.errors import UserError
 from common.progress import with_progress
 
-FORMAT = 1  # that panel/src/lib/data.js reads
+FORMAT = 1  # that web/panel/lib/data.js reads
 NOT_RECORDED = 255  # stands for an action that a published sample does not tell
 NO_BEHAVIOUR = -1
-PAGE = Path(__file__).parent.parent.parent / "panel" / "built"
+PAGE = Path(__file__).parents[2] / "web" / "built" / "panel"
 _TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
 # the mean difference is one shade in 256 for the frames and two for the saliency.
@@ -235,7 +235,7 @@ def built_page() -> Path:
         UserError: if it is not there.
     """
     if not (PAGE / "index.html").is_file():
-        raise UserError(f"there is no built page in {PAGE}; 'make panel' builds it")
+        raise UserError(f"there is no built page in {PAGE}; 'make web' builds it")
     return PAGE
 
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from analysis.parameters.config import MapConfig
 from common.array_folders import ResultFolder, ResultWriter
 from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_folder, remove_folder, save_json, unnamed_file, versions
 from common.progress import with_progress
-from generative.config import MapConfig
 from generative.sample_files import SampleFolder
 
 SETTINGS_NAME = "settings.json"

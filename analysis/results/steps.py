@@ -10,8 +10,8 @@ import numpy as np
 from analysis.methods.clustering import find_clusters
 from analysis.methods.components import PrincipalComponents, Scale, principal_components, scale_of
 from analysis.methods.embedding import embed
+from analysis.parameters.config import MapConfig
 from common.array_folders import Result, ResultWriter
-from generative.config import MapConfig
 
 CLUSTERED_SHARE = 0.95  # of the variance, in the PCs that are clustered and mapped
 NAMED_UNITS = 10  # that a warning lists

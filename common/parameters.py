@@ -1,0 +1,192 @@
+"""Parameter sets of everything after the agent: the one reader of
+``hyperparams/interpreting_configs.yml``.
+
+A set is a tree of sections. The module that a section belongs to has a dataclass of it, which names
+the section and checks its values; the meaning and unit of each value is in the YAML beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from common.analysis_folders import AnalysisFolders
+from common.config import read_yaml, typed
+from common.errors import UserError, nearest
+
+INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
+                            / "interpreting_configs.yml")
+BASE_SET = "defaults"
+
+Section = TypeVar("Section")
+
+
+def parameter_sets() -> list[str]:
+    """The names of the parameter sets."""
+    return list(read_yaml(INTERPRETING_CONFIG_FILE))
+
+
+def positive(config, *names: str) -> None:
+    """Check that these fields are above 0.
+
+    Raises:
+        UserError: naming the field.
+    """
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
+
+
+def share_of_an_end(config, name: str) -> None:
+    """Check that a field is a share that can be taken at both ends of a quantity.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if not 0 < getattr(config, name) <= 0.5:
+        raise UserError(f"{name} must be above 0 and at most 0.5, not {getattr(config, name)}")
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that a value is one of these.
+
+    Raises:
+        UserError: naming the nearest.
+    """
+    if value not in choices:
+        raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
+
+
+def id_list(text: str, what: str) -> tuple[int, ...]:
+    """The numbers that are meant by "33 39 56 84", or by "0 to 100", which ends before 100.
+
+    Args:
+        what: the name of the list, for the message.
+
+    Raises:
+        UserError: if it is neither, or names a number twice.
+    """
+    bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
+    if bounds:
+        return tuple(range(int(bounds[1]), int(bounds[2])))
+    words = text.split()
+    if not words or not all(re.fullmatch(r"\d+", word) for word in words):
+        raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")
+    numbers = tuple(map(int, words))
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise UserError(f"{what} names {number} more than once")
+    return numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonConfig:
+    """Where to compute, and where the stages find each other's files."""
+
+    section: ClassVar[str] = ""
+
+    device: str
+    gpu_device: int
+    data_dir: str
+    log_dir_base: str
+    generated_data_dir: str
+
+    def __post_init__(self):
+        one_of("device", self.device, ("auto", "gpu", "cpu"))
+
+
+class ParameterSet:
+    """One parameter set, with values that win over it.
+
+    Args:
+        name: of the set.
+        overrides: values by their dotted names, such as ``gen_model.lr``.
+
+    Raises:
+        UserError: if there is no such set (naming the nearest), or it names a key that
+            ``defaults`` has not.
+    """
+
+    def __init__(self, name: str, overrides: dict[str, object] | None = None):
+        sets = read_yaml(INTERPRETING_CONFIG_FILE)
+        file = INTERPRETING_CONFIG_FILE.name
+        for needed in (BASE_SET, name):
+            if needed not in sets:
+                raise UserError(f"there is no parameter set '{needed}' in {file}"
+                                f"{nearest(needed, sets)}")
+        self._source = f"{file}, '{name}'"
+        self._values = _merged(sets[BASE_SET], sets[name], self._source)
+        for key, value in (overrides or {}).items():
+            self._values = _merged(self._values, _nested(key, value), self._source)
+
+    def get(self, cls: type[Section]) -> Section:
+        """The section that a dataclass names; where others share it, the keys that are its own.
+
+        Raises:
+            UserError: naming a key that is unknown or missing, or has a value of the wrong type
+                or out of range.
+        """
+        values, source = self._values, self._source
+        for part in filter(None, cls.section.split(".")):
+            values, source = values.get(part), f"{source}, '{part}'"
+            if not isinstance(values, dict):
+                raise UserError(f"{source}: the section is missing")
+        names = [field.name for field in dataclasses.fields(cls)]
+        return typed(cls, {key: values[key] for key in names if key in values}, source)
+
+    @property
+    def common(self) -> CommonConfig:
+        return self.get(CommonConfig)
+
+    @property
+    def folders(self) -> AnalysisFolders:
+        """Where the analyses write."""
+        return AnalysisFolders(Path(self.get(_SaveDir).save_dir))
+
+    def flattened(self, *prefixes: str) -> dict[str, object]:
+        """The values whose dotted names begin so, by these names."""
+        return {name: value for name, value in flattened(self._values).items()
+                if name.startswith(prefixes)}
+
+    def named(self, cls: type) -> dict[str, object]:
+        """The values of a dataclass, by their dotted names."""
+        return flattened(dataclasses.asdict(self.get(cls)), f"{cls.section}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _SaveDir:
+    section: ClassVar[str] = "analysis"
+    save_dir: str
+
+
+def flattened(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested values by their dotted names."""
+    flat = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        flat.update(flattened(value, f"{name}.") if isinstance(value, dict) else {
+            name: list(value) if isinstance(value, tuple) else value})
+    return flat
+
+
+def _nested(key: str, value: object) -> dict:
+    """A value below the sections that its dotted name has."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _merged(values: dict, changes: dict, source: str) -> dict:
+    """``values`` with ``changes``, section by section; ``changes`` may only name what is there."""
+    if not isinstance(changes, dict):
+        raise UserError(f"{source} must hold a mapping of names to values")
+    merged = dict(values)
+    for key, value in changes.items():
+        if key not in values:
+            raise UserError(f"{source}: unknown key '{key}'{nearest(str(key), values)}")
+        if isinstance(values[key], dict):
+            value = _merged(values[key], value, f"{source}, '{key}'")
+        merged[key] = value
+    return merged

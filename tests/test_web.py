@@ -1,0 +1,54 @@
+"""The pages in web/: what is built is of these sources, and what pages share is of no page."""
+
+import hashlib
+import json
+import re
+
+import pytest
+from conftest import ROOT
+
+from analysis.panel_export.files import PAGE
+
+WEB = ROOT / "web"
+PAGES = sorted(path.parent.name for path in WEB.glob("*/main.js"))
+
+
+def test_the_panel_is_one_of_the_pages():
+    assert PAGE.parent == WEB / "built" and PAGE.name in PAGES
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_built_page_is_of_these_sources(page):
+    """If this fails, run 'make web', and commit what it built."""
+    sources = [path for name in ("package-lock.json", "package.json", page, "shared",
+                                 "vite.config.js")
+               for path in [WEB / name, *(WEB / name).rglob("*")] if path.is_file()]
+    names = sorted(path.relative_to(WEB).as_posix() for path in sources)
+    lines = [f"{name} {hashlib.sha256((WEB / name).read_bytes()).hexdigest()}\n" for name in names]
+    checksum = hashlib.sha256("".join(lines).encode()).hexdigest()
+    built = WEB / "built" / page
+    assert (built / f"{page}.js").read_text().startswith(f"/* built from sources {checksum} */")
+    assert (built / "index.html").read_bytes() == (WEB / page / "index.html").read_bytes()
+
+
+@pytest.mark.parametrize("page", [*PAGES, "shared"])
+def test_a_page_imports_from_itself_and_from_what_is_shared_alone(page):
+    """So a shared module imports nothing of a page."""
+    folder, found = WEB / page, 0
+    for path in [*folder.rglob("*.js"), *folder.rglob("*.svelte")]:
+        for imported in re.findall(r"""(?:from|import)\s*\(?\s*['"](\.[^'"]*)['"]""",
+                                   path.read_text()):
+            target = (path.parent / imported).resolve()
+            assert target.is_file(), f"{path.relative_to(WEB)} imports {imported}"
+            assert target.relative_to(WEB).parts[0] in (page, "shared"), \
+                f"{path.relative_to(WEB)} imports {imported}"
+            found += 1
+    assert found
+
+
+def test_no_package_is_pinned_to_a_machines_registry():
+    lock = json.loads((WEB / "package-lock.json").read_text())
+    assert len(lock["packages"]) > 3
+    assert not [each for each in lock["packages"].values() if "resolved" in each]
+    wanted = json.loads((WEB / "package.json").read_text())["devDependencies"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values())

@@ -1,0 +1,33 @@
+// Samples in which a coordinate is extreme.
+
+/**
+ * The samples in which a coordinate is highest, nearest to the median, and lowest.
+ *
+ * At a step, its value there counts; without one a sample's largest, median and smallest value.
+ * Returns {high, middle, low}: lists of {sample, step, value}, the most extreme first.
+ */
+export function extremes(samples, coordinates, width, ic, chosen, step, most) {
+  const places = []
+  for (const sample of chosen) {
+    const length = samples.steps[sample]
+    if (step !== null && step >= length) continue
+    const here = []
+    for (let t = step ?? 0; t < (step === null ? length : step + 1); t++) {
+      here.push({ sample, step: t, value: coordinates[(samples.begin[sample] + t) * width + ic] })
+    }
+    here.sort((a, b) => a.value - b.value || a.step - b.step)
+    places.push(here)
+  }
+  if (!places.length) return { high: [], middle: [], low: [] }
+  const middles = places.map((here) => here[(here.length - 1) >> 1])
+  const sorted = middles.map(({ value }) => value).sort((a, b) => a - b)
+  const half = sorted.length >> 1
+  const median = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2
+  const first = (list, distance) => list.toSorted(
+    (a, b) => distance(a) - distance(b) || a.sample - b.sample).slice(0, most)
+  return {
+    high: first(places.map((here) => here.at(-1)), ({ value }) => -value),
+    middle: first(middles, ({ value }) => Math.abs(value - median)),
+    low: first(places.map((here) => here[0]), ({ value }) => value)
+  }
+}

@@ -1,0 +1,140 @@
+// The state of the panel: what is loaded and what is shown.
+
+import { Address } from '../../shared/lib/address.js'
+import { ranges } from '../../shared/lib/statistics.js'
+import { read, write } from './address.js'
+import { loadGradients, loadManifest, loadRecorded, loadSteps, Pictures } from './data.js'
+import { passing, waits } from './filters.js'
+import { Samples } from './samples.js'
+
+export class Panel {
+  manifest = $state.raw(null)
+  error = $state('')
+  steps = $state.raw(null)
+  recorded = $state.raw(null)
+  gradients = $state.raw(new Map()) // by saliency type, those that have been needed
+  view = $state({ sample: 0, other: null, step: 0, type: null, x: 0, y: 1, ic: 0, at: null,
+    cloud: 'both', speed: 4, behaviour: null, filters: [], notes: '' })
+  playing = $state(false)
+  colours = $state.raw({})
+  pictures = new Pictures()
+  samples = null
+
+  passing = $derived(this.steps && !this.waiting ? passing(this.samples, this.steps, this.gradients,
+    this.manifest.num_ics, this.view.filters, this.view.behaviour) : [])
+  waiting = $derived(this.view.filters.some((filter) => waits(filter, this.gradients)))
+  shown = $derived(this.view.other === null ? [this.view.sample]
+    : [this.view.sample, this.view.other])
+  length = $derived(this.samples ? Math.max(...this.shown.map((each) => this.samples.steps[each])) : 1)
+  type = $derived(this.view.type === null ? null : this.manifest.saliency[this.view.type])
+  limits = $derived(this.#limits())
+
+  #start = null
+  #address = new Address()
+
+  async load() {
+    try {
+      this.manifest = await loadManifest()
+      this.samples = new Samples(this.manifest)
+      const types = this.manifest.saliency
+      const value = types.findIndex(({ name }) => name === 'value')
+      const type = types.length ? Math.max(value, 0) : null
+      this.#start = { ...this.view, y: Math.min(1, this.manifest.num_ics - 1), type,
+        at: type === null ? null : types[type].steps[0] ?? null }
+      this.view = this.#start
+      this.fromAddress()
+      document.title = this.manifest.experiment
+      this.steps = await loadSteps()
+      this.recorded = (await loadRecorded()).coordinates
+    } catch (error) {
+      this.error = error.message
+    }
+  }
+
+  /** Take the view from the address, unless it is the one that was written there. */
+  fromAddress() {
+    const fragment = this.#address.brought()
+    if (fragment) this.view = read(fragment, this.#start, this.manifest, this.samples)
+    this.#clamp()
+  }
+
+  /** Put the view into the address, a moment later. */
+  toAddress() {
+    this.#address.put(write(this.view, this.manifest, this.samples))
+  }
+
+  address() {
+    return this.#address.whole(write(this.view, this.manifest, this.samples))
+  }
+
+  /** See that the gradients of a saliency type are loaded, or are on their way. */
+  async need(type) {
+    if (type === null || type === 'coordinate' || this.gradients.has(type)) return
+    try {
+      const found = await loadGradients(type)
+      this.gradients = new Map(this.gradients).set(type, found)
+    } catch (error) {
+      this.error = error.message
+    }
+  }
+
+  has(sample, type) {
+    return type !== null && this.steps !== null
+      && this.steps.has_saliency[sample * this.manifest.saliency.length + type] === 1
+  }
+
+  /** Coordinates or gradients (k numbers) of a sample at a step. */
+  at(array, sample, step) {
+    const width = this.manifest.num_ics
+    const row = this.samples.row(sample, step)
+    return array.subarray(row * width, (row + 1) * width)
+  }
+
+  /** The gradients of the chosen quantity, or null where there are none. */
+  gradientsAt(sample, step) {
+    const array = this.gradients.get(this.view.type)
+    return array && this.has(sample, this.view.type) ? this.at(array, sample, step) : null
+  }
+
+  go(step) {
+    this.view.step = Math.max(0, Math.min(step, this.length - 1))
+  }
+
+  show(sample, beside = false) {
+    if (beside) this.view.other = sample
+    else this.view.sample = sample
+    this.#clamp()
+  }
+
+  /** The next sample that passes the filters, in a direction of 1 or -1; the same if there is none. */
+  neighbour(sample, direction) {
+    const list = direction > 0 ? this.passing : this.passing.toReversed()
+    return list.find((each) => (each - sample) * direction > 0) ?? sample
+  }
+
+  tick() {
+    this.view.step = this.view.step + 1 < this.length ? this.view.step + 1 : 0
+  }
+
+  reset() {
+    this.view.filters = []
+    this.view.behaviour = null
+  }
+
+  #clamp() {
+    this.go(this.view.step)
+  }
+
+  /** Smallest and largest coordinate of each component, of recorded and simulated states. */
+  #limits() {
+    if (!this.steps) return null
+    const width = this.manifest.num_ics
+    const all = ranges(this.steps.coordinates, width)
+    if (this.recorded) {
+      const more = ranges(this.recorded, width)
+      all.low = all.low.map((value, i) => Math.min(value, more.low[i]))
+      all.high = all.high.map((value, i) => Math.max(value, more.high[i]))
+    }
+    return all
+  }
+}

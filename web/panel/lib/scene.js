@@ -1,0 +1,133 @@
+// What the four views of a sample show, for the page and for the video.
+
+import {
+  drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
+} from '../../shared/lib/draw.js'
+import { rounded, shown } from '../../shared/lib/statistics.js'
+
+export const SCATTER_ASPECT = 1.12
+const KEY_HEIGHT = 30
+
+/** Ranges and titles of the axes that are chosen. */
+export function axesOf(panel) {
+  const { view, limits } = panel
+  const range = (ic) => [limits.low[ic], limits.high[ic]]
+  return { rangeX: range(view.x), rangeY: range(view.y), x: `IC ${view.x}`, y: `IC ${view.y}` }
+}
+
+/** A canvas with the axes and the states that do not depend on sample and step. */
+export function cloudOf(panel, box, ratio) {
+  const { manifest, steps, samples, recorded, view, colours } = panel
+  const width = manifest.num_ics
+  const clouds = []
+  if (recorded && view.cloud !== 'simulated') {
+    clouds.push({ colour: colours.recorded, alpha: 0.35, size: 1.6, points: (add) => {
+      for (let i = 0; i < recorded.length; i += width) add(recorded[i + view.x], recorded[i + view.y])
+    } })
+  }
+  if (view.cloud !== 'recorded') {
+    const few = panel.passing.length < samples.count
+    clouds.push({ colour: colours.simulated, alpha: few ? 0.9 : 0.5, size: few ? 3 : 1.8, points: (add) => {
+      for (const sample of panel.passing) {
+        const end = samples.begin[sample] + samples.steps[sample]
+        for (let row = samples.begin[sample]; row < end; row++) {
+          add(steps.coordinates[row * width + view.x], steps.coordinates[row * width + view.y])
+        }
+      }
+    } })
+  }
+  const canvas = document.createElement('canvas')
+  canvas.width = Math.max(Math.round(box.w * ratio), 1)
+  canvas.height = Math.max(Math.round(box.h * ratio), 1)
+  const ctx = canvas.getContext('2d')
+  ctx.scale(ratio, ratio)
+  const axes = axesOf(panel)
+  const inside = { x: 0, y: 0, w: box.w, h: box.h }
+  drawCloud(ctx, inside, scatterScales(inside, axes.rangeX, axes.rangeY), axes, clouds, colours)
+  return canvas
+}
+
+export function drawObservation(ctx, box, strips, panel, step) {
+  if (strips.frames) drawPicture(ctx, box, strips.frames, step, panel.manifest.frame)
+  else drawMessage(ctx, box, strips.problem || 'loading…', panel.colours)
+}
+
+export function drawSaliency(ctx, box, strips, panel, sample, step) {
+  if (strips.saliency) drawPicture(ctx, box, strips.saliency, step, panel.manifest.frame)
+  else drawMessage(ctx, box, withoutSaliency(panel, sample) || strips.problem || 'loading…', panel.colours)
+}
+
+/** Why a sample has no saliency to show; empty if it has. */
+export function withoutSaliency(panel, sample) {
+  if (!panel.type) return 'This panel has no saliency.'
+  if (panel.steps && !panel.has(sample, panel.view.type)) {
+    return `No saliency of ${panel.type.title} was computed for this sample.`
+  }
+  return ''
+}
+
+export function drawStates(ctx, box, cloud, panel, sample, step, colour) {
+  ctx.drawImage(cloud, box.x, box.y, box.w, box.h)
+  const axes = axesOf(panel)
+  const scales = scatterScales(box, axes.rangeX, axes.rangeY)
+  const points = []
+  for (let t = 0; t < panel.samples.steps[sample]; t++) {
+    const at = panel.at(panel.steps.coordinates, sample, t)
+    points.push([at[panel.view.x], at[panel.view.y]])
+  }
+  drawPath(ctx, scales, points, Math.min(step, points.length - 1), colour, panel.colours)
+}
+
+/** The gradient that gets the full colour: the largest of the samples that are shown. */
+export function fullGradient(panel) {
+  let full = 0
+  for (const sample of panel.shown) {
+    for (let t = 0; t < panel.samples.steps[sample]; t++) {
+      for (const value of panel.gradientsAt(sample, t) ?? []) full = Math.max(full, Math.abs(value))
+    }
+  }
+  return full
+}
+
+/** The coordinate that the bars' axis ends with: a power of two, so that it seldom changes. */
+function fullCoordinate(panel, step) {
+  let full = 0
+  for (const sample of panel.shown) {
+    for (const value of panel.at(panel.steps.coordinates, sample, step)) full = Math.max(full, Math.abs(value))
+  }
+  return 2 ** Math.max(1, Math.ceil(Math.log2(1.12 * full)))
+}
+
+export function drawCoordinates(ctx, box, panel, sample, step) {
+  const full = fullGradient(panel)
+  const gradients = panel.gradientsAt(sample, step)
+  const values = panel.at(panel.steps.coordinates, sample, step)
+  const bars = { ...box, h: box.h - KEY_HEIGHT }
+  const axes = { range: fullCoordinate(panel, step), x: 'independent component', y: 'coordinate' }
+  drawBars(ctx, bars, values, gradients, full, axes, [panel.view.x, panel.view.y], panel.colours)
+  const key = { x: box.x + 40, y: box.y + bars.h + 6, w: box.w - 48, h: KEY_HEIGHT - 6 }
+  if (gradients && full > 0) drawGradientKey(ctx, key, full, panel.colours)
+  else drawMessage(ctx, key, gradients ? 'all gradients are 0' : 'no gradients to colour by', panel.colours)
+}
+
+/** The action that the agent answers a step with, and the one that entered it. */
+export function actionsAt(panel, sample, step) {
+  const { steps, manifest } = panel
+  const row = panel.samples.row(sample, step)
+  const named = (number) => manifest.actions[number] ?? null
+  return {
+    answer: named(steps.answers[row]), probability: steps.probabilities[row],
+    entered: steps.entered[row] === manifest.not_recorded ? null : named(steps.entered[row])
+  }
+}
+
+/** A step in one sentence, for screen readers and the video. */
+export function sentence(panel, sample, step) {
+  const row = panel.samples.row(sample, step)
+  const { steps } = panel
+  const { answer, probability } = actionsAt(panel, sample, step)
+  return `${panel.samples.label(sample)}, step ${Math.min(step, panel.samples.steps[sample] - 1)}: `
+    + `agent's action ${answer?.name ?? 'unknown'} (${Math.round(probability * 100)} %), `
+    + `value ${shown(steps.values[row])}, reward ${rounded(steps.rewards[row])}, `
+    + `terminal ${Math.round(steps.terminals[row] * 100)} %`
+}

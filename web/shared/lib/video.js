@@ -1,0 +1,46 @@
+// A video of a canvas: all steps once, each as long as in playing.
+
+import {
+  BufferTarget, CanvasSource, getFirstEncodableVideoCodec, Mp4OutputFormat, Output, QUALITY_HIGH
+} from 'mediabunny'
+
+const CODECS = ['avc', 'vp9', 'av1']
+
+/** Whether this browser encodes videos here: with WebCodecs, which pages over plain http do not have. */
+export const encodes = 'VideoEncoder' in globalThis
+
+/**
+ * Record steps as mp4. Gives a blob.
+ *
+ * Size: {width, height} in pixels; speed: steps per second; draw(ctx, step) draws all of the canvas;
+ * onstep(step, last) is told before each.
+ */
+export async function record({ width, height }, steps, speed, draw, onstep) {
+  const canvas = document.createElement('canvas')
+  canvas.width = width
+  canvas.height = height
+  const ctx = canvas.getContext('2d')
+  const codec = await getFirstEncodableVideoCodec(CODECS, { width, height, bitrate: QUALITY_HIGH })
+  if (codec === null) throw new Error('this browser has no encoder for it.')
+  const output = new Output({ format: new Mp4OutputFormat(), target: new BufferTarget() })
+  const source = new CanvasSource(canvas, { codec, bitrate: QUALITY_HIGH })
+  output.addVideoTrack(source)
+  await output.start()
+  const seconds = 1 / speed
+  for (let step = 0; step < steps; step++) {
+    onstep(step, steps - 1)
+    draw(ctx, step)
+    await source.add(step * seconds, seconds)
+  }
+  await output.finalize()
+  return new Blob([output.target.buffer], { type: 'video/mp4' })
+}
+
+/** Hand a file to the reader. */
+export function save(blob, name) {
+  const link = document.createElement('a')
+  link.href = URL.createObjectURL(blob)
+  link.download = name
+  link.click()
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000)
+}

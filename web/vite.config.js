@@ -1,0 +1,58 @@
+import { svelte } from '@sveltejs/vite-plugin-svelte'
+import { createHash } from 'node:crypto'
+import { readdirSync, readFileSync } from 'node:fs'
+import { defineConfig } from 'vite'
+
+const PAGES = ['panel'] // each a folder here, with main.js and index.html
+
+/** Checksum of all that a page is built from; by it, a test knows whether the built files are up to date. */
+function checksum(page) {
+  const sources = ['package-lock.json', 'package.json', page, 'shared', 'vite.config.js']
+  const files = sources.flatMap((name) => (name.includes('.') ? [name]
+    : readdirSync(name, { recursive: true, withFileTypes: true })
+      .filter((entry) => entry.isFile()).map((entry) => `${entry.parentPath}/${entry.name}`)))
+  const all = createHash('sha256')
+  for (const file of files.sort()) {
+    all.update(`${file} ${createHash('sha256').update(readFileSync(file)).digest('hex')}\n`)
+  }
+  return all.digest('hex')
+}
+
+const signed = {
+  name: 'signed',
+  generateBundle(_, bundle) {
+    const page = this.environment.name
+    const script = bundle[`${page}.js`]
+    script.code = `/* built from sources ${checksum(page)} */\n${script.code}`
+    this.emitFile({ type: 'asset', fileName: 'index.html', source: readFileSync(`${page}/index.html`) })
+  }
+}
+
+// A page that is opened from disk may load classic scripts alone, no modules; so all of it becomes
+// one, and index.html is written by hand. Names without a hash keep the built files comparable.
+// One build makes one such script, so every page is an environment of its own.
+const environments = Object.fromEntries(PAGES.map((page) => [page, {
+  consumer: 'client',
+  build: {
+    outDir: `built/${page}`,
+    emptyOutDir: true,
+    lib: {
+      entry: `${page}/main.js`,
+      name: page,
+      formats: ['iife'],
+      fileName: () => `${page}.js`,
+      cssFileName: page
+    }
+  }
+}]))
+
+export default defineConfig({
+  plugins: [svelte(), signed],
+  publicDir: false,
+  environments,
+  builder: {
+    async buildApp(builder) {
+      for (const page of PAGES) await builder.build(builder.environments[page])
+    }
+  }
+})
