@@ -37,6 +37,8 @@ def parser() -> Parser:
     flags.add_argument("--num_checkpoints", type=int, default=1,
                        help="agent files to keep, evenly spaced")
     flags.add_argument("--model_file", default="", help="agent file to start from")
+    flags.add_argument("--keep_optimizer", action="store_true",
+                       help="start from the optimiser's state in --model_file too")
     flags.add_argument("--teacher_file", default="",
                        help="agent file whose policy the run learns from at first (kickstarting; "
                             "kickstart_* in the parameter set)")
@@ -65,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         settings = TrainSettings(
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
             run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
-            compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file))
+            compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file),
+            args.keep_optimizer)
         now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
         experiment = args.logdir / "procgen" / args.env_name / args.exp_name
         folder = experiment / f"seed_{run_seed}_{now}"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from scipy.stats import binomtest
 
 from agents.episodes import Episode
 
@@ -42,25 +43,17 @@ class Evaluation:
                 f"{self.num_episodes} levels")
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a proportion (Wilson 1927)."""
-    share = successes / trials
-    centre = share + Z_95**2 / (2 * trials)
-    spread = Z_95 * math.sqrt(share * (1 - share) / trials + Z_95**2 / (4 * trials**2))
-    scale = 1 + Z_95**2 / trials
-    return (centre - spread) / scale, (centre + spread) / scale
-
-
 def evaluate(episodes: Iterable[Episode]) -> Evaluation:
     """Summarise episodes; at least one."""
     episodes = list(episodes)
     n = len(episodes)
-    successes = sum(episode.level_complete for episode in episodes)
+    successes = int(sum(episode.level_complete for episode in episodes))
+    success = binomtest(successes, n).proportion_ci(0.95, method="wilson")
     returns = np.array([episode.total_reward for episode in episodes])
     interval = None
     if n > 1:
         error = Z_95 * returns.std(ddof=1) / math.sqrt(n)
         interval = float(returns.mean() - error), float(returns.mean() + error)
     return Evaluation(
-        n, successes / n, wilson_interval(successes, n), float(returns.mean()), interval,
-        float(np.mean([episode.length for episode in episodes])))
+        n, successes / n, (float(success.low), float(success.high)), float(returns.mean()),
+        interval, float(np.mean([episode.length for episode in episodes])))

@@ -22,8 +22,10 @@ from agents.model_card import save_model_card
 from agents.ppo import Rollout, UpdateSummary, update
 from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 from common.agent_file import (
+    ADAM_EPS,
     agent_file_name,
     load_agent,
+    load_optimizer_state,
     load_tensors,
     load_weights,
     save_agent,
@@ -61,6 +63,7 @@ class TrainSettings:
         model_file: agent file whose weights the run starts from, or "".
         teacher_file: agent file of a teacher (kickstarting), or "".
         teacher_sha256: checksum of that file, or "".
+        keep_optimizer: whether the run starts from the optimiser's state in ``model_file`` too.
         precision: float32 or bfloat16.
         num_threads: threads that step the environments; does not change the numbers.
     """
@@ -78,11 +81,14 @@ class TrainSettings:
     num_threads: int
     teacher_file: str = ""
     teacher_sha256: str = ""
+    keep_optimizer: bool = False
 
     def __post_init__(self):
         for name in ("num_timesteps", "num_checkpoints", "val_interval"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
+        if self.keep_optimizer and not self.model_file:
+            raise UserError("--keep_optimizer needs a --model_file with the optimiser's state")
 
 
 class Worker:
@@ -186,7 +192,11 @@ class TrainingRun:
         layout = torch.channels_last if compute.channels_last else torch.contiguous_format
         self.policy.to(compute.device, memory_format=layout)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=agent.learning_rate,
-                                          eps=1e-5)
+                                          eps=ADAM_EPS)
+        if state is None and settings.keep_optimizer:
+            self.optimizer.load_state_dict({
+                **self.optimizer.state_dict(),
+                "state": load_optimizer_state(Path(settings.model_file), self.policy)})
         # Independent streams: of the minibatches, and of each worker's levels and actions.
         minibatch_seed, train_seed, val_seed = map(
             int, np.random.SeedSequence(settings.seed).generate_state(3))

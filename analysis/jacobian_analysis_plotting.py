@@ -25,13 +25,15 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    num_samples = parameters.get(JacobianConfig).num_samples
+    jacobian = parameters.get(JacobianConfig)
     output = args.output_dir or parameters.folders.jacobian_plots
     OUTPUT.check(output)
-    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians, num_samples)
+    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians,
+                             jacobian.num_samples)
     samples = samples_of(args, parameters)
-    steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
+    steps = simulated_steps(samples, chosen_samples(samples, jacobian.num_samples))
+    draw(OUTPUT, output,
+         figures(folder, samples, steps, jacobian.grad_timestep, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

@@ -3,21 +3,31 @@
 A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; ours also says how the
 agent starts an episode. Other published files have the weights alone, under ``state_dict``, and
 older recurrent ones have no ``init_hx``. Architecture and widths are read off the tensors.
+
+The optimiser's state is that of an Adam over the parameters in the published order, which differs
+from the order inside a running process and in ``resume.pth``. Published scripts load it into an
+optimiser of their own, which refuses another number of parameters, so files of weights alone have
+one too: that of an Adam that has not taken a step.
 """
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from common.adam_state import in_order, moments, num_parameters
 from common.env import FRAME_SIZE, NUM_ACTIONS
 from common.errors import UserError
 from common.files import save_tensors
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
+
+ADAM_EPS = 1e-5
+_PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 
 def agent_file_name(timesteps: int) -> str:
@@ -51,11 +61,25 @@ def load_tensors(path: Path, what: str) -> dict:
     return content
 
 
-def save_agent(path: Path, policy: Policy, optimizer_state: dict) -> None:
-    """Write an agent file, atomically."""
+def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) -> None:
+    """Write an agent file, atomically.
+
+    Args:
+        optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
+            a new Adam is written.
+    """
+    if not optimizer_state:
+        optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
+    names = [name for name, _ in policy.named_parameters()]
+    order = [names.index(name) for name in _published_order(names)]
     save_tensors(path, {"model_state_dict": policy.state_dict(),
-                        "optimizer_state_dict": optimizer_state,
+                        "optimizer_state_dict": in_order(optimizer_state, order),
                         "learned_initial_state": policy.learned_initial_state})
+
+
+def _published_order(names: Iterable[str]) -> list[str]:
+    """Names of parameters in the order of a published file's optimiser."""
+    return sorted(names, key=lambda name: _PUBLISHED_ORDER.index(name.partition(".")[0]))
 
 
 def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
@@ -69,7 +93,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
             missing, unknown or of the wrong shape is named.
     """
     content = load_tensors(path, "agent file")
-    state = content.get("model_state_dict", content.get("state_dict"))
+    state = _weights_of(content)
     if not isinstance(state, dict):
         raise UserError(f"{path} is not an agent file: it has no 'model_state_dict', nor a "
                         "'state_dict'")
@@ -82,6 +106,40 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
     return policy.to(device)
+
+
+def _weights_of(content: dict) -> object:
+    return content.get("model_state_dict", content.get("state_dict"))
+
+
+def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tensor]]:
+    """Read what an agent file, ours or a published one, says of Adam's moments.
+
+    Args:
+        policy: of the kind in the file.
+
+    Returns:
+        ``state`` of the state dict of an Adam over ``policy.parameters()``: by position ``step``
+        () and the moments ``exp_avg`` and ``exp_avg_sq``, in the parameter's shape. An ``init_hx``
+        that the file has not has no entry.
+
+    Raises:
+        UserError: if the file has no state, or one that does not fit its weights.
+    """
+    content = load_tensors(path, "agent file")
+    weights, optimizer = _weights_of(content), content.get("optimizer_state_dict")
+    count = num_parameters(optimizer)
+    if not count:
+        raise UserError(f"the agent file {path} holds no state of an optimiser to go on with")
+    shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
+    names = _published_order(name for name in shapes if name in weights)
+    if count != len(names):
+        raise UserError(f"the optimiser's state in the agent file {path} is of {count} parameters; "
+                        f"the agent has {len(names)}")
+    found = moments(optimizer, {name: shapes[name] for name in names}, f"the agent file {path}")
+    positions = {name: i for i, name in enumerate(shapes)}
+    return {positions[name]: entry for name, entry in zip(names, found, strict=True)
+            if entry is not None}
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:

@@ -45,6 +45,14 @@ class ResultFolder:
         """The file of an array."""
         return self.path / f"{self.stems[name]}_{self.number}.npy"
 
+    def has(self, name: str) -> bool:
+        """Whether an array is there to be read.
+
+        A published folder, which says nothing of what made it, lacks what is ours alone. A file
+        that one of ours lacks is no gap, but an error of its reader.
+        """
+        return self.file(name).exists() or self.settings_file.exists()
+
     def read(self, name: str) -> np.ndarray:
         """An array.
 

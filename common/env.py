@@ -28,6 +28,8 @@ ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1
                      *((0, 0),) * 6)
 # Names of the others.
 ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
+ACTION_LABELS = (*ACTION_NAMES,
+                 *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),

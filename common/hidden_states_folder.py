@@ -5,7 +5,8 @@ Layout, as published but for the file marked *; N is the number of recorded epis
 simulated samples, and rows are the states ``hx[1:]`` of episode 0, then of episode 1, and so on::
 
     hx_mu_N, hx_std_N                               mean and standard deviation of units (D,)
-    hx_outlier_mask_N                               bool (rows,), True for an outlier
+    hx_outlier_mask_N                               bool (rows,), True for a state that is kept,
+                                                    False for an outlier
     hx_outlier_retention_fraction                   share of the rows that are none ()
     pcomponents_N                                   principal components (P, D)
     pc_loading_variances_N, pc_singular_values_N    (P,)
@@ -14,13 +15,15 @@ simulated samples, and rows are the states ``hx[1:]`` of episode 0, then of epis
     ica_unmixing_matrix_hx_N, ica_mixing_matrix_hx_N    (k, k)
     ica_source_signals_hx_N                         independent coordinates (rows, k)
     clusters_hx_N                                   cluster of each row, -1 for none (rows,)
-    cluster_means_hx_N                              means of the first principal coordinates (C, p)
+    cluster_means_hx_N                              means of the principal coordinates (C, P)
     tsne_hx_N                                       (rows, 2)
     nmf_hx_N, nmf_components_hx_N                   weights (rows, F) and factors (F, D)
     nmf_min_per_dim_hx_N                            what was subtracted before (D,)
     settings_N.json *                               what made them, and how each step went
 
-All are ``.npy`` files but the last. Results of several N lie side by side.
+All are ``.npy`` files but the last. Results of several N lie side by side. Folders that we wrote
+before ``settings_N.json`` had a step ``kept`` have True for an outlier in the mask; no script reads
+the mask from a folder.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class HiddenStatesFolder(ResultFolder):
 
     script = "analysis/hidden_analysis_precompute.py"
     stems: ClassVar[dict[str, str]] = {
-        **MATRICES, "outliers": "hx_outlier_mask", "singular_values": "pc_singular_values",
+        **MATRICES, "kept": "hx_outlier_mask", "singular_values": "pc_singular_values",
         "principal": "hx_pca", "sources": "ica_source_signals_hx", "clusters": "clusters_hx",
         "cluster_means": "cluster_means_hx", "tsne": "tsne_hx", "nmf": "nmf_hx",
         "nmf_components": "nmf_components_hx", "nmf_min": "nmf_min_per_dim_hx"}

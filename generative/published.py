@@ -6,6 +6,11 @@ two sets of weights that no computation reads: a second decoder (``conv_out.*``)
 published code refuses a file without them. So what is written has them again: as they were read
 if the reader's ``unused`` is handed on, and zeros otherwise, which, unlike fresh random values,
 make equal simulators equal files and cannot be mistaken for something trained.
+
+``optimizer_state_dict`` is that of an Adam over all tensors of the layout in their order, as the
+published code has it; the agent, whose weights are no part of the layout, is not in it. The unused
+weights have no moments. Inside a running process the optimiser has the used ones alone, in the
+order of ``Simulator.trainable_parameters``.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from common.adam_state import in_order, moments, num_parameters
 from common.agent_file import load_tensors
 from common.errors import UserError
 from common.files import save_tensors
@@ -25,13 +31,25 @@ from generative.config import SimulatorConfig
 from generative.decoder import Head
 from generative.simulator import Simulator
 
-_KEY = "gen_model_state_dict"
+_KEY, _OPTIMIZER = "gen_model_state_dict", "optimizer_state_dict"
 _VECOBS_LAYERS = 4  # of the unused head, whatever the other heads have
 
 _STEPPER = "agent_env_stepper."
 _GRU = f"{_STEPPER}gru.layers.0."
 _DECODER = f"{_STEPPER}decoder."
 _SECOND_DECODER = "conv_out."
+
+# Parts of published keys in the order in which a published file has them, level by level; parts
+# that are not here are in the order in which torch and numbers have them.
+_ORDER = (
+    "conv_in", "encoder", "bottleneck_vec_converter_env", "bottleneck_vec_converter_agent_h",
+    "bottleneck_vec_converter_action", "conv_out", "agent_env_stepper",
+    "image_embedder", "rnn", "mlp_out", "bottleneck_mlp",
+    "conv1", "conv2", "normalize1", "normalize2", "conv_sc",
+    "z_mlp", "a_mlp", "in_norm", "gru", "prior_mlp_h", "prior_norm", "prior_mlp", "post_mlp_h",
+    "post_mlp_e", "post_norm", "post_mlp", "decoder",
+    "weight_ih", "weight_hh", "ln_reset", "ln_update", "ln_newval",
+    "image", "reward", "terminal", "vecobs")
 
 # Prefix of our names, prefix of the published ones; the first match counts.
 _PREFIXES = (
@@ -72,11 +90,14 @@ class PublishedSimulator:
     Attributes:
         simulator: ready to use.
         unused: tensors of the file that no computation reads, by published key.
-        more: the file's further entries, such as an optimiser's state.
+        moments: ``state`` of the state dict of an Adam over ``simulator.trainable_parameters()``;
+            None if the file has none of as many parameters.
+        more: the file's further entries.
     """
 
     simulator: Simulator
     unused: dict[str, Tensor]
+    moments: dict[int, dict[str, Tensor]] | None
     more: dict
 
 
@@ -123,7 +144,8 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy,
     with torch.no_grad():
         for key, name in expected.items():
             parts[name].copy_(found[key])
-    return PublishedSimulator(simulator.to(device), unused, more)
+    adam = _moments(simulator, more.pop(_OPTIMIZER, None), path)
+    return PublishedSimulator(simulator.to(device), unused, adam, more)
 
 
 def published_state(simulator: Simulator,
@@ -137,18 +159,53 @@ def published_state(simulator: Simulator,
              for name, tensor in _own_tensors(simulator).items()}
     for key, shape in _unused_shapes(simulator).items():
         state[key] = unused[key] if unused and key in unused else torch.zeros(shape)
-    return state
+    return _in_published_order(state)
+
+
+def _in_published_order(layout: dict) -> dict:
+    def place(key: str) -> list[int]:
+        return [int(part) if part.isdigit() else _ORDER.index(part) if part in _ORDER else 0
+                for part in key.split(".")]
+
+    return {key: layout[key] for key in sorted(layout, key=place)}
 
 
 def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] | None = None,
-                   more: dict | None = None) -> None:
+                   optimizer_state: dict | None = None, more: dict | None = None) -> None:
     """Write a simulator file, atomically.
 
     Args:
         unused: see ``published_state``.
-        more: further entries of the file, such as an optimiser's state.
+        optimizer_state: state dict of an Adam over ``simulator.trainable_parameters()``; without
+            one, that of a new Adam is written.
+        more: further entries of the file.
     """
-    save_tensors(path, {**(more or {}), _KEY: published_state(simulator, unused)})
+    state = published_state(simulator, unused)
+    names = _trained_names(simulator)
+    if not optimizer_state:
+        optimizer_state = torch.optim.Adam(map(simulator.get_parameter, names)).state_dict()
+    positions = {published_name(name): i for i, name in enumerate(names)}
+    save_tensors(path, {**(more or {}), _KEY: state,
+                        _OPTIMIZER: in_order(optimizer_state, [*map(positions.get, state)])})
+
+
+def _trained_names(simulator: Simulator) -> list[str]:
+    """Names of ``simulator.trainable_parameters()``, in their order, also if it is frozen."""
+    return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
+
+
+def _moments(simulator: Simulator, optimizer: object, path: Path) -> dict | None:
+    shapes = {published_name(name): simulator.get_parameter(name).shape
+              for name in _trained_names(simulator)}
+    positions = {key: i for i, key in enumerate(shapes)}
+    layout = _in_published_order({**shapes, **_unused_shapes(simulator)})
+    if num_parameters(optimizer) == len(shapes):  # our files from before they had this layout
+        layout = shapes
+    elif num_parameters(optimizer) != len(layout):
+        return None
+    found = moments(optimizer, layout, f"the simulator file {path}")
+    return {positions[key]: entry for key, entry in zip(layout, found, strict=True)
+            if entry is not None and key in positions}
 
 
 def save_compact(path: Path, source: Path) -> None:

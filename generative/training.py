@@ -108,12 +108,11 @@ class SimulatorTraining:
         lock = FolderLock(folder) if checkpoints(folder) else None
         saved = checkpoints(folder)
         start_file = saved[-1] if saved else Path(settings.model_file)
-        more = {}
+        published = None
         if saved or settings.model_file:
             published = load_published(start_file, config, policy)
-            simulator, more = published.simulator, published.more
-        else:
-            simulator = Simulator(config, policy)
+        simulator = published.simulator if published else Simulator(config, policy)
+        self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = prepared(simulator, compute)
@@ -123,7 +122,8 @@ class SimulatorTraining:
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
-            self._load_state(more, start_file)
+            self._load_state({**published.more, "optimizer_state_dict": published.moments},
+                             start_file)
         self._lock = lock or claim_folder(folder, SETTINGS_NAME)
         self.folder = self._lock.folder
         save_settings(self.folder, settings)
@@ -132,12 +132,11 @@ class SimulatorTraining:
 
     def _load_state(self, state: dict, path: Path) -> None:
         for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
-            if key not in state:
+            if state.get(key) is None:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
-        self.optimizer.load_state_dict(state["optimizer_state_dict"])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.training.lr
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(),
+                                        "state": state["optimizer_state_dict"]})
         self._generator.set_state(state["generator"])
         self._unlogged = state["unlogged"]
         self.batches, self._elapsed = state["batches"], state["wall_time"]
@@ -243,10 +242,10 @@ class SimulatorTraining:
         self._lock.check()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
-        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator, more={
-            "optimizer_state_dict": self.optimizer.state_dict(), "batches": self.batches,
-            "wall_time": self.wall_time, "generator": self._generator.get_state(),
-            "unlogged": self._unlogged})
+        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
+                       self._unused, self.optimizer.state_dict(), {
+                           "batches": self.batches, "wall_time": self.wall_time,
+                           "generator": self._generator.get_state(), "unlogged": self._unlogged})
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_film()
         self._saved_at = time.monotonic()

@@ -49,6 +49,21 @@ def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float32))
 
 
+def module_of_layout(layout: dict[str, list[int]]) -> torch.nn.Module:
+    """A module with these parameters, registered in this order, as a published script has it."""
+    root = torch.nn.Module()
+    for key, shape in layout.items():
+        *parents, name = key.split(".")
+        module = root
+        for parent in parents:
+            if parent not in dict(module.named_children()):
+                module.add_module(parent, torch.nn.Module())
+            module = module.get_submodule(parent)
+        module.register_parameter(name, torch.nn.Parameter(torch.zeros(shape)))
+    assert [key for key, _ in root.named_parameters()] == list(layout)
+    return root
+
+
 def golden_projector() -> Projector:
     """The projector of the golden numbers."""
     arrays = np.load(GOLDEN / "projector.npz", allow_pickle=False)

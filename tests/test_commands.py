@@ -89,12 +89,11 @@ def test_both_generations_of_simulator_flags_parse(script, more, names):
         assert (args.swap_directions_from, args.swap_directions_to) == ([10, 5], [12, None])
 
 
-def test_a_loss_of_an_older_model_is_said_to_have_no_effect(caplog):
+def test_a_loss_of_an_older_model_is_said_to_have_no_effect(capsys):
     for value, expected in (("0.5", 1), ("0", 0)):
-        caplog.clear()
         argv = ["--agent_file", "a.pth", "--loss_scale_gen_adv", value]
         read_simulator_flags(train_gen_model.parser(), argv)
-        assert caplog.text.count("--loss_scale_gen_adv has no effect") == expected
+        assert capsys.readouterr().err.count("--loss_scale_gen_adv has no effect") == expected
 
 
 @pytest.mark.parametrize("name", ["easy", "easy-200", "hard", "hard-500", "hard-500-mem",

@@ -31,7 +31,7 @@ from generative.batches import BatchOrder, BatchReader
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales
-from generative.published import save_compact
+from generative.published import published_state, save_compact, save_published
 from generative.runs import (
     COLUMNS,
     SimulatorRunSettings,
@@ -39,6 +39,7 @@ from generative.runs import (
     open_simulator,
     prune_checkpoints,
 )
+from generative.simulator import Simulator
 from generative.straight_through import LatentDraw
 from generative.training import SimulatorTraining
 from interventions.config import SwapConfig
@@ -281,6 +282,18 @@ def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recordi
     opened = open_simulator(source, agent_path, TINY.get(SimulatorConfig), FLOAT32)
     assert_same(dict(run.simulator.state_dict()), dict(opened.state_dict()))
     assert run.batches == 0
+
+
+def test_training_keeps_the_unused_tensors_of_a_published_file(agent_path, recording, tmp_path):
+    simulator = Simulator(TINY.simulator, load_agent(agent_path))
+    unused = {key: torch.rand(tensor.shape) for key, tensor in published_state(simulator).items()
+              if key.startswith("conv_out.") or ".vecobs." in key}
+    save_published(tmp_path / "model.pt", simulator, unused)
+    run = SimulatorTraining(tmp_path / "run", settings_for(
+        agent_path, recording, model_file=str(tmp_path / "model.pt"), max_batches=1), FLOAT32)
+    assert run.train() == 0
+    written = newest(tmp_path / "run")["gen_model_state_dict"]
+    assert unused and all(torch.equal(written[key], tensor) for key, tensor in unused.items())
 
 
 def test_opening_uses_the_sizes_beside_the_file(undisturbed, agent_path, tmp_path):

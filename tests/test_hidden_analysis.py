@@ -320,8 +320,8 @@ def test_the_projector_reads_the_matrices_and_gives_the_stored_coordinates(
 
 
 def test_components_are_fitted_without_outliers_and_signals_vary_by_1(precomputed, states):
-    kept = ~precomputed.read("outliers")
-    assert 0 < kept.sum() < len(kept)
+    kept = precomputed.read("kept")
+    assert len(kept) / 2 < kept.sum() < len(kept)
     assert precomputed.read("retention") == pytest.approx(kept.mean())
     z = (states - precomputed.read("mean")) / precomputed.read("std")
     np.testing.assert_allclose(z.std(axis=0), 1, rtol=1e-3)
@@ -335,12 +335,15 @@ def test_components_are_fitted_without_outliers_and_signals_vary_by_1(precompute
 def test_clusters_and_factors_belong_to_the_states(precomputed, states):
     labels, means = precomputed.read("clusters"), precomputed.read("cluster_means")
     assert np.unique(labels).tolist() == [0, 1, 2, 3] and len(labels) == len(states)
-    held = means.shape[1]
+    principal = precomputed.read("principal")
+    assert means.shape == (4, principal.shape[1])
     shares = np.cumsum(precomputed.read("variances")) / precomputed.settings()["steps"]["pca"][
         "total_variance"]
-    assert shares[held - 1] >= 0.95 > shares[held - 2]
+    holding = np.ascontiguousarray(principal[:, :int((shares < 0.95).sum()) + 1])
+    assert holding.shape[1] < principal.shape[1]
+    np.testing.assert_array_equal(labels, find_clusters(holding, "agglomerative", 4, 0).labels)
     for cluster in range(4):
-        members = precomputed.read("principal")[labels == cluster, :held]
+        members = precomputed.read("principal")[labels == cluster]
         np.testing.assert_allclose(means[cluster], members.mean(axis=0), atol=1e-4)
     given_back = (precomputed.read("nmf") @ precomputed.read("nmf_components")
                   + precomputed.read("nmf_min"))
@@ -357,7 +360,7 @@ def test_settings_say_what_made_the_files(precomputed, recording):
     assert settings["generated_numbers"] == list(range(NUM_SAMPLES))
     assert settings["versions"]["scikit-learn"] and settings["versions"]["openTSNE"]
     assert settings["steps"]["clusters"]["method"] == "agglomerative"
-    assert set(settings["seconds"]) == {"scale", "outliers", "pca", "ica", "clusters", "tsne",
+    assert set(settings["seconds"]) == {"scale", "kept", "pca", "ica", "clusters", "tsne",
                                         "nmf"}
 
 

@@ -34,6 +34,7 @@ from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from analysis.results.output import SETTINGS_NAME
+from common.env import ACTION_LABELS
 from common.files import save_json
 from common.hidden_states_folder import HiddenStatesFolder
 from common.parameters import ParameterSet
@@ -141,6 +142,8 @@ def test_manifest_names_what_there_is(exported):
         for name, title, number in zip(TYPES, TITLES, (TOTAL, NUM_SAMPLES - 1, 9, 9))]
     assert manifest["recorded"] == {"shown": NUM_RECORDED, "of": NUM_RECORDED}
     assert manifest["actions"][2] == {"name": "upleft", "direction": [-1, 1]}
+    assert [each["name"] for each in manifest["actions"]] == list(ACTION_LABELS)
+    assert manifest["actions"][9] == {"name": "special 9", "direction": [0, 0]}
     assert manifest["frame"] == [64, 64] and manifest["num_ics"] == 3
 
 

@@ -6,7 +6,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, GOLDEN, golden_projector, golden_weight, tiny_policy
+from conftest import (
+    FLOAT32,
+    GOLDEN,
+    assert_same,
+    golden_projector,
+    golden_weight,
+    module_of_layout,
+    tiny_policy,
+)
 
 from common.agent_file import load_agent
 from common.errors import UserError
@@ -482,7 +490,7 @@ def test_published_file_at_default_sizes_loads_runs_and_is_written_back(
     assert all(torch.isfinite(p.grad).all() for p in read.simulator.trainable_parameters())
 
     again = tmp_path / "again.pt"
-    save_published(again, read.simulator, read.unused, {"epoch": 9})
+    save_published(again, read.simulator, read.unused, more={"epoch": 9})
     found = torch.load(again, weights_only=True)
     expected = torch.load(path, weights_only=True)["gen_model_state_dict"]
     assert found["epoch"] == 9
@@ -496,12 +504,62 @@ def test_a_new_simulator_is_written_in_the_published_layout(layout):
     config = SMALL if layout == "simulator_small" else SimulatorConfig()
     simulator = Simulator(config, tiny_policy())
     state = published_state(simulator)
-    assert {key: list(tensor.shape) for key, tensor in state.items()} == LAYOUT[layout]
+    assert [(key, list(tensor.shape)) for key, tensor in state.items()] == list(
+        LAYOUT[layout].items())
     assert not state["conv_out.image.model.0.weight"].any()
     assert not state["agent_env_stepper.decoder.vecobs.model.model.0.weight"].any()
     own = {published_name(name) for name, _ in simulator.named_parameters()
            if not name.startswith("agent.")}
     assert all("vecobs" in key or key.startswith("conv_out.") for key in state.keys() - own)
+
+
+def trained_a_step(simulator, batch):
+    optimizer = torch.optim.Adam(simulator.trainable_parameters())
+    simulator_losses(simulator(batch, MODE), batch, SMALL).total.backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_published_scripts_go_on_from_our_simulator_files(simulator, batch, tmp_path):
+    optimizer = trained_a_step(simulator, batch)
+    save_published(tmp_path / "model.pt", simulator, optimizer_state=optimizer.state_dict())
+    content = torch.load(tmp_path / "model.pt", weights_only=True)
+    theirs = module_of_layout(LAYOUT["simulator_small"])
+    published = torch.optim.Adam(theirs.parameters())
+    theirs.load_state_dict(content["gen_model_state_dict"])
+    published.load_state_dict(content["optimizer_state_dict"])
+    moments = {name: published.state[parameter]["exp_avg"]
+               for name, parameter in theirs.named_parameters() if parameter in published.state}
+    expected = {published_name(name): optimizer.state[parameter]["exp_avg"]
+                for name, parameter in simulator.named_parameters() if parameter.requires_grad}
+    assert_same(dict(sorted(moments.items())), dict(sorted(expected.items())))
+
+    save_published(tmp_path / "weights.pt", simulator.requires_grad_(False))
+    weights = torch.load(tmp_path / "weights.pt", weights_only=True)
+    published = torch.optim.Adam(theirs.parameters())
+    published.load_state_dict(weights["optimizer_state_dict"])
+    assert not published.state
+
+
+def test_the_optimiser_of_a_published_simulator_is_read_and_of_our_older_files(
+        simulator, batch, agent_file, tmp_path):
+    optimizer = trained_a_step(simulator, batch)
+    path = tmp_path / "model.pt"
+    save_published(path, simulator, optimizer_state=optimizer.state_dict())
+    content = torch.load(path, weights_only=True)
+    published = load_published(path, SMALL, load_agent(agent_file))
+    assert_same(published.moments, dict(optimizer.state_dict()["state"]))
+
+    torch.save({**content, "optimizer_state_dict": optimizer.state_dict()}, path)
+    older = load_published(path, SMALL, load_agent(agent_file))
+    assert_same(older.moments, published.moments)
+
+    first, *others = content["optimizer_state_dict"]["state"]
+    swapped = {first: content["optimizer_state_dict"]["state"][others[-1]]}
+    torch.save({**content, "optimizer_state_dict": {**content["optimizer_state_dict"],
+                                                    "state": swapped}}, path)
+    with pytest.raises(UserError, match=r"does not fit the tensor 'conv_in\..*weight'"):
+        load_published(path, SMALL, load_agent(agent_file))
 
 
 KEY = "agent_env_stepper.post_mlp_e.weight"

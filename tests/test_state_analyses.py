@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import start, wait_for
 from PIL import Image
@@ -30,12 +32,16 @@ from analysis import (
     jacobian_analysis_plotting,
     jacobian_analysis_precompute,
 )
+from analysis.behaviours.figures import figures as behaviour_figures
 from analysis.behaviours.files import BehavioursFolder
 from analysis.behaviours.steps import analyse as analyse_behaviours
 from analysis.behaviours.steps import behaviour_features, most_common
+from analysis.bottleneck_vectors.figures import figures as bottleneck_figures
 from analysis.bottleneck_vectors.files import BottleneckFolder
 from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniform_cosine_density, uniformity
+from analysis.env_states.figures import figures as env_figures
 from analysis.env_states.files import EnvStatesFolder
+from analysis.jacobians.figures import figures as jacobian_figures
 from analysis.jacobians.files import JacobiansFolder
 from analysis.jacobians.steps import Jacobians, read_jacobians
 from analysis.methods.components import principal_components
@@ -48,6 +54,7 @@ from analysis.parameters.config import (
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
 from analysis.results.output import Output
+from analysis.results.simulated_steps import simulated_steps
 from common.array_folders import ResultWriter
 from common.errors import UserError
 from common.parameters import ParameterSet
@@ -317,14 +324,15 @@ def test_files_have_their_published_names(precomputed):
             (bottleneck_folder, ["lv_inf_pca", "pcomponents_lv_inf", "lv_rand_pca_projected",
                                  "tsne_lv_inf", "tsne_lv_rand", "clusters_lv_inf",
                                  "cluster_means_lv_inf", "mu_lv_inf", "pc_variances_lv_inf",
-                                 "cosines_lv_inf", "cosines_lv_rand"]),
+                                 "cosines_lv_inf", "cosines_lv_rand", "pca_data_lv_inf",
+                                 "pca_data_lv_rand_projected"]),
             (jacobians_folder, ["clusters_jacob", "cluster_means_jacob", "tsne_jacob",
                                 "clusters_per_sample", "pca_data_jacob", "pcomponents_jacob",
                                 "mu_jacob", "pc_variances_jacob", "sizes_jacob"])):
         results = folder(precomputed)
         names = {f"{stem}_{n}.npy" for stem in stems} | {f"settings_{n}.json"}
         if folder is bottleneck_folder:
-            names.add(f"aux_lv_{n}.csv")
+            names |= {f"aux_lv_{n}.csv", f"lv_inf_aux_data_{n}.csv"}
         assert {path.name for path in results.path.iterdir()} == names
         settings = results.settings()
         assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
@@ -341,9 +349,9 @@ def test_environment_states_are_projected_and_grouped_by_kind(precomputed, data)
                                folder.read("variances"), rtol=1e-2)
     labels = folder.read("clusters")
     assert adjusted_rand_score(np.repeat(KIND, NUM_STEPS), labels) == 1
-    held = folder.read("cluster_means").shape[1]
+    assert folder.read("cluster_means").shape[1] == folder.read("principal").shape[1]
     for cluster, mean in enumerate(folder.read("cluster_means")):
-        members = folder.read("principal")[labels == cluster, :held]
+        members = folder.read("principal")[labels == cluster]
         np.testing.assert_allclose(mean, members.mean(axis=0), atol=1e-4)
 
 
@@ -375,6 +383,10 @@ def test_bottleneck_vectors_are_projected_and_measured(precomputed, data):
     np.testing.assert_array_equal(table["ends"], np.tile(KIND == 2, 2))
     np.testing.assert_allclose(table["mean_value"], np.tile(KIND, 2), atol=0.2)
     np.testing.assert_array_equal(table["cluster"], [*folder.read("clusters"), *[-1] * 24])
+    for name in ("principal", "random"):
+        np.testing.assert_array_equal(folder.read(f"published_{name}"), folder.read(name))
+    for_published = folder.read("published_table")
+    pd.testing.assert_frame_equal(for_published, table[:24][for_published.columns])
 
 
 def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
@@ -491,6 +503,92 @@ def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, 
         assert min(image.size) > 250 and np.asarray(image.convert("L")).std() > 5, figure
     settings = json.loads((output / "settings.json").read_text())
     assert settings["precomputed"]["sample_numbers"] == list(range(NUM_SAMPLES))
+
+
+def as_published(folder, *ours):
+    """A folder with the published files alone."""
+    for name in ours:
+        folder.file(name).unlink()
+    folder.settings_file.unlink()
+    return folder
+
+
+def drawn(jobs, folder, *some):
+    """Names of figures; some of them are drawn."""
+    for name, job in jobs:
+        if name in some:
+            job(folder / name)
+            assert np.asarray(Image.open(folder / name).convert("L")).std() > 5, name
+    assert set(some) <= {name for name, _ in jobs}
+    return {name for name, _ in jobs}
+
+
+def names_of(analysis, *planes):
+    return {f"{plane}_{what}.png" for plane in planes for what in COLOURED[analysis]}
+
+
+def test_published_folders_are_drawn_without_what_is_ours_alone(
+        precomputed, data, tmp_path, capsys):
+    copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
+    samples = SampleFolder(data / "informed_init")
+    steps = simulated_steps(samples, range(NUM_SAMPLES))
+    clusters = {f"cluster_{i:02d}.png" for i in range(3)}
+
+    own = [job for job, _ in env_figures(env_folder(copy), samples, steps, 2, 0)]
+    folder = as_published(env_folder(copy), "mean", "std", "variances")
+    found = drawn(env_figures(folder, samples, steps, 2, 0), tmp_path, "variance_explained.png",
+                  "cluster_02.png")
+    assert found == {*own}  # the variances are those of the coordinates
+
+    folder = as_published(behaviours_folder(copy), "components", "variances", "principal", "mean",
+                          "std")
+    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
+                  "behaviours_overview.png")
+    behaviours = {f"behaviour_{i:02d}.png" for i in range(folder.num_behaviours)}
+    assert found == names_of("behaviours", "tsne") | behaviours | {*OTHERS["behaviours"]}
+    printed = capsys.readouterr().out
+    assert "left out figures of principal components" in printed
+    assert "no pca_data_combined_agent_env_hx_24.npy" in printed
+    for name in ("tsne", "clusters"):  # without the steps that the longest change reaches back to
+        np.save(folder.file(name), folder.read(name).reshape(NUM_SAMPLES, NUM_STEPS, -1)[
+            :, 2:].reshape(NUM_SAMPLES * (NUM_STEPS - 2), -1).squeeze())
+    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_cluster.png")
+    assert found == {"tsne_cluster.png", "rotating_cluster.gif"}
+    assert "has 96 rows for 144 steps" in capsys.readouterr().out
+
+    folder = as_published(jacobians_folder(copy), "principal", "components", "mean", "variances",
+                          "sizes")
+    found = drawn(jacobian_figures(folder, samples, steps, 1, 0), tmp_path, "cluster_00.png")
+    assert found == clusters | names_of("jacobians", "tsne") - {"tsne_size.png",
+                                                                "tsne_strongest.png"}
+    assert len(re.findall("left out .*: .* has no ", capsys.readouterr().out)) == 2
+
+    whole = bottleneck_folder(copy)
+    of_ours = dict(bottleneck_figures(whole, samples, 0))
+    folder = as_published(whole, "principal", "random", "table", "published_table", "mean",
+                          "variances", "cosines", "random_cosines")
+    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path, "pca_ends.png",
+                  "cluster_01.png")
+    assert {*of_ours} - found == {"cosines.png", "variance_spectrum.png"}
+    of_ours["pca_ends.png"](tmp_path / "ours.png")  # as stored, and as found in the samples
+    assert (tmp_path / "ours.png").read_bytes() == (tmp_path / "pca_ends.png").read_bytes()
+    for name in ("tsne", "clusters"):
+        folder.file(name).unlink()
+    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path)
+    assert found == names_of("bottleneck", "pca") - {"pca_cluster.png"} | {"variance_explained.png"}
+
+
+def test_a_file_that_one_of_our_folders_lacks_is_an_error(precomputed, data, tmp_path, capsys):
+    copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
+    for analysis, folder, name in (("env", env_folder, "variances"),
+                                   ("jacobians", jacobians_folder, "sizes"),
+                                   ("behaviours", behaviours_folder, "principal"),
+                                   ("bottleneck", bottleneck_folder, "clusters")):
+        file = folder(copy).file(name)
+        file.unlink()
+        main = PLOTS[analysis][0]
+        argv = [*arguments(data, copy), "--output_dir", tmp_path / analysis]
+        assert f"there is no file {file}" in error_of(capsys, main, argv)
 
 
 def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import json
 import os
 import pty
 import re
@@ -13,13 +14,26 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, ROOT, assert_same, at_work_in, start, tiny_config, wait_for
+from conftest import (
+    FLOAT32,
+    GOLDEN,
+    ROOT,
+    assert_same,
+    at_work_in,
+    golden_weight,
+    module_of_layout,
+    start,
+    tiny_config,
+    tiny_policy,
+    wait_for,
+)
 from PIL import Image
 
 import plot_training_csv
@@ -27,7 +41,13 @@ import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import agent_files, load_agent
+from common.agent_file import (
+    agent_files,
+    load_agent,
+    load_optimizer_state,
+    load_tensors,
+    save_agent,
+)
 from common.env import EnvConfig
 from common.errors import NonFiniteLoss, UserError
 
@@ -161,6 +181,119 @@ def test_training_goes_on_from_an_agent_file(undisturbed, tmp_path):
     source.unlink()  # a resumed run has its own weights
     again = TrainingRun(tmp_path / "run", settings, FLOAT32)
     assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
+
+
+LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())["agent"]
+
+
+def moments(optimizer, module):
+    """First moments by the name of the parameter."""
+    return {name: optimizer.state[parameter]["exp_avg"]
+            for name, parameter in module.named_parameters()}
+
+
+def test_published_scripts_go_on_from_our_agent_files(undisturbed, tmp_path):
+    content = weights_of(undisturbed)
+    theirs = module_of_layout(LAYOUT)
+    optimizer = torch.optim.Adam(theirs.parameters())
+    theirs.load_state_dict(content["model_state_dict"])
+    optimizer.load_state_dict(content["optimizer_state_dict"])
+    resumed = TrainingRun(undisturbed, _settings(8 * STEPS_AN_UPDATE), FLOAT32)
+    expected = moments(resumed.optimizer, resumed.policy)
+    assert moments(optimizer, theirs).keys() == expected.keys()
+    for name, moment in moments(optimizer, theirs).items():
+        assert moment.any() and torch.equal(moment, expected[name]), name
+
+    save_agent(tmp_path / "weights_alone.pth", tiny_policy())
+    weights_alone = torch.load(tmp_path / "weights_alone.pth", weights_only=True)
+    optimizer = torch.optim.Adam(theirs.parameters())
+    optimizer.load_state_dict(weights_alone["optimizer_state_dict"])
+    assert not optimizer.state and optimizer.param_groups[0]["eps"] == 1e-5
+
+
+def published_checkpoint(path):
+    """An older recurrent file: no ``init_hx``, whole numbers of steps, few options of Adam."""
+    layout = {key: shape for key, shape in LAYOUT.items() if key != "init_hx"}
+    weights = {key: golden_weight(key, shape) for key, shape in layout.items()}
+    state = {i: {"step": 28584, "exp_avg": golden_weight(f"mean {key}", shape) / 1000,
+                 "exp_avg_sq": golden_weight(f"square {key}", shape) ** 2}
+             for i, (key, shape) in enumerate(layout.items())}
+    group = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-5, "weight_decay": 0, "amsgrad": False,
+             "params": list(range(len(layout)))}
+    torch.save({"model_state_dict": weights,
+                "optimizer_state_dict": {"state": state, "param_groups": [group]}}, path)
+    return path
+
+
+def test_training_goes_on_from_the_optimiser_of_a_published_file(tmp_path):
+    path = published_checkpoint(tmp_path / "model_1.pth")
+    settings = dataclasses.replace(_settings(STEPS_AN_UPDATE, str(path)), keep_optimizer=True)
+    run = TrainingRun(tmp_path / "run", settings, FLOAT32)
+    parameters = dict(run.policy.named_parameters())
+    for key in LAYOUT:
+        entry = run.optimizer.state.get(parameters[key])
+        if key == "init_hx":
+            assert entry is None
+        else:
+            expected = golden_weight(f"mean {key}", LAYOUT[key]) / 1000
+            assert torch.equal(entry["exp_avg"], expected), key
+            assert torch.equal(entry["exp_avg_sq"], golden_weight(f"square {key}", LAYOUT[key])**2)
+    assert run.train() == 0
+    taken = run.optimizer.state[parameters["init_hx"]]["step"]
+    assert taken > 0 and run.optimizer.state[parameters["fc_value.bias"]]["step"] == 28584 + taken
+
+    without = TrainingRun(tmp_path / "other", _settings(STEPS_AN_UPDATE, str(path)), FLOAT32)
+    assert not without.optimizer.state
+
+
+def damaged(state, kind):
+    """An optimiser's state that cannot be gone on with."""
+    if kind == "order":  # that of our files before they had the published order
+        first, second = state["state"][31], state["state"][35]
+        return {**state, "state": {**state["state"], 31: second, 35: first}}
+    if kind == "number":
+        return {**state, "param_groups": [{"params": [0]}]}
+    if kind == "not finite":
+        state["state"][3]["exp_avg"][0] = torch.nan
+        return state
+    return {"none": {}, "no mapping": torch.zeros(3), "empty": {**state, "state": {}}}[kind]
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    ("order", "does not fit the tensor 'embedder.fc.bias'"),
+    ("number", "is of 1 parameters; the agent has 40"),
+    ("not finite", "does not fit the tensor 'embedder.block1.res1.conv1.bias'"),
+    ("none", "holds no state"), ("no mapping", "holds no state"), ("empty", "holds no state")])
+def test_an_optimiser_that_does_not_fit_is_refused(kind, message, tmp_path, capsys):
+    path = published_checkpoint(tmp_path / "model_1.pth")
+    content = torch.load(path, weights_only=True)
+    content["optimizer_state_dict"] = damaged(content["optimizer_state_dict"], kind)
+    torch.save(content, path)
+    assert train.main(arguments(tmp_path / "logs", 1, "--model_file", str(path),
+                                "--keep_optimizer")) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and len(errors.splitlines()) == 1
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_optimiser_is_not_kept_without_a_file(tmp_path, capsys):
+    assert train.main(arguments(tmp_path / "logs", 1, "--keep_optimizer")) == 2
+    assert "needs a --model_file" in capsys.readouterr().err
+
+
+def test_the_optimiser_of_the_real_published_agent_is_kept(tmp_path):
+    folder = os.environ.get("PUBLISHED_AGENTS", ROOT.parent / "shared" / "published")
+    path = Path(folder) / "coinrun_hard_rec_78053376.pth"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is not at hand; PUBLISHED_AGENTS names its folder")
+    run = TrainingRun(tmp_path, dataclasses.replace(_settings(STEPS_AN_UPDATE, str(path)),
+                                                    keep_optimizer=True), FLOAT32)
+    assert len(run.optimizer.state) == 40
+    assert all(state["step"] == 28584 for state in run.optimizer.state.values())
+    again = load_optimizer_state(run.save(), run.policy)
+    found = load_tensors(path, "agent file")["optimizer_state_dict"]["state"]
+    gru = [name for name, _ in run.policy.named_parameters()].index("gru.gru.weight_ih_l0")
+    assert torch.equal(again[gru]["exp_avg"], found[36]["exp_avg"])
 
 
 def test_validation_plays_the_levels_outside_the_training_range(tmp_path):

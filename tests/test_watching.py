@@ -10,8 +10,8 @@ from PIL import Image
 
 import evaluate
 import render
-from agents.episodes import play_episodes
-from agents.evaluation import wilson_interval
+from agents.episodes import Episode, play_episodes
+from agents.evaluation import evaluate as evaluation_of
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.video import enlarge, mark_action
 
@@ -105,9 +105,19 @@ def test_greedy_takes_the_most_likely_action():
     assert np.array_equal(episode.actions, episode.log_probs.argmax(axis=1))
 
 
-def test_wilson_interval_is_the_tabulated_one():
-    assert wilson_interval(8, 10) == pytest.approx((0.490, 0.943), abs=1e-3)
-    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.161), abs=1e-3)
+def ended_episode(number, solved):
+    rows = np.zeros(3, np.float32)
+    return Episode(number, number, np.zeros((3, 64, 64, 3), np.uint8), np.zeros((4, 64)),
+                   np.zeros((3, 15)), rows, rows.astype(int), rows, rows > 0, solved, [])
+
+
+@pytest.mark.parametrize(("successes", "trials", "interval"), [
+    (8, 10, (0.490, 0.943)), (0, 20, (0.0, 0.161)), (0, 7, (0.0, 0.354)), (1, 1, (0.207, 1.0))])
+def test_success_has_the_tabulated_wilson_interval(successes, trials, interval):
+    found = evaluation_of([ended_episode(i, i < successes) for i in range(trials)])
+    assert found.success_interval == pytest.approx(interval, abs=1e-3)
+    assert 0 <= found.success_interval[0] <= successes / trials <= found.success_interval[1] <= 1
+    json.dumps(found.success_interval)
 
 
 def test_drawn_levels_lie_in_the_range_and_are_distinct():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from analysis.behaviours.steps import VOTING_STEPS
 from analysis.plotting.jobs import (
     TSNE_NAMES,
     Variances,
+    can_draw,
     cluster_category,
     plane_jobs,
     read_clusters,
@@ -40,27 +42,45 @@ def figures(folder: BehavioursFolder, samples: SampleFolder, steps: SimulatedSte
         UserError: if a file is missing or damaged, or is not of these samples.
     """
     num_states = len(steps.sample)
-    principal = folder.read_finite("principal", num_states)
+    title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
+             "environment, and their changes")
+    places = folder.read_finite("tsne")
+    tsne = Plane(places, TSNE_NAMES[:places.shape[1]], title)
+    if len(places) != num_states and not folder.settings_file.exists():
+        return _of_other_rows(folder, tsne, num_states, seed)
     places = folder.read_finite("tsne", num_states)
     labels, number = read_clusters(folder, num_states)
     per_sample = folder.read_finite("per_sample", steps.num_samples)
-    variances = Variances(folder)
-    title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
-             "environment, and their changes")
-    pca = Plane(principal[:, :3], variances.axis_names, title)
-    tsne = Plane(places, TSNE_NAMES[:places.shape[1]], title)
+    planes, variances = {}, []
+    if can_draw("figures of principal components", folder, "principal"):
+        principal = folder.read_finite("principal", num_states)
+        of_principal = Variances(folder, principal)
+        planes["pca"] = Plane(principal[:, :2], of_principal.axis_names[:2], title)
+        variances.append(of_principal.job(title))
+    planes["tsne"] = tsne.dimensions(2)
     colourings = step_colourings(steps)
     colourings["cluster"] = cluster_category(labels, number)
     colourings["behaviour"] = cluster_category(np.repeat(per_sample, steps.num_steps), number,
                                                "behaviour", "behaviour of the sample")
     behaviours = _Behaviours(samples, steps, labels, per_sample, number, tsne.dimensions(2))
     return [
-        *plane_jobs({"pca": pca.dimensions(2), "tsne": tsne.dimensions(2)}, colourings, seed),
+        *plane_jobs(planes, colourings, seed),
         *space_jobs(tsne, {what: colourings[what] for what in ("cluster", "value")}, seed),
-        variances.job(title),
+        *variances,
         ("behaviours_overview.png", behaviours.plot_overview),
         *((f"behaviour_{i:02d}.png", lambda path, i=i: behaviours.plot(path, i))
           for i in range(number))]
+
+
+def _of_other_rows(folder: BehavioursFolder, tsne: Plane, num_states: int, seed: int) -> list[Job]:
+    """The clusters on the map: published folders do not have a row for every step."""
+    rows = len(tsne.places)
+    print(f"left out all figures but the clusters on the map: {folder.file('tsne')} has {rows} "
+          f"rows for {num_states} steps, and does not say which", flush=True)
+    tsne = dataclasses.replace(tsne, title=f"{rows} places of states of agent and environment")
+    clusters = {"cluster": cluster_category(*read_clusters(folder, rows))}
+    return [*plane_jobs({"tsne": tsne.dimensions(2)}, clusters, seed),
+            *space_jobs(tsne, clusters, seed)]
 
 
 class _Behaviours:

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
-from analysis.plotting.jobs import ACTIONS
 from analysis.plotting.states import COLOUR_MAP, COLOURS, NO_CATEGORY_COLOUR, ClusterPlots, save
+from common.env import ACTION_LABELS
 from common.video import enlarge, mark_action
 
 FRAME_FACTOR = 2  # frames are enlarged, for the arrow of the action to be readable
@@ -38,7 +38,7 @@ class Members:
     def action_shares(self) -> np.ndarray:
         """How often each action is taken, as a share of the known ones (A,)."""
         known = self.actions[self.actions >= 0]
-        return np.bincount(known, minlength=len(ACTIONS)) / max(len(known), 1)
+        return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def plot_overview(path: Path, sizes: np.ndarray, in_none: int, labels: np.ndarra
     image = actions.imshow(np.ma.masked_invalid(shares[:, taken]), aspect="auto", cmap=COLOUR_MAP,
                            vmin=0, vmax=1, interpolation="nearest")
     actions.set(ylabel="behaviour", title="actions of its samples (white: no samples)")
-    actions.set_xticks(range(len(taken)), [ACTIONS[number] for number in taken], rotation=45,
+    actions.set_xticks(range(len(taken)), [ACTION_LABELS[number] for number in taken], rotation=45,
                        ha="right")
     figure.colorbar(image, ax=actions, label="share of the actions")
     bars.set_ylim(len(sizes) - 0.5, -0.5)
@@ -130,7 +130,7 @@ def _draw_actions(axes: Axes, members: Members, everyone: Members) -> None:
     places = np.arange(len(taken))
     axes.barh(places - 0.2, shares[taken], height=0.38, color=COLOURS[3])
     axes.barh(places + 0.2, of_all[taken], height=0.38, color=NO_CATEGORY_COLOUR)
-    axes.set_yticks(places, [ACTIONS[number] for number in taken])
+    axes.set_yticks(places, [ACTION_LABELS[number] for number in taken])
     axes.invert_yaxis()
     axes.set(xlabel="share of the actions that entered the steps", title="actions", xlim=(0, 1))
     if not len(taken):

@@ -9,15 +9,20 @@ and a row is a sample::
     lv_rand_pca_projected_N     coordinates of the random vectors along the same (N, P)
     tsne_lv_inf_N, tsne_lv_rand_N       places of both on one map (N, 2)
     clusters_lv_inf_N           cluster of each informed vector, -1 for none (N,)
-    cluster_means_lv_inf_N      means of the first principal coordinates (C, p)
+    cluster_means_lv_inf_N      means of the principal coordinates (C, P)
     mu_lv_inf_N *               mean of the informed vectors (V,)
     pc_variances_lv_inf_N *     (P,)
     cosines_lv_inf_N *, cosines_lv_rand_N *     between pairs of vectors, at most a million
     aux_lv_N.csv *              one row a sample: start (informed_init or rand_init), sample,
                                 sum_of_reward, ends, mean_value, cluster (-1 for none, and for
                                 random ones)
+    pca_data_lv_inf_N, pca_data_lv_rand_projected_N     the same as lv_inf_pca_N and as
+                                lv_rand_pca_projected_N, for published scripts that read these
+    lv_inf_aux_data_N.csv       for them, too: sum_of_reward, ends, mean_value and cluster of the
+                                informed samples, one row each
 
-All are ``.npy`` files but the last. How far the vectors are from uniform is in the settings.
+All are ``.npy`` files but those called ``.csv``. How far the vectors are from uniform is in the
+settings. Of a published folder the reader takes the coordinates by either name.
 """
 
 from __future__ import annotations
@@ -32,8 +37,9 @@ from common.array_folders import ResultFolder
 from common.errors import UserError
 from common.files import atomic_path
 
-_TABLE = "table"
-_COLUMNS = ("start", "sample", "sum_of_reward", "ends", "mean_value", "cluster")
+_OUTCOMES = ("sum_of_reward", "ends", "mean_value", "cluster")
+_TABLES = {"table": ("aux_lv", ("start", "sample", *_OUTCOMES)),
+           "published_table": ("lv_inf_aux_data", _OUTCOMES)}
 
 
 class BottleneckFolder(ResultFolder):
@@ -45,19 +51,26 @@ class BottleneckFolder(ResultFolder):
         "random": "lv_rand_pca_projected", "tsne": "tsne_lv_inf", "random_tsne": "tsne_lv_rand",
         "clusters": "clusters_lv_inf", "cluster_means": "cluster_means_lv_inf",
         "mean": "mu_lv_inf", "variances": "pc_variances_lv_inf", "cosines": "cosines_lv_inf",
-        "random_cosines": "cosines_lv_rand"}
+        "random_cosines": "cosines_lv_rand", "published_principal": "pca_data_lv_inf",
+        "published_random": "pca_data_lv_rand_projected"}
 
     def file(self, name: str) -> Path:
-        return self.path / f"aux_lv_{self.number}.csv" if name == _TABLE else super().file(name)
+        if name in _TABLES:
+            return self.path / f"{_TABLES[name][0]}_{self.number}.csv"
+        file, published = super().file(name), f"published_{name}"
+        if published in self.stems and not file.exists() and super().file(published).exists():
+            return super().file(published)
+        return file
 
     def read(self, name: str) -> np.ndarray | pd.DataFrame:
-        """An array, or the auxiliary ``table``.
+        """An array, or the auxiliary ``table`` or ``published_table``.
 
         Raises:
             UserError: if its file is missing or damaged.
         """
-        if name != _TABLE:
+        if name not in _TABLES:
             return super().read(name)
+        columns = _TABLES[name][1]
         path = self.file(name)
         try:
             table = pd.read_csv(path)
@@ -65,14 +78,14 @@ class BottleneckFolder(ResultFolder):
             raise UserError(f"there is no file {path}; {self.script} writes it") from None
         except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
             raise UserError(f"{path} is damaged: it is not a table") from None
-        if tuple(table.columns) != _COLUMNS or table.isna().any(axis=None):
-            raise UserError(f"{path} is damaged: it must have the columns {', '.join(_COLUMNS)} "
+        if tuple(table.columns) != columns or table.isna().any(axis=None):
+            raise UserError(f"{path} is damaged: it must have the columns {', '.join(columns)} "
                             "without gaps")
         return table
 
     def store(self, name: str, values: np.ndarray | pd.DataFrame) -> None:
-        if name != _TABLE:
+        if name not in _TABLES:
             super().store(name, values)
             return
         with atomic_path(self.file(name)) as temporary:
-            values.to_csv(temporary, index=False, columns=_COLUMNS)
+            values.to_csv(temporary, index=False, columns=_TABLES[name][1])

@@ -48,10 +48,15 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
     projected = writer.step("random", lambda: Result(
         {"random": scale.standardise(random) @ principal.components.T}, {}))["random"]
     labels = writer.step("clusters", lambda: clusters_result(
-        principal.holding, config.clustering, config.n_clusters, seed))["clusters"]
+        principal.holding, config.clustering, config.n_clusters, seed,
+        principal.coordinates))["clusters"]
     writer.step("tsne", lambda: _tsne(principal.coordinates, projected, config.n_components_tsne,
                                        tsne_seed))
-    writer.step("table", lambda: Result({"table": outcomes(steps, labels)}, {}))
+    table = outcomes(steps, labels)
+    writer.step("table", lambda: Result({"table": table}, {}))
+    writer.step("published", lambda: Result(
+        {"published_principal": principal.coordinates, "published_random": projected,
+         "published_table": table[table["start"] == SAMPLE_STARTS[0]]}, {}))
 
 
 def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -> pd.DataFrame:
@@ -61,15 +66,18 @@ def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -
         steps: of the informed and of the random samples.
         labels: clusters of the informed vectors (N,).
     """
-    tables = []
-    for start, of_start in zip(SAMPLE_STARTS, steps):
-        tables.append(pd.DataFrame({
-            "start": start, "sample": of_start.by_sample(of_start.sample)[:, 0],
-            "sum_of_reward": of_start.by_sample(of_start.reward).sum(axis=1),
-            "ends": (of_start.by_sample(of_start.terminal) > ENDED).any(axis=1).astype(int),
-            "mean_value": of_start.by_sample(of_start.value).mean(axis=1),
-            "cluster": labels if start == SAMPLE_STARTS[0] else NO_CLUSTER}))
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat([sample_outcomes(of_start).assign(
+        start=start, cluster=labels if start == SAMPLE_STARTS[0] else NO_CLUSTER)
+        for start, of_start in zip(SAMPLE_STARTS, steps)], ignore_index=True)
+
+
+def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
+    """What comes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    return pd.DataFrame({
+        "sample": steps.by_sample(steps.sample)[:, 0],
+        "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),
+        "ends": (steps.by_sample(steps.terminal) > ENDED).any(axis=1).astype(int),
+        "mean_value": steps.by_sample(steps.value).mean(axis=1)})
 
 
 def _uniformity(informed: np.ndarray, random: np.ndarray) -> Result:

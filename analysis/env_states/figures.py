@@ -44,7 +44,7 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
     principal = folder.read_finite("principal", num_states)  # (N, P)
     labels, num_clusters = read_clusters(folder, num_states)
     means = folder.read_finite("cluster_means")
-    variances = Variances(folder)
+    variances = Variances(folder, principal)
     title = (f"{num_states} states of the environment in {steps.num_samples} simulated samples of "
              f"{steps.num_steps} steps")
     space = Plane(principal[:, :3], variances.axis_names, title)

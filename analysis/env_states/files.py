@@ -7,7 +7,7 @@ the steps of sample 0, then of sample 1, and so on::
     pca_data_env_N                  principal coordinates (rows, P)
     pcomponents_env_N               principal components (P, E)
     clusters_env_N                  cluster of each row, -1 for none (rows,)
-    cluster_means_env_N             means of the first principal coordinates (C, p)
+    cluster_means_env_N             means of the principal coordinates (C, P)
     tsne_env_N                      (rows, 2)
     mu_env_N *, std_env_N *         mean and standard deviation of units (E,)
     pc_variances_env_N *            (P,)

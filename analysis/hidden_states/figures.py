@@ -8,7 +8,6 @@ import numpy as np
 
 from analysis.hidden_states.recorded import RecordedSteps
 from analysis.plotting.jobs import (
-    ACTIONS,
     TSNE_NAMES,
     Colourings,
     Variances,
@@ -22,6 +21,7 @@ from analysis.plotting.jobs import (
 )
 from analysis.plotting.states import Category, Plane, Quantity
 from analysis.results.output import Job
+from common.env import ACTION_LABELS
 from common.hidden_states_folder import HiddenStatesFolder
 
 
@@ -41,7 +41,7 @@ def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
     num_states = len(steps.action)
     principal = folder.read_finite("principal", num_states)  # (N, P)
     simulated = None if folder.num_samples is None else folder.read_finite("generated")
-    variances = Variances(folder)
+    variances = Variances(folder, principal)
     labels, num_clusters = read_clusters(folder, num_states)
     title = f"{num_states} hidden states of {folder.num_episodes} episodes"
     space = Plane(principal[:, :3], variances.axis_names, title)
@@ -72,8 +72,8 @@ def _colourings(folder: HiddenStatesFolder, steps: RecordedSteps, labels: np.nda
     sources = np.abs(folder.read_finite("sources", num_states))
     return {
         "entropy": Quantity(steps.entropy, "entropy of the policy (nats)"),
-        "likeliest_action": Category(steps.likeliest_action, "most likely action", ACTIONS),
-        "action": Category(steps.action, "action taken", ACTIONS),
+        "likeliest_action": Category(steps.likeliest_action, "most likely action", ACTION_LABELS),
+        "action": Category(steps.action, "action taken", ACTION_LABELS),
         "cluster": cluster_category(labels, num_clusters),
         "nmf_factor": Category(weights.argmax(axis=1), "strongest NMF factor",
                                tuple(f"factor {i}" for i in range(weights.shape[1])),

@@ -47,23 +47,22 @@ def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHidde
     found = writer.step("scale", lambda: scale_result(states, "hidden unit"))
     scale = scale_from(found)
     standardised = scale.standardise(states)
-    found = writer.step("outliers", lambda: _outliers(standardised, config, seed))
-    kept = ~found["outliers"]
+    kept = writer.step("kept", lambda: _kept(standardised, config, seed))["kept"]
     found = writer.step("pca", lambda: _pca(standardised, kept, scale, simulated, config, seed))
     principal, variances = found["principal"], found["variances"]
     held = writer.facts["pca"]["components_for_95_percent"]
     clustered = np.ascontiguousarray(principal[:, :held])
     writer.step("ica", lambda: _ica(principal, kept, variances, config, seed))
     writer.step("clusters", lambda: clusters_result(clustered, config.clustering,
-                                                    config.n_clusters, seed))
+                                                    config.n_clusters, seed, principal))
     writer.step("tsne", lambda: tsne_result(clustered, config.n_components_tsne, tsne_seed))
     writer.step("nmf", lambda: _nmf(states, config, seed))
 
 
-def _outliers(standardised: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:
+def _kept(standardised: np.ndarray, config: AgentHiddenConfig, seed: int) -> Result:
     found = find_outliers(standardised, config.outlier_max_k, seed)
     retention = 1 - found.mask.mean()
-    return Result({"outliers": found.mask, "retention": np.array(retention)},
+    return Result({"kept": ~found.mask, "retention": np.array(retention)},
                   {"neighbours": found.ks, "outliers": int(found.mask.sum()),
                    "retained": float(retention)})
 

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from analysis.jacobians.files import JacobiansFolder
 from analysis.plotting.jobs import (
-    ACTIONS,
     TSNE_NAMES,
     Variances,
+    can_draw,
     cluster_category,
     cluster_jobs,
     largest_clusters,
@@ -25,58 +25,68 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import COLOUR_MAP, Category, Pictures, Plane, Quantity, save
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
-from common.errors import UserError
+from common.env import ACTION_LABELS
 from generative.saliency.gradients import saliency_functions
 from generative.sample_files import SampleFolder
 
 
 def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedSteps,
-            seed: int) -> list[Job]:
+            grad_timestep: int, seed: int) -> list[Job]:
     """All figures of one analysis.
 
     Args:
         folder: what was precomputed.
         samples: where the frames are.
         steps: of the same samples.
+        grad_timestep: step with respect to whose states the gradients are in a folder that, as a
+            published one, does not say it.
         seed: of what is drawn on top.
 
     Raises:
         UserError: if a file is missing or damaged, or is not of these samples.
     """
     number = steps.num_samples
-    principal = folder.read_finite("principal", number)  # (M, P)
     labels, num_clusters = read_clusters(folder, number)
     means = folder.read_finite("cluster_means")
-    sizes = folder.read_finite("sizes", number)  # (M, 2, k)
-    variances = Variances(folder)
-    settings = folder.settings()
-    if not settings:
-        raise UserError(f"there is no file {folder.settings_file}, which says which gradients "
-                        f"{folder.script} took")
-    step = settings["parameters"]["grad_timestep"]
-    read_at = settings["saliency_made_by"].get("common_timesteps", ["?"])
-    names = [function.direction_name for function in
-             saliency_functions(settings["functions"], direction_ids=(), direction_type="ica")]
-    title = (f"{number} samples: gradients of {len(names)} components of the agent's state at step "
-             f"{', '.join(map(str, read_at))}\nwith respect to the states of agent and environment "
-             f"at step {step}")
+    settings, names, what = folder.settings(), [], "components of the agent's state"
+    step = settings["parameters"]["grad_timestep"] if settings else grad_timestep
+    if settings:
+        read_at = settings["saliency_made_by"].get("common_timesteps", ["?"])
+        names = [function.direction_name for function in
+                 saliency_functions(settings["functions"], direction_ids=(), direction_type="ica")]
+        what = f"{len(names)} {what} at step {', '.join(map(str, read_at))}"
+    title = (f"{number} samples: gradients of {what}\nwith respect to the states of agent and "
+             f"environment at step {step}")
     ids = steps.by_sample(steps.sample)[:, 0]
     value, action = (steps.by_sample(of_step)[:, step] for of_step in (steps.value, steps.action))
     ends = (steps.by_sample(steps.terminal) > ENDED).any(axis=1)
-    strongest = np.sqrt((sizes.astype(np.float64) ** 2).mean(axis=1)).argmax(axis=1)
     colourings = {
         "value": Quantity(value, f"value estimate at step {step}"),
         "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
                                   "sum of reward of the sample"),
         "ends": Category(ends.astype(int), "end of the sample", ("goes on", "ends")),
-        "action": Category(action, f"action that entered step {step}", ACTIONS),
-        "size": Quantity(np.log10(np.sqrt((sizes.astype(np.float64) ** 2).mean(axis=(1, 2)))
-                                  + 1e-12),
-                         "log10 of the root mean square of all gradients"),
-        "strongest": Category(strongest, "component with the largest gradients", tuple(names)),
+        "action": Category(action, f"action that entered step {step}", ACTION_LABELS),
         "cluster": cluster_category(labels, num_clusters)}
-    space = Plane(principal[:, :3], variances.axis_names, title, unit="samples")
-    tsne = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title, unit="samples")
+    jobs, planes, principal = [], {}, None
+    if can_draw("the sizes of the gradients", folder, "sizes"):
+        sizes = folder.read_finite("sizes", number)  # (M, 2, k)
+        squares = sizes.astype(np.float64) ** 2
+        colourings["size"] = Quantity(np.log10(np.sqrt(squares.mean(axis=(1, 2))) + 1e-12),
+                                      "log10 of the root mean square of all gradients")
+        colourings["strongest"] = Category(np.sqrt(squares.mean(axis=1)).argmax(axis=1),
+                                           "component with the largest gradients", tuple(names))
+        jobs.append(("gradients_by_cluster.png", lambda path: _plot_sizes(
+            path, sizes, labels, num_clusters, names, title)))
+    if can_draw("figures of principal components and the most central samples", folder,
+                "principal"):
+        principal = folder.read_finite("principal", number)  # (M, P)
+        variances = Variances(folder, principal)
+        space = Plane(principal[:, :3], variances.axis_names, title, unit="samples")
+        planes["pca"] = space.dimensions(2)
+        jobs += [*space_jobs(space, {"cluster": colourings["cluster"]}, seed),
+                 variances.job(title)]
+    planes["tsne"] = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+                           unit="samples")
     drawn, some = largest_clusters(labels, num_clusters)
 
     def note(cluster: int) -> str:
@@ -85,18 +95,15 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
                 f"at step {step} {value[members].mean():.2f}, {100 * ends[members].mean():.0f} % "
                 f"end{some}")
 
-    def pictures(cluster: int) -> Pictures:
+    def pictures(cluster: int) -> Pictures | None:
+        if principal is None:
+            return None
         members = np.flatnonzero(labels == cluster)
         rows = members[most_central(principal[members, :means.shape[1]], means[cluster], members)]
         return pictures_of(samples, ids[rows], np.full(len(rows), step))
 
-    return [
-        *plane_jobs({"pca": space.dimensions(2), "tsne": tsne}, colourings, seed),
-        *space_jobs(space, {"cluster": colourings["cluster"]}, seed),
-        variances.job(title),
-        ("gradients_by_cluster.png",
-         lambda path: _plot_sizes(path, sizes, labels, num_clusters, names, title)),
-        *cluster_jobs((space.dimensions(2), tsne), labels, drawn, note, pictures)]
+    return [*plane_jobs(planes, colourings, seed), *jobs,
+            *cluster_jobs(tuple(planes.values()), labels, drawn, note, pictures)]
 
 
 def _plot_sizes(path: Path, sizes: np.ndarray, labels: np.ndarray, num_clusters: int,

@@ -4,7 +4,7 @@ Layout, as published but for the files marked *; N is the number of simulated sa
 a sample::
 
     clusters_jacob_N                cluster of each sample, -1 for none (N,)
-    cluster_means_jacob_N           means of the first principal coordinates (C, p)
+    cluster_means_jacob_N           means of the principal coordinates (C, P)
     tsne_jacob_N                    (N, 2)
     clusters_per_sample_N           the same as clusters_jacob_N, for what reads the clusters of
                                     samples by this name

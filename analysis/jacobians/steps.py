@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.methods.components import Scale
 from analysis.parameters.config import JacobianConfig
-from analysis.results.steps import clusters_result, principal_step, tsne_result
+from analysis.results.steps import PrincipalStep, clusters_result, principal_step, tsne_result
 from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.progress import with_progress
@@ -109,12 +109,13 @@ def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: 
     mean = writer.step("sizes", lambda: Result(
         {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
     scale = Scale(mean, np.ones_like(mean), ())
-    held = principal_step(features, scale, config, seed, writer).holding
-    writer.step("clusters", lambda: _clusters(held, config, seed))
-    writer.step("tsne", lambda: tsne_result(held, config.n_components_tsne, tsne_seed))
+    principal = principal_step(features, scale, config, seed, writer)
+    writer.step("clusters", lambda: _clusters(principal, config, seed))
+    writer.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne, tsne_seed))
 
 
-def _clusters(rows: np.ndarray, config: JacobianConfig, seed: int) -> Result:
-    result = clusters_result(rows, config.clustering, config.n_clusters, seed)
+def _clusters(principal: PrincipalStep, config: JacobianConfig, seed: int) -> Result:
+    result = clusters_result(principal.holding, config.clustering, config.n_clusters, seed,
+                             principal.coordinates)
     result.arrays["per_sample"] = result.arrays["clusters"]
     return result

@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from common.env import ACTION_DIRECTIONS, ACTION_NAMES
+from common.env import ACTION_DIRECTIONS, ACTION_LABELS
 from common.errors import UserError
 from common.progress import with_progress
 
@@ -246,9 +246,8 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         "format": FORMAT, "experiment": content.experiment, "frame": content.frame,
         "sets": [dataclasses.asdict(of_set) for of_set in content.sets],
         "num_ics": content.num_ics, "not_recorded": NOT_RECORDED,
-        "actions": [{"name": ACTION_NAMES[number] if number < len(ACTION_NAMES) else str(number),
-                     "direction": direction}
-                    for number, direction in enumerate(ACTION_DIRECTIONS)],
+        "actions": [{"name": name, "direction": direction}
+                    for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
         "saliency": [{**dataclasses.asdict(of_type), "samples": int(number)}
                      for of_type, number in zip(content.types, samples_with)],
         "behaviours": content.behaviours is not None,

@@ -23,11 +23,10 @@ from analysis.plotting.states import (
 from analysis.results.output import Job
 from analysis.results.simulated_steps import SimulatedSteps
 from common.array_folders import ResultFolder
-from common.env import ACTION_NAMES, NUM_ACTIONS
+from common.env import ACTION_LABELS, NUM_ACTIONS
 from common.errors import UserError
 from generative.sample_files import SampleFolder
 
-ACTIONS = (*ACTION_NAMES, *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
 MOST_CLUSTERS = 32  # that have a figure of their own
 PICTURES = 8  # of a cluster
 TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
@@ -48,16 +47,26 @@ def read_clusters(folder: ResultFolder, num_rows: int) -> tuple[np.ndarray, int]
     return labels, number
 
 
+def can_draw(figures: str, folder: ResultFolder, *arrays: str) -> bool:
+    """Whether a folder has the arrays that some figures need; if not, it says what is left out."""
+    missing = [folder.file(array).name for array in arrays if not folder.has(array)]
+    if missing:
+        print(f"left out {figures}: {folder.path} has no {', '.join(missing)}", flush=True)
+    return not missing
+
+
 class Variances:
     """The variances of principal components, for axes and for a figure of their own.
 
     Args:
         folder: what was precomputed; published results do not say the total variance, and the sum
             of what is there stands for it.
+        principal: coordinates (N, P), whose variances stand for those that the folder has not.
     """
 
-    def __init__(self, folder: ResultFolder):
-        self.variances = folder.read_finite("variances")
+    def __init__(self, folder: ResultFolder, principal: np.ndarray):
+        self.variances = (folder.read_finite("variances") if folder.has("variances") else
+                          principal.var(axis=0, ddof=1, dtype=np.float64))
         facts = folder.settings().get("steps", {}).get("pca", {})
         self.total = facts.get("total_variance", float(self.variances.sum()))
 
@@ -175,7 +184,7 @@ def step_colourings(steps: SimulatedSteps) -> Colourings:
         "time_step": Quantity(steps.step, "step of the sample"),
         "reward": Quantity(steps.reward, "reward of the step"),
         "terminal": Quantity(steps.terminal, "probability that the episode ends"),
-        "action": Category(steps.action, "action that entered the step", ACTIONS)}
+        "action": Category(steps.action, "action that entered the step", ACTION_LABELS)}
 
 
 def note_on_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
@@ -196,8 +205,8 @@ def note_on_members(members: np.ndarray, sequences: np.ndarray, what: str, value
     known = actions[members & (actions >= 0)]
     counts = np.bincount(known, minlength=NUM_ACTIONS)
     most = int(counts.argmax())
-    action = (f"; most frequent action {ACTIONS[most]} ({100 * counts[most] / len(known):.0f} %)"
-              if len(known) else "")
+    action = (f"; most frequent action {ACTION_LABELS[most]} "
+              f"({100 * counts[most] / len(known):.0f} %)" if len(known) else "")
     return (f"{number} of {len(members)} states ({100 * number / len(members):.1f} %), from "
             f"{there} of {len(np.unique(sequences))} {what}s; mean value "
             f"{values[members].mean():.2f}{action}")

@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 
-from analysis.methods.clustering import find_clusters
+from analysis.methods.clustering import cluster_means, find_clusters
 from analysis.methods.components import PrincipalComponents, Scale, principal_components, scale_of
 from analysis.methods.embedding import embed
 from analysis.parameters.config import MapConfig
@@ -51,10 +51,10 @@ def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne
         UserError: if there are too few states for what is asked for.
     """
     found = writer.step("scale", lambda: scale_result(states, what))
-    clustered = principal_step(states, scale_from(found), config, seed, writer).holding
-    writer.step("clusters", lambda: clusters_result(clustered, config.clustering,
-                                                    config.n_clusters, seed))
-    writer.step("tsne", lambda: tsne_result(clustered, config.n_components_tsne, tsne_seed))
+    principal = principal_step(states, scale_from(found), config, seed, writer)
+    writer.step("clusters", lambda: clusters_result(
+        principal.holding, config.clustering, config.n_clusters, seed, principal.coordinates))
+    writer.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne, tsne_seed))
 
 
 def principal_step(states: np.ndarray, scale: Scale, config: MapConfig, seed: int,
@@ -100,10 +100,16 @@ def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> Result:
                    "components_for_95_percent": fit.number_for(CLUSTERED_SHARE)})
 
 
-def clusters_result(rows: np.ndarray, method: str, num_clusters: int, seed: int) -> Result:
-    """Clusters of rows (N, d); see ``find_clusters``."""
+def clusters_result(rows: np.ndarray, method: str, num_clusters: int, seed: int,
+                    places: np.ndarray | None = None) -> Result:
+    """Clusters of rows (N, d); see ``find_clusters``.
+
+    Args:
+        places: of the same rows (N, P), whose means are stored; those of ``rows`` without them.
+    """
     fit = find_clusters(rows, method, num_clusters, seed)
-    return Result({"clusters": fit.labels, "cluster_means": fit.means},
+    means = fit.means if places is None else cluster_means(places, fit.labels)
+    return Result({"clusters": fit.labels, "cluster_means": means},
                   {"method": method, "clusters": len(fit.means),
                    "states_in_none": int((fit.labels < 0).sum()),
                    "fitted_states": fit.fitted_rows})

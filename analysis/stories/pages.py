@@ -19,9 +19,9 @@ import numpy as np
 from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT
 from analysis.influences.correlation import extreme_rows, members
 from analysis.influences.files import ComparisonFolder
-from analysis.plotting.jobs import ACTIONS
 from analysis.stories.figures import plot_component, plot_films, plot_influences
 from analysis.stories.sentences import Story, escape, facts_text, influence_sentence, sample_facts
+from common.env import ACTION_LABELS
 from common.errors import UserError
 from common.progress import with_progress
 from common.video import mark_action
@@ -114,7 +114,7 @@ class StoryPages:
                    "is the action that led to the frame")
         parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
                  "## Its samples\n",
-                 facts_text(facts, self._step, ACTIONS, group == ALL_SAMPLES) + "\n",
+                 facts_text(facts, self._step, ACTION_LABELS, group == ALL_SAMPLES) + "\n",
                  f"![Steps of {len(films)} samples]({stem}_samples.png)\n"]
         if story.testable:
             chart = story.best(story.variants[0], _CHARTED)
