@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hidden_states.readout import Readout, readout
-from analysis.plotting.jobs import ACTIONS
 from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
 from analysis.plotting.states import COLOURS, DPI
 from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser
+from common.env import ACTION_LABELS
 from common.errors import script_main
 from common.files import sha256
 from generative.flags import add_simulator_flags, read_simulator_flags
@@ -53,7 +54,8 @@ def main(argv: list[str] | None = None) -> None:
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
-        weights.table(ACTIONS).to_csv(temporary / TABLE_NAME, index=False, float_format="%.6g")
+        weights.table(ACTION_LABELS).to_csv(temporary / TABLE_NAME, index=False,
+                                            float_format="%.6g")
         draw_jobs(temporary, [
             ("action_weights.png", lambda path: plot_actions(path, weights, title)),
             ("action_weights_by_ic.png", lambda path: plot_action_bars(path, weights, title)),
@@ -66,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 def plot_actions(path: Path, weights: Readout, title: str) -> None:
     """Heat map of all actions and components."""
     plot_matrices(path, [Panel(weights.preferences, "logit less the mean of all logits")],
-                  Names(ACTIONS, _numbers(weights), "action", "IC"),
+                  Names(ACTION_LABELS, _numbers(weights), "action", "IC"),
                   signed_scale([weights.preferences], f"nats {_UNIT}", square=False), 1,
                   f"Read-out weights of the policy\n{title}")
 
@@ -85,7 +87,7 @@ def plot_action_bars(path: Path, weights: Readout, title: str) -> None:
             continue
         _draw_bars(axes, preferences[:, component])
         axes.set_title(f"IC {component}", fontsize=9)
-        axes.set_xticks(range(len(ACTIONS)), ACTIONS, rotation=90, fontsize=6)
+        axes.set_xticks(range(len(ACTION_LABELS)), ACTION_LABELS, rotation=90, fontsize=6)
         axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
     figure.supxlabel("action", fontsize=9)
     figure.supylabel(f"nats {_UNIT}", fontsize=9)

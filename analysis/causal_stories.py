@@ -31,6 +31,14 @@ def named(text: str) -> tuple[int, str]:
     return int(match[1]), match[2]
 
 
+def _once(named: list[tuple[int, str]]) -> dict[int, str]:
+    """Names by numbers, of which each stands once."""
+    names = dict(named)
+    if len(names) < len(named):
+        raise UserError("--behaviour_names gives two names to one behaviour")
+    return names
+
+
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_story_flags(flags)
@@ -52,6 +60,7 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
+    names = _once(args.behaviour_names)
     folders = parameters.folders
     output = args.output_dir or folders.stories
     OUTPUT.check(output)
@@ -64,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
-    names, share = dict(args.behaviour_names), parameters.get(SaliencyConfig).extrema_threshold
+    share = parameters.get(SaliencyConfig).extrema_threshold
     pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
                        share, args.num_films, names,
                        args.comparison_plots_dir or folders.comparison_plots, args.seed)

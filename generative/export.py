@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, output_file
 from common.errors import UserError, script_main
 from common.settings import SETTINGS_NAME
 from generative.published import save_compact
@@ -21,7 +21,7 @@ from generative.runs import PROGRESS_NAME
 def parser() -> Parser:
     flags = Parser(__doc__.partition("\n")[0])
     flags.add_argument("--model_file", type=Path, required=True, help="checkpoint of a run")
-    flags.add_argument("--output", type=Path, required=True, help="file to write")
+    flags.add_argument("--output", type=output_file, required=True, help="file to write")
     return flags
 
 

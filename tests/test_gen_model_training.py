@@ -447,8 +447,8 @@ def test_published_values_are_the_defaults():
     (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
-    (["--max_batches", "-1"], "--max_batches must not be negative"),
     (["--lr", "nan"], "lr must be above 0"),
+    (["--lr", "inf"], "lr must be above 0"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(
