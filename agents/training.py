@@ -151,7 +151,8 @@ class Worker:
         self.generator.set_state(state["generator"])
         self.hidden = state["hidden"].to(self.compute.device)
         self.statistics.load_state_dict(state["statistics"])
-        self.normalizer.load_state_dict(state["normalizer"])
+        if "normalizer" in state:  # validation has none, but for files of before
+            self.normalizer.load_state_dict(state["normalizer"])
         self.observation = self.env.observe()
 
 
@@ -248,13 +249,15 @@ class TrainingRun:
     def state_dict(self) -> dict:
         """Everything needed to go on exactly where the run is."""
         teacher = {} if self.teacher is None else {"teacher_hidden": self.teacher.hidden.cpu()}
+        val = self.val_worker.state_dict()
+        del val["normalizer"]  # validation does not scale its rewards
         return {**teacher,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
                 "timesteps": self.timesteps, "updates": self.updates,
                 "wall_time": self.wall_time,
                 "minibatch_generator": self.minibatch_generator.get_state(),
-                "train": self.train_worker.state_dict(), "val": self.val_worker.state_dict()}
+                "train": self.train_worker.state_dict(), "val": val}
 
     def _load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["model_state_dict"])

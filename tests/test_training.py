@@ -376,6 +376,23 @@ def test_what_a_full_disk_keeps_from_a_checkpoint_is_written_when_the_run_goes_o
     assert [path.name for path in agent_files(tmp_path)] == [f"model_{STEPS_AN_UPDATE}.pth"]
 
 
+def test_a_resume_file_with_the_unused_normaliser_of_validation_goes_on_the_same(tmp_path):
+    """Which earlier versions saved."""
+    run = TrainingRun(tmp_path, _settings(num_timesteps=2 * STEPS_AN_UPDATE), FLOAT32)
+    run._one_update()
+    run.save()
+    resume = tmp_path / "resume.pth"
+    state = torch.load(resume, weights_only=True)
+    assert "normalizer" in state["train"] and "normalizer" not in state["val"]
+    assert TrainingRun(tmp_path, run.settings, FLOAT32).timesteps == STEPS_AN_UPDATE
+    state["val"]["normalizer"] = state["train"]["normalizer"]
+    torch.save(state, resume)
+    again = TrainingRun(tmp_path, run.settings, FLOAT32)
+    run._one_update()
+    again._one_update()
+    assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
+
+
 def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
     runs = [TrainingRun(tmp_path / "run", _settings(), FLOAT32) for _ in range(2)]
     with at_work_in(_made(tmp_path / "run_3")):
