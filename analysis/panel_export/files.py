@@ -46,7 +46,7 @@ from common.progress import with_progress
 FORMAT = 1  # that panel/src/lib/data.js reads
 NOT_RECORDED = 255  # stands for an action that a published sample does not tell
 NO_BEHAVIOUR = -1
-PAGE = Path(__file__).parent.parent / "panel" / "built"
+PAGE = Path(__file__).parents[2] / "panel" / "built"
 _TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
 # the mean difference is one shade in 256 for the frames and two for the saliency.
