@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
@@ -12,6 +15,7 @@ import yaml
 from common.errors import UserError, nearest
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
+_given: dict[Path, dict] = {}  # see yaml_given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +115,13 @@ def _of_type(value, kind, what: str):
 
 
 def read_yaml(path: Path) -> dict:
-    """Read a YAML file whose top level is a mapping."""
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        UserError: if the file is missing or holds something else.
+    """
+    if (given := _given.get(path.resolve())) is not None:
+        return copy.deepcopy(given)
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
@@ -121,6 +131,18 @@ def read_yaml(path: Path) -> dict:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} must hold a mapping of names to values")
     return content
+
+
+@contextlib.contextmanager
+def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
+    """Let ``read_yaml`` give these contents for these files, whatever becomes of them meanwhile."""
+    given = {path.resolve(): content for path, content in contents.items()}
+    _given.update(given)
+    try:
+        yield
+    finally:
+        for path in given:
+            del _given[path]
 
 
 def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentConfig:

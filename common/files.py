@@ -178,7 +178,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": str(torch.__version__),
              "numpy": np.__version__}
     for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
-                 "pynndescent", "hdbscan"):
+                 "pynndescent", "hdbscan", "numba", "llvmlite", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found
