@@ -13,6 +13,7 @@ import random
 import numpy as np
 
 from common.errors import UserError, nearest
+from common.level_state import LevelState
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
     from procgen import ProcgenGym3Env
@@ -165,7 +166,16 @@ class ProcgenVectorEnv:
         return self._env.get_state()
 
     def set_state(self, states: list[bytes]) -> None:
-        """Put the environments back into states from :meth:`get_state`."""
+        """Put the environments back into states from :meth:`get_state`.
+
+        Raises:
+            UserError: if there is not one for each environment, or one is of another game or such
+                that Procgen would end the process.
+        """
+        if len(states) != self._env.num:
+            raise UserError(f"there are {len(states)} states for {self._env.num} environments")
+        for state in states:
+            LevelState.parse(state, self.config.env_name)
         self._env.set_state(states)
 
     def close(self) -> None:
