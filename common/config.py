@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from common.errors import UserError, nearest
+from common.files import MAX_REASON, check_nested, read_bytes
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 
@@ -64,6 +65,16 @@ class AgentConfig:
                             f"mini_batch_per_epoch ({self.mini_batch_per_epoch})")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator in use does not take.
+
+    Raises:
+        UserError: saying which it takes.
+    """
+    if not 0 <= seed < 2**32:
+        raise UserError(f"the seed must lie between 0 and {2**32 - 1}, not {seed}")
+
+
 def typed(cls: type, values: dict, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
@@ -110,15 +121,20 @@ def _of_type(value, kind, what: str):
 
 
 def read_yaml(path: Path) -> dict:
-    """Read a YAML file whose top level is a mapping."""
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        UserError: if the file is missing, no YAML, no mapping of names, or nested too deep.
+    """
+    text = read_bytes(path)
     try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        content = yaml.safe_load(text)
+    except Exception as error:  # of its values, such as dates, it raises almost anything
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is not valid YAML: {reason}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} must hold a mapping of names to values")
+    check_nested(content, path)
     return content
 
 

@@ -19,6 +19,7 @@ from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.metrics_log import MetricsLog
 from common.progress import Progress
+from common.saved_state import check_generator, check_like, check_optimizer
 from common.settings import save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
@@ -130,6 +131,16 @@ class SimulatorTraining:
             if key not in state:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
+        check_optimizer(state["optimizer_state_dict"], self.optimizer,
+                        f"{path}: 'optimizer_state_dict'")
+        check_generator(state["generator"], self._generator, f"{path}: 'generator'")
+        check_like({name: state[name] for name in ("batches", "wall_time")},
+                   {"batches": 0, "wall_time": 0.0}, str(path))
+        if not isinstance(state["unlogged"], list):
+            raise UserError(f"{path}: 'unlogged' is no list")
+        figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))
+        for row in state["unlogged"]:
+            check_like(row, figures, f"{path}: 'unlogged'")
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.training.lr

@@ -29,11 +29,12 @@ import numpy as np
 import pandas as pd
 
 from common.array_folders import ResultFolder
-from common.errors import UserError
 from common.files import atomic_path
+from common.tables import read_table
 
 _TABLE = "table"
-_COLUMNS = ("start", "sample", "sum_of_reward", "ends", "mean_value", "cluster")
+_COLUMNS = {"start": str, "sample": int, "sum_of_reward": float, "ends": float,
+            "mean_value": float, "cluster": int}
 
 
 class BottleneckFolder(ResultFolder):
@@ -58,21 +59,11 @@ class BottleneckFolder(ResultFolder):
         """
         if name != _TABLE:
             return super().read(name)
-        path = self.file(name)
-        try:
-            table = pd.read_csv(path)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}; {self.script} writes it") from None
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
-            raise UserError(f"{path} is damaged: it is not a table") from None
-        if tuple(table.columns) != _COLUMNS or table.isna().any(axis=None):
-            raise UserError(f"{path} is damaged: it must have the columns {', '.join(_COLUMNS)} "
-                            "without gaps")
-        return table
+        return read_table(self.file(name), _COLUMNS, written_by=self.script)
 
     def store(self, name: str, values: np.ndarray | pd.DataFrame) -> None:
         if name != _TABLE:
             super().store(name, values)
             return
         with atomic_path(self.file(name)) as temporary:
-            values.to_csv(temporary, index=False, columns=_COLUMNS)
+            values.to_csv(temporary, index=False, columns=list(_COLUMNS))
