@@ -26,19 +26,19 @@ from common.agent_file import (
     agent_file_name,
     load_agent,
     load_optimizer_state,
-    load_tensors,
     load_weights,
     save_agent,
 )
-from common.config import AgentConfig
+from common.config import AgentConfig, check_seed
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import NonFiniteLoss, UserError
-from common.files import save_tensors, sha256
+from common.files import load_tensors, save_tensors, sha256
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
+from common.saved_state import check_generator, check_like, check_optimizer
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 
@@ -89,6 +89,7 @@ class TrainSettings:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
         if self.keep_optimizer and not self.model_file:
             raise UserError("--keep_optimizer needs a --model_file with the optimiser's state")
+        check_seed(self.seed)
 
 
 class Worker:
@@ -146,14 +147,45 @@ class Worker:
                 "statistics": self.statistics.state_dict(),
                 "normalizer": self.normalizer.state_dict()}
 
+    def check_state_dict(self, state, where: str, optional: frozenset[str] = frozenset()) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Args:
+            optional: entries that may be missing.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        needed = {"env", "generator", "hidden", "statistics", "normalizer"}
+        if not isinstance(state, dict) or not needed - optional <= set(state) <= needed:
+            raise UserError(f"{where} is no state of a set of environments")
+        env = state["env"]
+        if not isinstance(env, list) or not all(
+                isinstance(each, Tensor) and each.dtype == torch.uint8 and each.ndim == 1
+                for each in env):
+            raise UserError(f"{where}: 'env' is no list of states of environments")
+        try:
+            self.env.check_states(_bytes_of(env))
+        except UserError as error:
+            raise UserError(f"{where}: 'env': {error}") from None
+        check_generator(state["generator"], self.generator, f"{where}: 'generator'")
+        check_like(state["hidden"], self.hidden.cpu(), f"{where}: 'hidden'")
+        self.statistics.check_state_dict(state["statistics"], f"{where}: 'statistics'")
+        if "normalizer" in state:
+            self.normalizer.check_state_dict(state["normalizer"], f"{where}: 'normalizer'")
+
     def load_state_dict(self, state: dict) -> None:
-        self.env.set_state([tensor.numpy().tobytes() for tensor in state["env"]])
+        self.env.set_state(_bytes_of(state["env"]))
         self.generator.set_state(state["generator"])
         self.hidden = state["hidden"].to(self.compute.device)
         self.statistics.load_state_dict(state["statistics"])
         if "normalizer" in state:  # validation has none, but for files of before
             self.normalizer.load_state_dict(state["normalizer"])
         self.observation = self.env.observe()
+
+
+def _bytes_of(states: list[Tensor]) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in states]
 
 
 class TrainingRun:
@@ -206,6 +238,8 @@ class TrainingRun:
                                    settings.num_threads)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
                                  val_seed, settings.num_threads)
+        if state is not None:
+            self._check_state_dict(state, str(resume))
         self.teacher = self._open_teacher(state)
         self.rollout = Rollout(agent.n_steps, agent.n_envs,
                                self.train_worker.observation.frames.shape[1:],
@@ -239,6 +273,8 @@ class TrainingRun:
                             "checksum is another one")
         teacher = Teacher(policy, settings.agent.n_envs, self.compute)
         if state is not None and "teacher_hidden" in state:
+            check_like(state["teacher_hidden"], teacher.hidden.cpu(),
+                       f"{self.folder / RESUME_NAME}: 'teacher_hidden'")
             teacher.hidden = state["teacher_hidden"].to(self.compute.device)
         return teacher
 
@@ -258,6 +294,29 @@ class TrainingRun:
                 "wall_time": self.wall_time,
                 "minibatch_generator": self.minibatch_generator.get_state(),
                 "train": self.train_worker.state_dict(), "val": val}
+
+    def _check_state_dict(self, state: dict, where: str) -> None:
+        """Refuse a file that this run cannot go on from, before any of it is used.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        own = {"model_state_dict", "optimizer_state_dict", "timesteps", "updates", "wall_time",
+               "minibatch_generator", "train", "val"}
+        absent = sorted(own - state.keys())
+        if absent:
+            raise UserError(f"{where} has no '{absent[0]}', so no run can go on from it")
+        check_like({name: state[name] for name in ("timesteps", "updates", "wall_time")},
+                   {"timesteps": 0, "updates": 0, "wall_time": 0.0}, where)
+        check_like(state["model_state_dict"], self.policy.state_dict(),
+                   f"{where}: 'model_state_dict'")
+        check_optimizer(state["optimizer_state_dict"], self.optimizer,
+                        f"{where}: 'optimizer_state_dict'")
+        check_generator(state["minibatch_generator"], self.minibatch_generator,
+                        f"{where}: 'minibatch_generator'")
+        self.train_worker.check_state_dict(state["train"], f"{where}: 'train'")
+        self.val_worker.check_state_dict(state["val"], f"{where}: 'val'",
+                                         optional=frozenset({"normalizer"}))
 
     def _load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["model_state_dict"])

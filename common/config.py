@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from common.errors import UserError, nearest
+from common.files import MAX_REASON, check_nested, read_bytes
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 _given: dict[Path, dict] = {}  # see yaml_given
@@ -68,6 +69,16 @@ class AgentConfig:
                             f"mini_batch_per_epoch ({self.mini_batch_per_epoch})")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator in use does not take.
+
+    Raises:
+        UserError: saying which it takes.
+    """
+    if not 0 <= seed < 2**32:
+        raise UserError(f"the seed must lie between 0 and {2**32 - 1}, not {seed}")
+
+
 def typed(cls: type, values: dict, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
@@ -118,18 +129,19 @@ def read_yaml(path: Path) -> dict:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        UserError: if the file is missing or holds something else.
+        UserError: if the file is missing, no YAML, no mapping of names, or nested too deep.
     """
     if (given := _given.get(path.resolve())) is not None:
         return copy.deepcopy(given)
+    text = read_bytes(path)
     try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        content = yaml.safe_load(text)
+    except Exception as error:  # of its values, such as dates, it raises almost anything
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is not valid YAML: {reason}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} must hold a mapping of names to values")
+    check_nested(content, path)
     return content
 
 

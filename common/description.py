@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import remove_folder, save_json, unnamed_file
+from common.files import check_nested, read_bytes, remove_folder, save_json, unnamed_file
 from common.locks import LOCK_NAME, FolderLock
 
 # What an entry of a description stands for, where its name does not say it.
@@ -19,14 +19,18 @@ def read_description(path: Path) -> dict:
     """What stands in a description file; empty if there is none.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: if the file is damaged or holds no mapping.
     """
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text())
-    except ValueError:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no mapping of names to values")
+    check_nested(content, path)
+    return content
 
 
 def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:

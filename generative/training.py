@@ -20,6 +20,7 @@ from common.errors import NonFiniteLoss, UserError
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
+from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
@@ -135,6 +136,14 @@ class SimulatorTraining:
             if state.get(key) is None:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
+        check_generator(state["generator"], self._generator, f"{path}: 'generator'")
+        check_like({name: state[name] for name in ("batches", "wall_time")},
+                   {"batches": 0, "wall_time": 0.0}, str(path))
+        if not isinstance(state["unlogged"], list):
+            raise UserError(f"{path}: 'unlogged' is no list")
+        figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))
+        for row in state["unlogged"]:
+            check_like(row, figures, f"{path}: 'unlogged'")
         self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                         "state": state["optimizer_state_dict"]})
         self._generator.set_state(state["generator"])

@@ -27,12 +27,17 @@ from common.description import open_described_folder
 from common.errors import UserError
 from common.files import atomic_folder, atomic_path, read_array
 from common.locks import FolderLock
+from common.tables import read_table
 
 # Type and dimensions of each field of ArmRuns.
 _ARRAYS = {"starts": (np.int64, 1), "lengths": (np.int64, 1), "ends": (np.float32, 1),
            "actions": (np.int64, 1), "values": (np.float32, 1), "rewards": (np.float32, 1),
            "moved": (np.float64, 0)}
 _OF_STEPS = ("actions", "values", "rewards")
+# Columns of effects.csv that are read again.
+_EFFECTS = {"label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
+            "effect": float, "low_95": float, "high_95": float, "p_holm": float,
+            "p_control": float, "claimed": bool}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,16 @@ class InterventionsFolder:
             return ArmRuns(**arrays)
         except UserError as error:
             raise UserError(f"{folder} is damaged: {error}") from None
+
+    def effects(self) -> pd.DataFrame:
+        """The effects, a row for each arm and outcome; figures of a comparison without controls
+        may be missing.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.effects_file, _EFFECTS, written_by="compare_interventions.py",
+                          gaps=[name for name, kind in _EFFECTS.items() if kind is float])
 
     def save_table(self, path: Path, table: pd.DataFrame) -> None:
         """Write one of the CSV files."""

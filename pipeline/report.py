@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import html
-import json
 import os
 import re
 import shutil
@@ -20,12 +19,13 @@ import jinja2
 import markdown
 import markupsafe
 import numpy as np
-import pandas as pd
 
+from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_path, versions
+from common.tables import read_table
 from common.video import write_poster, write_strip
-from generative.loss_over_time import IMAGE_MSE, TABLE_NAME
+from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
 from pipeline.presets import Preset
@@ -377,7 +377,7 @@ def _table(output: Path, section: str, done: set[str]) -> Table | None:
 
 def _loss_table(output: Path) -> Table:
     """The image error of each predictor at the first steps."""
-    table = pd.read_csv(output / "loss_over_time" / TABLE_NAME)
+    table = read_table(output / "loss_over_time" / TABLE_NAME, SHOWN_COLUMNS)
     table = table[(table["kind"] == IMAGE_MSE) & table["step"].between(1, SHOWN_STEPS)]
     means = table.pivot(index="predictor", columns="step", values="mean")
     means = means.reindex(table["predictor"].unique())
@@ -389,7 +389,7 @@ def _loss_table(output: Path) -> Table:
 
 def _effects_table(output: Path) -> Table:
     """What each direction does to each outcome."""
-    table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    table = InterventionsFolder(output / "analysis" / "interventions").effects()
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
              f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
@@ -409,7 +409,7 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
     files = SaliencyFolder(output / "samples" / "informed_init")
     for number in files.samples.numbers()[:STRIP_SAMPLES]:
         described = sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
-        names = [json.loads(path.read_text())["function"] for path in described]
+        names = [read_description(path)["function"] for path in described]
         names.sort(key=lambda name: (name != "value", name != "action", name))
         if names:
             rows = [files.samples.sample(number).frames,

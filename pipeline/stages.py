@@ -8,13 +8,11 @@ file that is analysed and ``{simulator}`` the simulator, which earlier stages ma
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.training_log import newest_run, read_log
@@ -24,7 +22,9 @@ from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
 from common.config import load_agent_config
+from common.description import read_description
 from common.errors import UserError
+from common.files import read_array
 from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
@@ -474,7 +474,7 @@ def _return_on_unseen_levels(output: Path) -> str:
 
 
 def _success_rate(output: Path) -> str:
-    found = json.loads((output / "evaluation.json").read_text())
+    found = read_description(output / "evaluation.json")
     return f"{100 * found['success_rate']:.1f} % of levels solved"
 
 
@@ -491,7 +491,7 @@ def _held_out_loss(output: Path) -> str:
 def _beaten(output: Path) -> str:
     from generative.loss_over_time import SETTINGS_NAME
 
-    compared = json.loads((output / "loss_over_time" / SETTINGS_NAME).read_text())["comparisons"]
+    compared = read_description(output / "loss_over_time" / SETTINGS_NAME)["comparisons"]
     steps = compared[0]["steps"]
     better = [each["better"] for each in compared]
     if min(better) == len(steps):
@@ -502,13 +502,13 @@ def _beaten(output: Path) -> str:
 
 def _variance(output: Path) -> str:
     (file,) = (output / "analysis" / "hx_analysis_precomp").glob("pc_loading_variances_*.npy")
-    variances = np.load(file)
+    variances = read_array(file)
     enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
     return f"{enough} components hold 95 % of the variance"
 
 
 def _claimed(output: Path) -> str:
-    table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    table = InterventionsFolder(output / "analysis" / "interventions").effects()
     directions = table[~table["control"]]
     return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
 
@@ -516,7 +516,7 @@ def _claimed(output: Path) -> str:
 def _clusters(folder: str) -> Callable[[Path], str]:
     def count(output: Path) -> str:
         (file,) = (output / folder).glob("cluster_means_*.npy")
-        return f"{len(np.load(file))} clusters"
+        return f"{len(read_array(file))} clusters"
     return count
 
 

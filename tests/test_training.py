@@ -41,15 +41,10 @@ import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import (
-    agent_files,
-    load_agent,
-    load_optimizer_state,
-    load_tensors,
-    save_agent,
-)
-from common.env import EnvConfig
+from common.agent_file import agent_files, load_agent, load_optimizer_state, save_agent
+from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import NonFiniteLoss, UserError
+from common.files import load_tensors
 
 STEPS_AN_UPDATE = 8 * 64
 
@@ -126,6 +121,78 @@ def test_killed_run_resumes_to_the_same_log_and_weights(undisturbed, tmp_path):
     assert train.main(["--resume", str(folder)]) == 0
     pd.testing.assert_frame_equal(log_of(folder), log_of(undisturbed), check_exact=True)
     assert_same(weights_of(folder), weights_of(undisturbed))
+
+
+def change_state(change):
+    def damage(path):
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+    return damage
+
+
+def put_nan(state):
+    state["model_state_dict"]["fc_value.weight"][0, 0] = float("nan")
+
+
+def damage_level(state):
+    state["train"]["env"][3][-4:] = 0
+
+
+def level_of_another_game(state):
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("heist", "easy"), 1, 0)) as env:
+        state["val"]["env"][0] = torch.frombuffer(bytearray(env.get_state()[0]), dtype=torch.uint8)
+
+
+RESUME_DAMAGE = {
+    "empty": (lambda path: torch.save({}, path), "has no 'minibatch_generator'"),
+    "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path), "has no 'mini"),
+    "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' is no state"),
+    "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is no int"),
+    "negative": (change_state(lambda s: s.update(updates=-1)), "'updates' is no int"),
+    "weights": (change_state(put_nan), "'fc_value.weight' holds NaN"),
+    "damaged level": (change_state(damage_level), "'train': 'env': .*no end mark"),
+    "level of another game": (change_state(level_of_another_game), "one of heist, not of fruitbot"),
+    "fewer levels": (change_state(lambda s: s["train"]["env"].pop()), "7 states for 8"),
+    "generator": (change_state(lambda s: s["minibatch_generator"].zero_()), "'minibatch_gen"),
+    "optimiser": (change_state(lambda s: s["optimizer_state_dict"]["state"].pop(3)), "has no '3'"),
+    "memory": (change_state(lambda s: s["val"].update(hidden=torch.zeros(8, 63))), "'hidden' is"),
+    "recent returns": (change_state(lambda s: s["val"]["statistics"].update(recent_returns=["x"])),
+                       "'recent_returns'"),
+    "normaliser": (change_state(lambda s: s["train"]["normalizer"].update(variance=-1.0)),
+                   "a variance"),
+    "log": (lambda path: (path.parent / "log.csv").write_bytes(b"\x00\xff,1\n2"), "log.csv is dam"),
+    "log with other columns": (lambda path: (path.parent / "log.csv").write_text(
+        (path.parent / "log.csv").read_text().replace("timesteps", "steps,timesteps", 1)),
+        "log.csv"),
+}
+
+
+@pytest.mark.parametrize("name", RESUME_DAMAGE)
+def test_what_a_run_cannot_go_on_from_is_refused_in_a_sentence(name, undisturbed, tmp_path, capsys):
+    damage, message = RESUME_DAMAGE[name]
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    damage(folder / "resume.pth")
+    files = {path.name for path in folder.iterdir()}
+    assert train.main(["--resume", str(folder), "--num_timesteps", str(9 * STEPS_AN_UPDATE)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1, error
+    assert {path.name for path in folder.iterdir()} <= files | {"hyperparameters.yml"}
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("seed: -7", "the seed must lie"), ("seed: 2024-02-31", "not valid YAML"),
+    ("seed: " + 5000 * "[" + 5000 * "]", "not valid YAML"),
+    ("seed: " + 60 * "[" + 60 * "]", "nested more than"), ("seed: 1" + 30 * "0", "64 bits")],
+    ids=["negative", "impossible date", "endless", "deep", "huge"])
+def test_settings_that_no_run_has_are_refused_in_a_sentence(line, message, undisturbed, tmp_path,
+                                                            capsys):
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    settings = folder / "hyperparameters.yml"
+    settings.write_text(re.sub(r"^seed: .*$", line, settings.read_text(), flags=re.MULTILINE))
+    assert train.main(["--resume", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
