@@ -24,6 +24,7 @@ from common.cli import (
     add_parameter_set_flag,
     count,
     env_config,
+    environments,
     seed,
 )
 from common.devices import Compute, resolve_compute
@@ -98,7 +99,8 @@ def parser() -> Parser:
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
-    flags.add_argument("--num_envs", type=count, default=64, help="episodes played at a time")
+    flags.add_argument("--num_envs", type=environments, default=64,
+                       help="episodes played at a time")
     flags.add_argument("--in_simulator", action="store_true",
                        help="simulate instead of playing real levels")
     flags.add_argument("--model_file", type=Path, help="simulator file, for --in_simulator")

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from pathlib import Path
 
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
+from common.palette import BLUE, DARK_GREY, DPI, GREEN, VERMILION
 from common.video import write_strip
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
@@ -54,9 +56,8 @@ STRIP_HEIGHT = 128
 TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
           "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
           "half the sum of squared errors", "kl": "posterior from prior: divergence (nats)"}
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-LINES = {SIMULATOR: ("#0072B2", "-"), SHUFFLED_ACTIONS: ("#D55E00", "--"),
-         LAST_FRAME: ("#009E73", "-."), MEAN_FRAME: ("#555555", ":")}
+LINES = {SIMULATOR: (BLUE, "-"), SHUFFLED_ACTIONS: (VERMILION, "--"),
+         LAST_FRAME: (GREEN, "-."), MEAN_FRAME: (DARK_GREY, ":")}
 LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of another window",
           LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame of the training episodes"}
 
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
         save_json(folder / SETTINGS_NAME, {
             "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
-            "data_dir": config.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
+            "data_dir": common.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
@@ -179,7 +180,7 @@ def plot(table: pd.DataFrame, path: Path, title: str) -> None:
     corner.axis("off")
     corner.legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=DPI)
 
 
 def print_summary(table: pd.DataFrame, compared: list[Comparison]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import EngFormatter
@@ -16,10 +14,10 @@ from agents.training_log import newest_run, read_log
 from common.cli import Parser
 from common.errors import script_main
 from common.files import atomic_path
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 from generative.runs import newest_simulator_run, read_progress
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-TRAINING, VALIDATION, OTHER = "#0072B2", "#D55E00", "#555555"
+TRAINING, VALIDATION, OTHER = BLUE, VERMILION, DARK_GREY
 
 STEPS = EngFormatter(sep="")  # 500k, 2M
 
@@ -129,7 +127,7 @@ def plot_simulator(log: pd.DataFrame, path: Path, title: str) -> None:
 def save(figure: plt.Figure, path: Path, title: str) -> None:
     figure.suptitle(title)
     with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=110)
+        figure.savefig(temporary, dpi=DPI)
     plt.close(figure)
     print(f"wrote {path}")
 

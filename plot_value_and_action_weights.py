@@ -5,24 +5,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hidden_states.readout import Readout, readout
-from analysis.plotting.jobs import ACTIONS
 from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
-from analysis.plotting.states import COLOURS, DPI
-from analysis.results.output import check_output, draw_jobs, replaced_folder
+from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
 from common.files import sha256
+from common.game_constants import ACTION_LABELS
+from common.palette import BLUE, DPI, VERMILION
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
+OUTPUT = Output("figures of plot_value_and_action_weights.py", ("*.png", TABLE_NAME))
 _UNIT = "per standard deviation of the component"
 
 
@@ -40,7 +42,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = read_simulator_flags(parser(), argv)
     output = args.output_dir or parameters.folders.readout
-    check_output(output)
+    OUTPUT.check(output)
     policy = load_agent(args.agent_file)
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
     precomputed = directions_folder(args, parameters)
@@ -48,11 +50,12 @@ def main(argv: list[str] | None = None) -> None:
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
-    with replaced_folder(output, {
+    with OUTPUT.replaced(output, {
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
-        weights.table(ACTIONS).to_csv(temporary / TABLE_NAME, index=False, float_format="%.6g")
+        weights.table(ACTION_LABELS).to_csv(temporary / TABLE_NAME, index=False,
+                                            float_format="%.6g")
         draw_jobs(temporary, [
             ("action_weights.png", lambda path: plot_actions(path, weights, title)),
             ("action_weights_by_ic.png", lambda path: plot_action_bars(path, weights, title)),
@@ -65,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 def plot_actions(path: Path, weights: Readout, title: str) -> None:
     """Heat map of all actions and components."""
     plot_matrices(path, [Panel(weights.preferences, "logit less the mean of all logits")],
-                  Names(ACTIONS, _numbers(weights), "action", "IC"),
+                  Names(ACTION_LABELS, _numbers(weights), "action", "IC"),
                   signed_scale([weights.preferences], f"nats {_UNIT}", square=False), 1,
                   f"Read-out weights of the policy\n{title}")
 
@@ -84,7 +87,7 @@ def plot_action_bars(path: Path, weights: Readout, title: str) -> None:
             continue
         _draw_bars(axes, preferences[:, component])
         axes.set_title(f"IC {component}", fontsize=9)
-        axes.set_xticks(range(len(ACTIONS)), ACTIONS, rotation=90, fontsize=6)
+        axes.set_xticks(range(len(ACTION_LABELS)), ACTION_LABELS, rotation=90, fontsize=6)
         axes.tick_params(axis="x", labelbottom=component + columns >= num_ics)
     figure.supxlabel("action", fontsize=9)
     figure.supylabel(f"nats {_UNIT}", fontsize=9)
@@ -107,7 +110,7 @@ def plot_value(path: Path, weights: Readout, title: str) -> None:
 
 def _draw_bars(axes, values: np.ndarray) -> None:
     axes.bar(range(len(values)), values,
-             color=[COLOURS[4] if value >= 0 else COLOURS[3] for value in values])
+             color=[BLUE if value >= 0 else VERMILION for value in values])
     axes.axhline(0, color="black", linewidth=0.8)
     axes.grid(axis="y", alpha=0.3)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from common.cli import Parser, count
 from common.devices import resolve_compute
-from common.env import ACTION_NAMES
 from common.errors import script_main
 from common.files import sha256, versions
+from common.game_constants import ACTION_NAMES
 from common.networks import HiddenChange
 from common.parameters import ParameterSet
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig

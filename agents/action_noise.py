@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from common.config import read_yaml, typed
-from common.env import NUM_ACTIONS
 from common.errors import UserError
+from common.game_constants import NUM_ACTIONS
 
 ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
 

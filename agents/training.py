@@ -35,10 +35,11 @@ from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import NonFiniteLoss, UserError
 from common.files import save_tensors, sha256
+from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
-from common.settings import save_settings
+from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 
 RESUME_NAME = "resume.pth"
@@ -150,7 +151,8 @@ class Worker:
         self.generator.set_state(state["generator"])
         self.hidden = state["hidden"].to(self.compute.device)
         self.statistics.load_state_dict(state["statistics"])
-        self.normalizer.load_state_dict(state["normalizer"])
+        if "normalizer" in state:  # validation has none, but for files of before
+            self.normalizer.load_state_dict(state["normalizer"])
         self.observation = self.env.observe()
 
 
@@ -158,10 +160,15 @@ class TrainingRun:
     """A run in its folder.
 
     Args:
-        folder: the run's folder. It is created, or, if it holds a resumable run, continued.
+        folder: the run's folder. If it holds a resumable run, that is continued; else the run is
+            new, and the attribute ``folder`` has a number behind if another run has this name.
         settings: what to train. When continuing, a longer ``num_timesteps`` stretches the
             learning-rate schedule from there on.
         compute: where to compute.
+
+    Raises:
+        FolderInUse: if another process is at work in the folder.
+        UserError: if a file to start from cannot be used.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute):
@@ -178,7 +185,8 @@ class TrainingRun:
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
                                    agent.learned_initial_state)
         resume = folder / RESUME_NAME
-        state = load_tensors(resume, "resume file") if resume.exists() else None
+        lock = FolderLock(folder) if resume.exists() else None
+        state = load_tensors(resume, "resume file") if lock else None
         if state is None and settings.model_file:
             source = Path(settings.model_file)
             load_weights(self.policy, load_agent(source).state_dict(), source)
@@ -202,11 +210,14 @@ class TrainingRun:
         self.rollout = Rollout(agent.n_steps, agent.n_envs,
                                self.train_worker.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._resume_file_timesteps = -1  # at which the resume file was written
         if state is not None:
             self._load_state_dict(state)
-        save_settings(folder, settings)
-        self.log = MetricsLog(folder / LOG_NAME, COLUMNS,
+            self._resume_file_timesteps = self.timesteps
+        self._lock = lock or claim_folder(folder, SETTINGS_NAME)
+        self.folder = self._lock.folder
+        save_settings(self.folder, settings)
+        self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
                               None if state is None else self.timesteps)
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
@@ -238,13 +249,15 @@ class TrainingRun:
     def state_dict(self) -> dict:
         """Everything needed to go on exactly where the run is."""
         teacher = {} if self.teacher is None else {"teacher_hidden": self.teacher.hidden.cpu()}
+        val = self.val_worker.state_dict()
+        del val["normalizer"]  # validation does not scale its rewards
         return {**teacher,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
                 "timesteps": self.timesteps, "updates": self.updates,
                 "wall_time": self.wall_time,
                 "minibatch_generator": self.minibatch_generator.get_state(),
-                "train": self.train_worker.state_dict(), "val": self.val_worker.state_dict()}
+                "train": self.train_worker.state_dict(), "val": val}
 
     def _load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["model_state_dict"])
@@ -284,8 +297,9 @@ class TrainingRun:
             with (deferred_signals("update") as received,
                   Progress(self.settings.num_timesteps, "step", self.timesteps,
                            first_message=True) as progress):
+                if self.updates and self._is_checkpoint and not self._is_saved:
+                    self.save()  # a kill or a full disk came between resume file and agent file
                 while not self.finished and not received:
-                    before = self.timesteps
                     row, summary = self._one_update()
                     figures = [
                         _shown("return", row.mean_episode_rewards, self.train_worker.statistics),
@@ -295,30 +309,44 @@ class TrainingRun:
                         figures.append(f"distillation loss {summary.distillation_loss:.3f}, "
                                        f"KL to the teacher {summary.teacher_kl:.3f}")
                     progress.update(row.timesteps, ", ".join(figures))
-                    if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
+                    if self._is_checkpoint:
                         self.save()
                     elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
                         self._save_resume_file()
-                if not (self.folder / agent_file_name(self.timesteps)).exists():
+                if not self._is_saved:
                     self.save()
         finally:
             self.log.close()
         return 0 if self.finished else 128 + received[0]
 
     def save(self) -> Path:
-        """Write an agent file, and the state to resume from."""
+        """Write the state to resume from, and then an agent file.
+
+        In this order, because a run goes on from the first alone, and then writes the second.
+        """
+        self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
         save_agent(path, self.policy, self.optimizer.state_dict())
         save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
-        self._save_resume_file()
         return path
 
     def _save_resume_file(self) -> None:
         save_tensors(self.folder / RESUME_NAME, self.state_dict())
-        self._saved_at = time.monotonic()
+        self._resume_file_timesteps, self._saved_at = self.timesteps, time.monotonic()
 
-    def _checkpoint_number(self, timesteps: int) -> int:
-        return timesteps * self.settings.num_checkpoints // self.settings.num_timesteps
+    @property
+    def _is_saved(self) -> bool:
+        """Whether both files of ``save`` are of this step."""
+        return (self._resume_file_timesteps == self.timesteps
+                and (self.folder / agent_file_name(self.timesteps)).exists())
+
+    @property
+    def _is_checkpoint(self) -> bool:
+        """Whether the last update passed a step at which an agent file is kept."""
+        settings = self.settings
+        before = self.timesteps - settings.agent.n_envs * settings.agent.n_steps
+        return (before * settings.num_checkpoints // settings.num_timesteps
+                < self.timesteps * settings.num_checkpoints // settings.num_timesteps)
 
     def _one_update(self) -> tuple[LogRow, UpdateSummary]:
         settings, agent = self.settings, self.settings.agent
@@ -338,6 +366,7 @@ class TrainingRun:
         _check_finite(summary, self.timesteps, self.folder)
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
+        self._lock.check()
         diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
         diagnostics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if guidance is not None:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from common.adam_state import in_order, moments, num_parameters
-from common.env import FRAME_SIZE, NUM_ACTIONS
 from common.errors import UserError
 from common.files import save_tensors
+from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
 
 ADAM_EPS = 1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+from collections.abc import Mapping
 
 import numba
 import torch
@@ -42,12 +43,16 @@ class Compute:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
 
 
+def bfloat16_features(features: Mapping[str, bool]) -> list[str]:
+    """Those among a processor's features, named as by torch, that compute in bfloat16."""
+    return [name for name in ("amx_bf16", "avx512_bf16") if features.get(name)]
+
+
 def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 runs faster than float32 on ``device``."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    features = torch.cpu.get_capabilities()
-    return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
+    return bool(bfloat16_features(torch.cpu.get_capabilities()))
 
 
 def keep_freed_memory() -> None:

@@ -13,23 +13,13 @@ import random
 import numpy as np
 
 from common.errors import UserError, nearest
+from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
     from procgen import ProcgenGym3Env
     from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS
 
-FRAME_SIZE = 64
-PERSON_VIEW_SIZE = 512
-NUM_ACTIONS = 15
 MAX_LEVEL = 2**31 - 1
-
-# Direction of each action as (right, up); the last six actions are keys that most games ignore.
-ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
-                     *((0, 0),) * 6)
-# Names of the others.
-ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
-ACTION_LABELS = (*ACTION_NAMES,
-                 *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),

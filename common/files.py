@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,49 +20,110 @@ import torch
 from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's, which has no number
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
+    """Say in an ``OSError`` of the body which file could not be written and what it needs.
+
+    Args:
+        size: bytes that it takes, if that is known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        there = next(parent for parent in path.absolute().parents if parent.exists())
+        needs = "" if size is None else f"it needs {size / 1e6:.2f} MB, and "
+        raise OSError(
+            error.errno or errno.ENOSPC, f"{error.strerror or error}; {needs}"
+            f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)) from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
 
     The temporary name keeps the suffix of the final one, so writers that choose a format by
     suffix work. On failure the temporary file is removed and ``path`` is left as it was.
+
+    Args:
+        size: bytes that the file will have, if that is known.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; rename it to ``path`` if the body succeeds.
 
     A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
+
+    Args:
+        size: bytes that its files will have together, if that is known.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        os.rename(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
+    """The first file below a folder that no pattern of ``Path.glob`` names, or None.
+
+    What a killed writer left under a temporary name does not count.
+    """
+    named = {path for pattern in patterns for path in folder.glob(pattern)}
+    for path in sorted(folder.rglob("*")):
+        temporary = any(part.startswith(".") and TEMPORARY_SUFFIX in part
+                        for part in path.relative_to(folder).parts)
+        if path not in named and not temporary and (path.is_symlink() or not path.is_dir()):
+            return path
+    return None
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, whole or not at all.
+
+    Raises:
+        UserError: if it is a link.
+        PermissionError: if any of it may not be deleted; all of it is still there then.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "
+                        "remove the link")
+    for folder, _, _ in os.walk(path):
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "its contents may not be deleted", folder)
+    aside = path.with_name(f".{path.name}.removed{TEMPORARY_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed in the next line but one
+    os.rename(path, aside)
+    shutil.rmtree(aside)
 
 
 def save_tensors(path: Path, content: dict) -> None:
     """``torch.save``, atomically. Goes through memory, so that a full disk is an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, buffer.tell()) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
@@ -69,7 +131,7 @@ def append_or_nothing(path: Path, text: str) -> None:
     """Add text to the end of a file; on a full disk the file stays as it was."""
     length = path.stat().st_size
     try:
-        with open(path, "a") as file:
+        with named_errors(path, len(text)), open(path, "a") as file:
             file.write(text)
     except OSError:
         os.truncate(path, length)

@@ -9,7 +9,7 @@ import pandas as pd
 from torch.utils.tensorboard import SummaryWriter
 
 from common.errors import UserError
-from common.files import atomic_path
+from common.files import atomic_path, named_errors
 
 
 class MetricsLog:
@@ -32,7 +32,7 @@ class MetricsLog:
             writer.writeheader()
             writer.writerows(rows)
         self._file = open(path, "a", newline="")
-        self._csv = csv.DictWriter(self._file, columns)
+        self._path, self._csv = path, csv.DictWriter(self._file, columns)
         purge_step = None if resume_at is None else resume_at + 1
         self._events = SummaryWriter(str(path.parent), purge_step=purge_step)
 
@@ -42,8 +42,10 @@ class MetricsLog:
         Args:
             diagnostics: further figures for TensorBoard alone.
         """
-        self._csv.writerow({name: "" if value != value else value for name, value in row.items()})
-        self._file.flush()
+        with named_errors(self._path):
+            self._csv.writerow({name: "" if value != value else value
+                                for name, value in row.items()})
+            self._file.flush()
         for name, value in {**row, **(diagnostics or {})}.items():
             if name != self._step and value == value:
                 self._events.add_scalar(name, value, row[self._step])

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.env import NUM_ACTIONS
+from common.game_constants import NUM_ACTIONS
 from common.pooling import ParallelMaxPool, can_pool
 
 HiddenChange = Callable[[Tensor, Tensor], Tensor]

@@ -35,6 +35,7 @@ STEP_COLUMNS = ("level_seed", "episode", "global_step", "episode_step", "done", 
                 "action")
 # Everything of a data folder that is read again.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
+_ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,13 +249,13 @@ class RolloutWriter:
         overwrite: throw away what the folder holds.
 
     Raises:
-        UserError: if the folder holds anything else and ``overwrite`` is false.
+        UserError: see ``open_described_folder``.
     """
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False):
         self.folder = RolloutFolder(path)
-        open_described_folder(self.folder.description_file, description, "a recording",
-                              "--logdir", overwrite)
+        self._lock = open_described_folder(self.folder.description_file, description,
+                                           _ALL_PATTERNS, "a recording", "--logdir", overwrite)
         self._index_rows(first=True)
 
     def has(self, number: int) -> bool:
@@ -268,15 +269,20 @@ class RolloutWriter:
         Args:
             arrays: its contents; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
+
+        Raises:
+            UserError: if the data folder was deleted.
         """
+        self._lock.check()
         folder = self.folder
         with atomic_path(self._waiting_steps(number)) as temporary:
             arrays.steps.to_csv(temporary, index=False)
         if video is not None:
             write_video(folder.video_file(number), video)
-        with atomic_folder(folder.episode_folder(number)) as temporary:
-            for name, array in (("ob", arrays.frames), ("hx", arrays.hidden_states),
-                                ("lp", arrays.log_probs)):
+        files = {"ob": arrays.frames, "hx": arrays.hidden_states, "lp": arrays.log_probs}
+        size = sum(array.nbytes for array in files.values())
+        with atomic_folder(folder.episode_folder(number), size) as temporary:
+            for name, array in files.items():
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
         self._index_rows()
 

@@ -11,8 +11,8 @@ import av
 import numpy as np
 from PIL import Image, ImageDraw
 
-from common.env import ACTION_DIRECTIONS, ACTION_NAMES
 from common.files import atomic_path
+from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 
 FRAMES_PER_SECOND = 15
 TITLE_HEIGHT = 16

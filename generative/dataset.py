@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.game_constants import FRAME_SIZE
 from common.rollout_files import RolloutFolder
 
-FRAME_SHAPE = (3, 64, 64)
+FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-FRAME_SIZE = 64
+from common.game_constants import FRAME_SIZE
+
 EMBEDDING_SIZE = 1024
 _BLOCK_CHANNELS = (64, 64, 64, 128)
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from common.devices import Compute
-from common.env import ACTION_NAMES
 from common.errors import UserError, nearest
+from common.game_constants import ACTION_NAMES
 from common.networks import HiddenChange
 from common.progress import Progress
 from common.signals import deferred_signals

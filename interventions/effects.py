@@ -28,8 +28,8 @@ import numpy as np
 import pandas as pd
 
 from common.bootstrap import EpisodeBootstrap
-from common.env import ACTION_DIRECTIONS, ACTION_NAMES
 from common.errors import UserError
+from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 from interventions.files import ArmRuns
 
 LEVEL = 0.05  # of claims

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.plotting.states import COLOURS, DPI
+from common.palette import BLUE, DPI, VERMILION
 from interventions.effects import LEVEL, Outcome
 
 COLUMNS = 6
 FEWEST_RUNS = 20  # unaltered ones, of a step in the panel of action divergence
-CLAIMED, DIRECTION, CONTROL, CONTROL_RANGE = COLOURS[3], COLOURS[4], "#888888", "#DDDDDD"
+CLAIMED, DIRECTION, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
 
 def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame,

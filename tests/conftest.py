@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import socket
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,13 +24,14 @@ from common.devices import Compute
 from common.files import sha256
 from common.networks import build_policy
 from common.parameters import ParameterSet
+from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.settings import save_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
-from interventions.projector import Projector
+from interventions.projector import Projector, matrix_files
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -67,6 +72,31 @@ def golden_projector() -> Projector:
     return Projector(*(torch.from_numpy(arrays[name]) for name in (
         "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix",
         "ica_mixing_matrix")))
+
+
+def save_projector(folder, projector):
+    """A folder with the matrices of a projector, under the names of 12 episodes."""
+    folder.mkdir()
+    for name, path in matrix_files(folder, 12).items():
+        np.save(path, getattr(projector, name).numpy())
+    return folder
+
+
+def write_recording(path, lengths):
+    """A folder of random rollouts from our own writer; returns the episodes."""
+    rng = np.random.default_rng(0)
+    writer, episodes = RolloutWriter(path, {"kind": "test"}), []
+    for number, length in enumerate(lengths):
+        steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(length),
+                              "done": 0, "reward": 0.0, "value": rng.normal(size=length),
+                              "action": rng.integers(0, 15, length)})
+        steps.loc[length - 1, "done"] = 1
+        episodes.append(EpisodeArrays(
+            rng.integers(1, 256, (length, 3, 64, 64), dtype=np.uint8),
+            rng.normal(size=(length + 1, 64)).astype(np.float32),
+            rng.normal(size=(length, 15)).astype(np.float32), steps))
+        writer.add(number, episodes[-1])
+    return episodes
 
 
 def tiny_config(**changes):
@@ -141,6 +171,23 @@ def assert_same(a, b):
             assert_same(x, y)
     else:
         assert a == b
+
+
+@contextlib.contextmanager
+def at_work_in(folder: Path) -> Iterator[str]:
+    """Another process that has locked a folder, as the words that name it; killed at the end."""
+    code = ("import sys, pathlib, common.locks as locks\n"
+            "lock = locks.FolderLock(pathlib.Path(sys.argv[1]))\n"
+            "print('locked', flush=True)\n"
+            "sys.stdin.read()")
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        yield f"process {process.pid} on {socket.gethostname()} is at work in {folder}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition, process, seconds=120):

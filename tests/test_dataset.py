@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import GOLDEN
+from conftest import GOLDEN, write_recording
 
 from common.errors import UserError
-from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from common.rollout_files import RolloutFolder
 from generative.dataset import RolloutDataset
 
 DATA = GOLDEN / "dataset" / "data"
@@ -144,23 +144,6 @@ def test_split_needs_two_episodes_and_a_fraction(dataset, tmp_path):
     write_recording(tmp_path / "data", lengths=[20])
     with pytest.raises(UserError, match="one episode only"):
         RolloutDataset(tmp_path / "data", 3, 6).split(0.5, seed=0)
-
-
-def write_recording(path, lengths):
-    """Our own writer's data; returns the episodes."""
-    rng = np.random.default_rng(0)
-    writer, episodes = RolloutWriter(path, {"kind": "test"}), []
-    for number, length in enumerate(lengths):
-        steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(length),
-                              "done": 0, "reward": 0.0, "value": rng.normal(size=length),
-                              "action": rng.integers(0, 15, length)})
-        steps.loc[length - 1, "done"] = 1
-        episodes.append(EpisodeArrays(
-            rng.integers(1, 256, (length, 3, 64, 64), dtype=np.uint8),
-            rng.normal(size=(length + 1, 64)).astype(np.float32),
-            rng.normal(size=(length, 15)).astype(np.float32), steps))
-        writer.add(number, episodes[-1])
-    return episodes
 
 
 def test_our_own_recordings_are_read_like_published_ones(tmp_path):

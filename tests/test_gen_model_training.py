@@ -1,6 +1,7 @@
 """Whole runs of train_gen_model.py: what they write, what they leave alone, and resuming."""
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -13,8 +14,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, assert_same, start, tiny_policy, wait_for
-from PIL import Image
+from conftest import FLOAT32, assert_same, at_work_in, start, tiny_policy, wait_for
+from PIL import Image, ImageDraw
 
 import plot_training_csv
 import train_gen_model
@@ -118,17 +119,57 @@ def expected_numbers(folder):
     return [divmod(batch, per_epoch) for batch in (10, 20, 30, 32)]
 
 
-def test_videos_show_truth_reconstruction_and_imagination(undisturbed):
-    videos = sorted((undisturbed / "recons_v_preds").glob("*.mp4"))
-    assert [path.name for path in videos] == [f"batch_{n:07d}.mp4" for n in (10, 20, 30, 32)]
-    with av.open(str(videos[-1])) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    assert len(frames) == 5
-    assert frames[0].shape == (4 * 128 + 16, 3 * 128, 3)
-    truth, reconstruction, imagination = np.split(frames[2][16:].astype(float), 3, axis=1)
-    # The posterior has seen the frame, the prior has not: they cannot be the same picture.
-    assert np.abs(reconstruction - imagination).max() > 1
-    assert np.abs(truth - reconstruction).mean() > 1
+def test_a_video_is_written_with_every_checkpoint(undisturbed):
+    assert [path.name for path in sorted((undisturbed / "recons_v_preds").iterdir())] == [
+        f"batch_{number:07d}.mp4" for number in (10, 20, 30, 32)]
+
+
+def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording, tmp_path):
+    """Each column, below its title, is what the checkpoint of the same batch gives. Weights are
+    large, so that what the simulator sees and what it imagines look different."""
+    run = SimulatorTraining(tmp_path, settings_for(agent_path, recording, max_batches=1), FLOAT32)
+    with torch.no_grad():
+        for name, weight in run.simulator.named_parameters():
+            if weight.ndim > 1 and not name.startswith("agent."):
+                weight *= 2
+    run.train()
+    (video_file,) = (tmp_path / "recons_v_preds").iterdir()
+    with av.open(str(video_file)) as container:
+        video = np.stack([frame.to_ndarray(format="rgb24")
+                          for frame in container.decode(video=0)]).astype(float)
+    assert video.shape == (5, 16 + 4 * 128, 3 * 128, 3)
+    columns = dict(zip(("truth", "reconstruction", "imagination"),
+                       np.split(video[:, 16:], 3, axis=2)))
+    columns = {name: column.reshape(5, 4, 64, 2, 64, 2, 3).mean(axis=(3, 5))
+               for name, column in columns.items()}  # (T, windows, H, W, C)
+
+    dataset = RolloutDataset(recording / "data", TINY.simulator.num_init_steps,
+                             TINY.simulator.num_sim_steps)
+    recorded = dataset.batch(range(len(dataset))).frames[-5:, :, :, ::8, ::8].numpy()
+    recorded = np.moveaxis(recorded, 2, -1)  # (T, N, H, W, C), few pixels
+    windows = [np.abs(recorded - columns["truth"][:, [row], ::8, ::8]).mean(axis=(0, 2, 3, 4))
+               .argmin() for row in range(4)]
+    assert len(set(windows)) == 4
+    batch = align(dataset.batch(windows), TINY.simulator)
+    simulator = open_simulator(checkpoints(tmp_path)[-1], agent_path, TINY.simulator, FLOAT32)
+    draw = LatentDraw("mode")
+    start_state = simulator.start_from(simulator.encode(batch.initial_images), draw)
+    expected = {"truth": batch.images, "reconstruction": simulator(batch, draw).images,
+                "imagination": simulator.imagine(
+                    start_state, draw, true_actions=batch.actions).stacked().images}
+    expected = {name: 255 * images.permute(0, 1, 3, 4, 2).numpy()
+                for name, images in expected.items()}
+    assert np.abs(expected["reconstruction"] - expected["imagination"]).mean() > 1
+    for name, shown in columns.items():
+        errors = {other: np.abs(shown - images).mean() for other, images in expected.items()}
+        assert min(errors, key=errors.get) == name and errors[name] < 10, (name, errors)
+    for name, header in zip(columns, np.split(video[0, :16], 3, axis=1)):
+        fits = {}
+        for other in columns:
+            title = Image.new("L", (128, 16), 255)
+            ImageDraw.Draw(title).text((4, 2), other, fill=0)
+            fits[other] = np.corrcoef(np.ravel(title), header.mean(axis=2).ravel())[0, 1]
+        assert max(fits, key=fits.get) == name, fits
 
 
 def test_plot_is_drawn_from_the_log(undisturbed, capsys):
@@ -229,6 +270,32 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
     assert (tmp_path / "progress.csv").read_text() == rows
 
 
+def test_the_film_that_a_kill_prevented_is_made_when_the_run_goes_on(agent_path, recording,
+                                                                     tmp_path):
+    run = SimulatorTraining(tmp_path / "run", settings_for(agent_path, recording, max_batches=2),
+                            FLOAT32)
+    assert run.train() == 0
+    (film,) = tmp_path.rglob("*.mp4")
+    whole = film.read_bytes()
+    film.unlink()
+    longer = settings_for(agent_path, recording, max_batches=3)
+    assert SimulatorTraining(tmp_path / "run", longer, FLOAT32).train() == 0
+    assert film.read_bytes() == whole
+
+
+def test_simulator_runs_of_one_name_have_folders_of_their_own(agent_path, recording, tmp_path):
+    settings = settings_for(agent_path, recording, max_batches=2)
+    runs = [SimulatorTraining(tmp_path / "run", settings, FLOAT32) for _ in range(2)]
+    assert [run.folder.name for run in runs] == ["run", "run_2"]
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
+        runs[0].train()
+    assert runs[1].train() == 0 and not (tmp_path / "run").exists()
+    runs.clear()
+    with at_work_in(tmp_path / "run_2") as words, pytest.raises(UserError, match=words):
+        SimulatorTraining(tmp_path / "run_2", settings, FLOAT32)
+
+
 def test_a_file_without_the_runs_state_cannot_be_resumed(undisturbed, agent_path, recording,
                                                          tmp_path, capsys):
     folder = tmp_path / "published"
@@ -295,8 +362,22 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
     states = [simulator.state_dict() for simulator in opened]
     for (name, exact), half in zip(states[0].items(), states[1].values()):
         torch.testing.assert_close(half, exact, rtol=1e-3, atol=1e-6, msg=name)
-    assert export.main(["--model_file", str(source), "--output",
-                        str(source.parent / "model.pt")]) == 2
+    assert export.main(["--model_file", str(source), "--output", str(small)]) == 0  # once more
+
+
+def test_export_overwrites_no_file_of_a_run(undisturbed, agent_path, tmp_path, capsys):
+    other = shutil.copytree(undisturbed, tmp_path / "other")
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "hyperparameters.yml").write_text("seed: 5\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    source = checkpoints(undisturbed)[-1]
+    for output, words in ((source.parent / "model.pt", "in the folder of a run"),
+                          (other / source.name, "in the folder of a run"),
+                          (shipped / "model.pt", "beside the hyperparameters.yml of another")):
+        assert export.main(["--model_file", str(source), "--output", str(output)]) == 2
+        assert words in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_checkpoints_are_kept_by_number_and_by_age(tmp_path):
@@ -329,10 +410,12 @@ def test_reader_gives_the_batches_in_order(recording):
     order = BatchOrder(np.arange(20), 4, seed=0)
     reader = BatchReader(dataset, order, 3, torch.device("cpu"))
     try:
-        for number, windows in zip(range(3, 9), reader):
-            assert_same(vars(windows), vars(dataset.batch(order[number])))
+        batches = list(itertools.islice(reader, 6))
     finally:
         reader.close()
+    assert len(batches) == 6
+    for number, windows in enumerate(batches, 3):
+        assert_same(vars(windows), vars(dataset.batch(order[number])))
 
 
 def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tmp_path):
@@ -407,8 +490,8 @@ def test_published_values_are_the_defaults():
     (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
-    (["--max_batches", "-1"], "--max_batches must not be negative"),
     (["--lr", "nan"], "lr must be above 0"),
+    (["--lr", "inf"], "lr must be above 0"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, golden_projector, record_arguments, tiny_policy
+from conftest import FLOAT32, golden_projector, record_arguments, save_projector, tiny_policy
 from scipy.stats import permutation_test
-from test_samples import save_projector
 
 import compare_interventions
 import record

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, tiny_policy, write_recording
 from PIL import Image
-from test_dataset import write_recording
 
 import loss_over_time_experiment
 import train_gen_model

@@ -34,8 +34,8 @@ from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from analysis.results.output import SETTINGS_NAME
-from common.env import ACTION_LABELS
 from common.files import save_json
+from common.game_constants import ACTION_LABELS
 from common.hidden_states_folder import HiddenStatesFolder
 from common.parameters import ParameterSet
 

@@ -25,7 +25,7 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_export.files import PanelFolder
-from common.env import ACTION_NAMES
+from common.game_constants import ACTION_NAMES
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this machine; "
                                 "apt-get install chromium")

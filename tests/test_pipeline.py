@@ -13,9 +13,9 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 from conftest import start, wait_for
+from output_numbers import numbers
 
 import run_pipeline
-from benchmarks.interruptions import numbers
 from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
 from pipeline.presets import load_preset

@@ -14,7 +14,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, golden_projector
+from conftest import FLOAT32, ROOT, golden_projector, save_projector
 from PIL import Image
 
 import record_gen_samples
@@ -37,12 +37,11 @@ from generative.saliency.pictures import FRAME_SHARE, coloured, full_colour, sal
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentDraw
-from interventions.projector import Projector, matrix_files
+from interventions.projector import Projector
 
 MODE = LatentDraw("mode")
 NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
 COMMON, SCALE = 2, 0.05  # its common timestep and perturbation scale
-NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 NAMES = ["value", "action", "hx_direction_0_ica", "hx_direction_1_ica"]
 FIELDS = [field.name for field in dataclasses.fields(SaliencyArrays)]
 GRADIENTS = FIELDS[:3]
@@ -61,13 +60,6 @@ def record(simulator_file, agent_path, folder, *more):
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
         "tiny", "--data_save_dir", folder, "--num_samples", NUM_SAMPLES, "--recording_rand_init",
         "--seed", 5, "--precision", "float32", "--device", "cpu", "--no_videos", *more))])
-
-
-def save_projector(folder, projector):
-    folder.mkdir()
-    for name, path in matrix_files(folder, NUM_EPISODES).items():
-        np.save(path, getattr(projector, name).numpy())
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -118,19 +110,31 @@ def one_pass(simulator, copies, names, common=(COMMON,), without=False):
     return [found.gradients(function) for function in functions]
 
 
-def assert_close(found, expected, what="", rtol=0.03):
-    """Equal but for rounding, which can decide on which side of its kink a rectifier is."""
-    assert (found - expected).norm() <= rtol * expected.norm(), what
+def relative_difference(found, expected):
+    """The norm of the difference, in units of that of what is expected, which must not be 0."""
+    assert found.shape == expected.shape and expected.norm() > 0
+    return float((found - expected).norm() / expected.norm())
 
 
-def assert_same_saliency(a, b, numbers, names, rtol=0.0):
+def assert_close(pairs):
+    """Pairs of gradients are equal but for the last digits; rounding, which depends on the size of
+    a batch and on the processor, puts a rectifier of few of them beyond its kink."""
+    found = [relative_difference(*pair) for pair in pairs]
+    assert np.quantile(found, 0.5, method="lower") < 1e-5 and max(found) < 0.01, found
+
+
+def stored_gradients(a, b, numbers, names):
+    """Pairs of the gradients in two folders."""
+    return [tuple(torch.from_numpy(getattr(SaliencyFolder(path).saliency(number, name), field))
+                  for path in (a, b))
+            for number, name, field in itertools.product(numbers, names, GRADIENTS)]
+
+
+def assert_same_saliency(a, b, numbers, names):
+    assert all(torch.equal(*pair) for pair in stored_gradients(a, b, numbers, names))
     for number, name in itertools.product(numbers, names):
-        found, expected = (SaliencyFolder(path).saliency(number, name) for path in (a, b))
-        for field in GRADIENTS:
-            assert_close(*(torch.from_numpy(getattr(each, field)) for each in (found, expected)),
-                         (number, name, field), rtol)
-        difference = np.abs(found.processed.astype(int) - expected.processed)
-        assert difference.mean() <= 100 * rtol
+        np.testing.assert_array_equal(*(SaliencyFolder(path).saliency(number, name).processed
+                                        for path in (a, b)))
 
 
 # Gradients
@@ -207,19 +211,19 @@ def test_saved_is_the_mean_over_copies_of_the_gradient_of_their_mean(simulator):
     copies = vectors(3)[None]
     together = one_pass(simulator, copies, NAMES)
     single = [one_pass(simulator, copy[None, None], NAMES) for copy in copies[0]]
-    for position, gradients in enumerate(together):
-        for field in GRADIENTS:
-            mean = torch.stack([getattr(each[position], field) for each in single]).mean(dim=0)
-            assert_close(getattr(gradients, field), mean / 3, (NAMES[position], field))
+    assert_close([
+        (getattr(gradients, field),
+         torch.stack([getattr(each[position], field) for each in single]).mean(dim=0) / 3)
+        for position, gradients in enumerate(together) for field in GRADIENTS])
 
 
 def test_samples_that_share_a_pass_do_not_mix(simulator):
     copies = vectors(6).unflatten(0, (2, 3))
     both = one_pass(simulator, copies, NAMES)
-    for row in range(2):
-        for gradients, alone in zip(both, one_pass(simulator, copies[row:row + 1], NAMES)):
-            for field in GRADIENTS:
-                assert_close(getattr(gradients, field)[row], getattr(alone, field)[0], field)
+    assert_close([
+        (getattr(gradients, field)[row], getattr(alone, field)[0]) for row in range(2)
+        for gradients, alone in zip(both, one_pass(simulator, copies[row:row + 1], NAMES))
+        for field in GRADIENTS])
 
 
 def test_steps_on_which_nothing_depends_have_zeros(simulator):
@@ -237,8 +241,8 @@ def test_several_common_timesteps_are_averaged(simulator):
     for names in (["value"], ["hx_direction_1_ica"]):
         both, first, last = (one_pass(simulator, copies, names, common)[0]
                              for common in ((1, 3), (1,), (3,)))
-        for field in GRADIENTS:
-            assert_close(getattr(both, field), (getattr(first, field) + getattr(last, field)) / 2)
+        assert_close([(getattr(both, field), (getattr(first, field) + getattr(last, field)) / 2)
+                      for field in GRADIENTS])
 
 
 def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator):
@@ -251,8 +255,9 @@ def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator)
     images.requires_grad_()
     value = simulator.agent.sequence(images, start.agent_hidden).values[COMMON, 0]
     (expected,) = torch.autograd.grad(value, images)
-    assert_close(without.images[0, :COMMON + 1], expected[:, 0])
-    assert_close(plain.images[0, COMMON], expected[COMMON, 0])  # what follows is not looked at
+    # With them the last image has the same gradient: what follows it is not looked at.
+    assert_close([(without.images[0, :COMMON + 1], expected[:, 0]),
+                  (plain.images[0, COMMON], expected[COMMON, 0])])
     assert (plain.images - without.images).norm() > 0.01 * plain.images.norm()
 
 
@@ -334,7 +339,7 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
 
 def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys):
     untouched = {path: path.read_bytes() for path in samples.rglob("*.npy")}
-    assert run(samples, "--sample_ids", 1, 4) == 0
+    assert run(samples, "--sample_ids", 1, 4, "--batch_size", 1) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"saliency of 4 functions in 2 samples is in {samples}"]
     folder, source = SaliencyFolder(samples), SampleFolder(samples)
@@ -354,9 +359,8 @@ def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys
             found = folder.saliency(number, name)
             for field in FIELDS:
                 assert getattr(found, field).shape == sizes[field]
-            for field in GRADIENTS:
-                assert_close(torch.from_numpy(getattr(found, field)), getattr(expected, field)[0],
-                             (number, name, field))
+            assert_close([(torch.from_numpy(getattr(found, field)), getattr(expected, field)[0])
+                          for field in GRADIENTS])
             maps = saliency_maps(found.images, 5, 5.0)
             np.testing.assert_array_equal(found.processed, coloured(maps, sample.frames,
                                                                     full_colour(maps)))
@@ -382,7 +386,7 @@ def test_shards_and_batches_give_the_files_of_one_run(run, samples, recorded, tm
     assert run(samples, "--batch_size", 1) == 0
     batched = shutil.copytree(recorded, tmp_path / "batched")
     assert run(batched, "--batch_size", 4) == 0
-    assert_same_saliency(samples, batched, range(NUM_SAMPLES), NAMES, rtol=0.03)
+    assert_close(stored_gradients(samples, batched, range(NUM_SAMPLES), NAMES))
     other = shutil.copytree(recorded, tmp_path / "shards")
     done = set()
     for part in (1, 2, 3, 4):
@@ -423,7 +427,7 @@ def test_pca_directions(run, samples, simulator):
     copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 2)
     (expected,) = one_pass(simulator, copies[None], ["hx_direction_40_pca"])
     found = SaliencyFolder(samples).saliency(2, "hx_direction_40_pca")
-    assert_close(torch.from_numpy(found.env_h), expected.env_h[0])
+    assert_close([(torch.from_numpy(found.env_h), expected.env_h[0])])
 
 
 def test_precision_of_the_convolutions_can_be_lowered(run, samples):
@@ -450,7 +454,7 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 0)
     for name, expected in zip(NAMES, one_pass(simulator, copies[None], NAMES)):
         found = SaliencyFolder(path).saliency(0, name)
-        assert_close(torch.from_numpy(found.images), expected.images[0], name)
+        assert_close([(torch.from_numpy(found.images), expected.images[0])])
     assert not list(samples.rglob("grad_*"))
     assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
 
@@ -498,7 +502,7 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
     plain, without = (demo.saliency(1, "value" + ending) for ending in ("", WITHOUT_ENV_GRADS))
     for found, ending in ((plain, ""), (without, WITHOUT_ENV_GRADS)):
         in_sample = SaliencyFolder(samples).saliency(1, "value" + ending)
-        assert_close(torch.from_numpy(found.images), torch.from_numpy(in_sample.images), rtol=1e-3)
+        assert_close([(torch.from_numpy(found.images), torch.from_numpy(in_sample.images))])
     assert np.abs(plain.images - without.images).max() > 0.01 * np.abs(plain.images).max()
     maps = saliency_maps(plain.images, 5, 5.0), saliency_maps(without.images, 5, 5.0)
     sample, full = SampleFolder(samples).sample(1), full_colour(*maps)

@@ -13,12 +13,12 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, golden_projector
+from conftest import ROOT, golden_projector, save_projector
 
 import record_gen_samples
 from common.agent_file import load_agent
-from common.env import ACTION_NAMES
 from common.errors import UserError
+from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
 from common.video import by_direction, mark_reward, mark_terminal
@@ -28,11 +28,10 @@ from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.sampling import manual_actions
 from generative.straight_through import LatentDraw, PresetDraw
-from interventions.projector import Projector, matrix_files
+from interventions.projector import Projector
 
 MODE = LatentDraw("mode")
 NUM_SAMPLES = 7
-NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 FIELDS = [field.name for field in dataclasses.fields(SampleArrays)]
 
 
@@ -276,13 +275,6 @@ def film(path):
 
 
 # Swaps
-
-def save_projector(folder, projector):
-    folder.mkdir()
-    for name, path in matrix_files(folder, NUM_EPISODES).items():
-        np.save(path, getattr(projector, name).numpy())
-    return folder
-
 
 @pytest.fixture
 def matrices(tmp_path):

@@ -17,13 +17,18 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
+import export_panel
+import xcorr_and_xcaus_plots
 from analysis import (
     bottleneck_vec_analysis_plotting,
     bottleneck_vec_analysis_precompute,
+    causal_stories,
     combined_agent_env_hx_analysis_plotting,
     combined_agent_env_hx_analysis_precompute,
+    dynamics_grads_consistency_plots,
     env_h_analysis_plotting,
     env_h_analysis_precompute,
+    hidden_analysis_plotting,
     jacobian_analysis_plotting,
     jacobian_analysis_precompute,
 )
@@ -49,6 +54,7 @@ from analysis.parameters.config import (
 )
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
+from analysis.results.output import Output
 from analysis.results.simulated_steps import simulated_steps
 from common.array_folders import ResultWriter
 from common.errors import UserError
@@ -435,6 +441,53 @@ OTHERS = {
     "jacobians": ["gradients_by_cluster.png", "rotating_cluster.gif"]}
 
 
+MAINS = {
+    **{main.__module__.split(".")[-1]: main for main, *_ in PLOTS.values()},
+    "hidden_analysis_plotting": hidden_analysis_plotting.main,
+    "xcorr_and_xcaus_plots": xcorr_and_xcaus_plots.main,
+    "dynamics_grads_consistency_plots": dynamics_grads_consistency_plots.main,
+    "causal_stories": causal_stories.main, "export_panel": export_panel.main}
+
+
+@pytest.mark.parametrize("script", MAINS)
+@pytest.mark.parametrize(("settings", "file", "words"), [
+    ({"where": "the simulator"}, "arms/ic_3/values.npy", "arms/ic_3/values.npy is none of"),
+    ({"editor.fontSize": 12}, "thesis.txt", "thesis.txt is none of the"),
+    ({"made_by": "figures of another.py"}, "plot.png", "holds the figures of another.py, not the"),
+    ({}, "plot.png", "holds other data")])
+def test_only_an_output_of_the_same_script_is_replaced(script, settings, file, words, tmp_path,
+                                                       capsys):
+    output = tmp_path / "output"
+    (output / file).parent.mkdir(parents=True)
+    (output / file).write_text("precious")
+    (output / "settings.json").write_text(json.dumps(settings))
+    message = error_of(capsys, MAINS[script], ["--output_dir", output])
+    assert words in message and "choose another --output_dir" in message
+    assert (output / file).read_text() == "precious"
+
+
+def test_files_added_to_an_output_keep_it_from_being_replaced(tmp_path):
+    folder, output = tmp_path / "plots", Output("figures of a.py")
+
+    def write(*names):
+        output.check(folder)
+        with output.replaced(folder, {"seed": 0}) as temporary:
+            for name in names:
+                (temporary / name).write_text("drawn")
+
+    write("a.png", "b[1].png")
+    write("b[1].png")  # replaced, not added to
+    assert {path.name for path in tmp_path.rglob("*.*")} == {"b[1].png", "settings.json"}
+    (folder / "for_paper.png").write_text("precious")
+    with pytest.raises(UserError, match=r"for_paper\.png is none of the figures of a\.py"):
+        write("a.png")
+    assert (folder / "for_paper.png").read_text() == "precious"
+    # Settings of before they named kind and files.
+    (folder / "settings.json").write_text('{"seed": 0}')
+    write("a.png")
+    assert {path.name for path in folder.iterdir()} == {"a.png", "settings.json"}
+
+
 @pytest.mark.parametrize("analysis", PLOTS)
 def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, data, tmp_path):
     main, folder, clusters, name = PLOTS[analysis]
@@ -550,7 +603,7 @@ def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_pat
         figures[path.name] = figure
         path.write_bytes(b"")
 
-    monkeypatch.setattr("analysis.state_plots.save", keep)
+    monkeypatch.setattr("analysis.plotting.states.save", keep)
     assert env_h_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     for cluster in range(3):
@@ -577,7 +630,7 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_
         shown[behaviour] = members, strips, note
         path.write_bytes(b"")
 
-    monkeypatch.setattr("analysis.behaviour_figures.plot_behaviour", plot)
+    monkeypatch.setattr("analysis.behaviours.figures.plot_behaviour", plot)
     assert combined_agent_env_hx_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     samples = SampleFolder(data / "informed_init")

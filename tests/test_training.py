@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from conftest import (
     GOLDEN,
     ROOT,
     assert_same,
+    at_work_in,
     golden_weight,
     module_of_layout,
     start,
@@ -47,7 +49,7 @@ from common.agent_file import (
     save_agent,
 )
 from common.env import EnvConfig
-from common.errors import NonFiniteLoss
+from common.errors import NonFiniteLoss, UserError
 
 STEPS_AN_UPDATE = 8 * 64
 
@@ -338,6 +340,89 @@ def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
         run.train()
     assert [path.read_bytes() for path in agent_files(tmp_path)] == [saved]
     assert (tmp_path / "resume.pth").read_bytes() == resume
+
+
+def test_a_run_that_stops_where_an_older_agent_file_lies_is_saved(tmp_path):
+    """As after a kill that left the agent file of a step and the resume file of an earlier one."""
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    run.save()
+    run._one_update()
+    stale = tmp_path / f"model_{STEPS_AN_UPDATE}.pth"
+    shutil.copy(tmp_path / "model_0.pth", stale)
+    run.settings = dataclasses.replace(run.settings, num_timesteps=STEPS_AN_UPDATE)
+    assert run.train() == 0
+    assert TrainingRun(tmp_path, _settings(), FLOAT32).timesteps == STEPS_AN_UPDATE
+    assert_same(dict(load_agent(stale).state_dict()), dict(run.policy.state_dict()))
+
+
+def test_what_a_full_disk_keeps_from_a_checkpoint_is_written_when_the_run_goes_on(tmp_path,
+                                                                                 monkeypatch):
+    run = TrainingRun(tmp_path, dataclasses.replace(_settings(), num_checkpoints=4), FLOAT32)
+    run._one_update()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agents.training.save_agent", full)
+        with pytest.raises(OSError):
+            run.save()
+    assert not agent_files(tmp_path)
+    again = TrainingRun(tmp_path, run.settings, FLOAT32)
+    assert again.timesteps == STEPS_AN_UPDATE
+    monkeypatch.setattr(again, "_one_update", full)
+    with pytest.raises(OSError):
+        again.train()
+    assert [path.name for path in agent_files(tmp_path)] == [f"model_{STEPS_AN_UPDATE}.pth"]
+
+
+def test_a_resume_file_with_the_unused_normaliser_of_validation_goes_on_the_same(tmp_path):
+    """Which earlier versions saved."""
+    run = TrainingRun(tmp_path, _settings(num_timesteps=2 * STEPS_AN_UPDATE), FLOAT32)
+    run._one_update()
+    run.save()
+    resume = tmp_path / "resume.pth"
+    state = torch.load(resume, weights_only=True)
+    assert "normalizer" in state["train"] and "normalizer" not in state["val"]
+    assert TrainingRun(tmp_path, run.settings, FLOAT32).timesteps == STEPS_AN_UPDATE
+    state["val"]["normalizer"] = state["train"]["normalizer"]
+    torch.save(state, resume)
+    again = TrainingRun(tmp_path, run.settings, FLOAT32)
+    run._one_update()
+    again._one_update()
+    assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
+    runs = [TrainingRun(tmp_path / "run", _settings(), FLOAT32) for _ in range(2)]
+    with at_work_in(_made(tmp_path / "run_3")):
+        runs.append(TrainingRun(tmp_path / "run", _settings(), FLOAT32))
+    assert [run.folder.name for run in runs] == ["run", "run_2", "run_4"]
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+def test_one_process_at_a_time_resumes_a_run(tmp_path, capsys):
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    run.save()
+    del run
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with at_work_in(tmp_path) as words:
+        assert train.main(["--resume", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / ".lock").unlink()
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_a_run_whose_folder_is_deleted_stops(tmp_path):
+    run = TrainingRun(tmp_path / "run", _settings(), FLOAT32)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
+        run.train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_plots_are_drawn_from_the_log(undisturbed, capsys):

@@ -5,6 +5,7 @@ import json
 import av
 import numpy as np
 import pytest
+import scipy.stats
 from conftest import FLOAT32, tiny_policy
 from PIL import Image
 
@@ -64,28 +65,42 @@ def test_arrow_points_where_the_action_goes(action, right, up):
     assert along.max() > 20 and along.min() < -19
 
 
-def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, capsys):
-    argv = ["--model_file", str(agent_path), "--env_name", "leaper", "--num_episodes", "12",
+def test_evaluation_counts_successes_on_unseen_levels(agent_path, tmp_path, monkeypatch, capsys):
+    """In easy leaper an untrained agent crosses the road now and then, and its reward of 10 says
+    when. The numbers are worked out here from the episodes that were played."""
+    episodes = []
+
+    def play(*args, **kwargs):
+        for episode in play_episodes(*args, **kwargs):
+            episodes.append(episode)
+            yield episode
+
+    monkeypatch.setattr(evaluate, "play_episodes", play)
+    argv = ["--model_file", str(agent_path), "--env_name", "leaper", "--num_episodes", "24",
             "--num_levels", "50", "--output", str(tmp_path / "result.json"), "--seed", "2"]
     assert evaluate.main(argv) == 0
-    assert "95 % interval" in capsys.readouterr().out
+    assert sorted(episode.number for episode in episodes) == list(range(24))
+    levels = {episode.level_seed for episode in episodes}
+    assert len(levels) == 24 and min(levels) >= 50
+    solved = [episode.level_complete for episode in episodes]
+    assert solved == [episode.rewards.sum() == 10 for episode in episodes]
+    assert 0 < sum(solved) < 24
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["env"]["start_level"] == 50
-    assert result["num_episodes"] == 12
-    low, high = result["success_interval"]
-    assert 0 <= low <= result["success_rate"] <= high <= 1
-
-
-def test_success_is_what_the_game_calls_a_solved_level():
-    """In easy mazes an untrained agent finds the cheese now and then; its reward says when."""
-    config = EnvConfig("maze", "easy")
-    levels = list(enumerate(config.draw_levels(30, 0)))
-    episodes = list(play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 30,
-                                  keep_frames=False))
-    solved = [episode.level_complete for episode in episodes]
-    assert solved == [episode.total_reward == 10 for episode in episodes]
-    assert 0 < sum(solved) < 30
-    assert sorted(episode.number for episode in episodes) == list(range(30))
+    assert result["num_episodes"] == 24
+    assert result["success_rate"] == sum(solved) / 24
+    wilson = scipy.stats.binomtest(sum(solved), 24).proportion_ci(method="wilson")
+    assert result["success_interval"] == pytest.approx(wilson, abs=1e-12)
+    returns = [episode.rewards.sum() for episode in episodes]
+    normal = scipy.stats.norm.interval(0.95, np.mean(returns), scipy.stats.sem(returns))
+    assert result["mean_return"] == pytest.approx(np.mean(returns))
+    assert result["return_interval"] == pytest.approx(normal)
+    lengths = [len(episode.actions) - 1 for episode in episodes]  # the last action is not taken
+    assert result["mean_length"] == pytest.approx(np.mean(lengths))
+    assert (f"success rate {100 * sum(solved) / 24:.1f} % (95 % interval {100 * wilson.low:.1f} to "
+            f"{100 * wilson.high:.1f}), mean return {np.mean(returns):.2f} ({normal[0]:.2f} to "
+            f"{normal[1]:.2f}), mean length {np.mean(lengths):.1f} steps over 24 levels"
+            in capsys.readouterr().out)
 
 
 def test_episode_depends_on_its_number_and_level_alone():

@@ -12,8 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
-from analysis.plotting.states import COLOUR_MAP, COLOURS, NO_CATEGORY_COLOUR, ClusterPlots, save
-from common.env import ACTION_LABELS
+from analysis.plotting.states import COLOUR_MAP, NO_CATEGORY_COLOUR, ClusterPlots, save
+from common.game_constants import ACTION_LABELS
+from common.palette import SKY_BLUE, VERMILION
 from common.video import enlarge, mark_action
 
 FRAME_FACTOR = 2  # frames are enlarged, for the arrow of the action to be readable
@@ -102,7 +103,7 @@ def plot_overview(path: Path, sizes: np.ndarray, in_none: int, labels: np.ndarra
     taken = np.flatnonzero(np.nansum(shares, axis=0) > 0)
     figure = Figure(figsize=(16, 2.4 + 0.3 * max(len(sizes), 8)), layout="constrained")
     bars, times, actions = figure.subplots(1, 3)
-    bars.barh(numbers, sizes, color=COLOURS[1], height=0.7)
+    bars.barh(numbers, sizes, color=SKY_BLUE, height=0.7)
     for number, size in zip(numbers, sizes):
         bars.annotate(f" {size}", (size, number), va="center", fontsize=8)
     bars.margins(x=0.15)
@@ -128,7 +129,7 @@ def _draw_actions(axes: Axes, members: Members, everyone: Members) -> None:
     shares, of_all = members.action_shares(), everyone.action_shares()
     taken = np.flatnonzero((shares > 0) | (of_all > 0))
     places = np.arange(len(taken))
-    axes.barh(places - 0.2, shares[taken], height=0.38, color=COLOURS[3])
+    axes.barh(places - 0.2, shares[taken], height=0.38, color=VERMILION)
     axes.barh(places + 0.2, of_all[taken], height=0.38, color=NO_CATEGORY_COLOUR)
     axes.set_yticks(places, [ACTION_LABELS[number] for number in taken])
     axes.invert_yaxis()
@@ -140,7 +141,7 @@ def _draw_actions(axes: Axes, members: Members, everyone: Members) -> None:
 def _draw_values(axes: Axes, members: Members, everyone: Members) -> None:
     steps = np.arange(everyone.values.shape[1])
     for who, colour, label in ((everyone, "#777777", f"all {len(everyone.values)} samples"),
-                               (members, COLOURS[3], f"its {len(members.values)} samples")):
+                               (members, VERMILION, f"its {len(members.values)} samples")):
         if len(who.values):
             low, middle, high = np.quantile(who.values, (0.25, 0.5, 0.75), axis=0)
             axes.fill_between(steps, low, high, color=colour, alpha=0.25, linewidth=0)
@@ -160,7 +161,7 @@ def _draw_strips(figure: FigureBase, strips: list[Strip], title: str) -> None:
             axes.imshow(frame)
             axes.set(xticks=[], yticks=[])
             for side in axes.spines.values():
-                side.set(color=COLOURS[3] if strip.voting[step] else "white", linewidth=3)
+                side.set(color=VERMILION if strip.voting[step] else "white", linewidth=3)
         row[0].set_ylabel(f"sample\n{strip.sample}", fontsize=8, rotation=0, ha="right",
                           va="center")
     for step, axes in enumerate(panels[0]):

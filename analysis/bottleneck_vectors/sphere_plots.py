@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.bottleneck_vectors.sphere import uniform_cosine_density
-from analysis.plotting.states import COLOURS, save
+from analysis.plotting.states import save
+from common.palette import BLUE, VERMILION
 from generative.config import SAMPLE_STARTS
 
-INFORMED, RANDOM = COLOURS[3], COLOURS[4]
+INFORMED, RANDOM = VERMILION, BLUE
 UNIFORM_STYLE = {"color": "black", "linestyle": ":", "label": "uniform on the sphere"}
 
 

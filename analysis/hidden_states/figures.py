@@ -21,7 +21,7 @@ from analysis.plotting.jobs import (
 )
 from analysis.plotting.states import Category, Plane, Quantity
 from analysis.results.output import Job
-from common.env import ACTION_LABELS
+from common.game_constants import ACTION_LABELS
 from common.hidden_states_folder import HiddenStatesFolder
 
 

@@ -59,6 +59,9 @@ _TEXT = ("behaviour", "env_grads", "source", "target")
 class CorrelationFolder:
     """Names of the matrices of cross-correlation and cross-causation."""
 
+    PATTERNS = ("xcorr_hx_clust*.npy", "xcaus_hx_*.npy", "order_of_ics.npy",
+                "cosine_similarity_of_ics.npy")
+
     def __init__(self, path: Path):
         self.path = Path(path)
 
@@ -82,6 +85,9 @@ class CorrelationFolder:
 
 class ComparisonFolder:
     """Names and readers of the comparison of gradients with correlations."""
+
+    PATTERNS = ("jacobian_clust*.npy", "agreement_clust*.npy", "agreement.csv",
+                "agreement_of_matrices.csv", "sample_ids.npy", "behaviours.npy")
 
     def __init__(self, path: Path):
         self.path = Path(path)

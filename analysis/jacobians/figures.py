@@ -25,7 +25,7 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import COLOUR_MAP, Category, Pictures, Plane, Quantity, save
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
-from common.env import ACTION_LABELS
+from common.game_constants import ACTION_LABELS
 from generative.saliency.gradients import saliency_functions
 from generative.sample_files import SampleFolder
 

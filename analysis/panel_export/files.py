@@ -39,8 +39,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from common.env import ACTION_DIRECTIONS, ACTION_LABELS
 from common.errors import UserError
+from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.progress import with_progress
 
 FORMAT = 1  # that web/panel/lib/data.js reads
@@ -57,6 +57,8 @@ _MEASURED = 24  # samples whose pictures are encoded to know the size of all
 
 class PanelFolder:
     """Names in one folder."""
+
+    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
 
     def __init__(self, path: Path):
         self.path = Path(path)

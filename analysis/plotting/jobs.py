@@ -23,8 +23,8 @@ from analysis.plotting.states import (
 from analysis.results.output import Job
 from analysis.results.simulated_steps import SimulatedSteps
 from common.array_folders import ResultFolder
-from common.env import ACTION_LABELS, NUM_ACTIONS
 from common.errors import UserError
+from common.game_constants import ACTION_LABELS, NUM_ACTIONS
 from generative.sample_files import SampleFolder
 
 MOST_CLUSTERS = 32  # that have a figure of their own

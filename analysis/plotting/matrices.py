@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram
 
 from analysis.influences.correlation import Seriation
-from analysis.plotting.states import DPI
+from common.palette import DARK_GREY, DPI
 
 SIGNED, SHARE = "RdBu", "PuOr"
 _CELL = 0.19  # inches
@@ -151,7 +151,7 @@ def _draw_panel(axes: Axes, panel: Panel, names: Names, scale: Scale, order: np.
 
 def _draw_tree(axes: Axes, seriation: Seriation) -> None:
     dendrogram(seriation.linkage, orientation="left", ax=axes, no_labels=True,
-               color_threshold=0, above_threshold_color="#555555")
+               color_threshold=0, above_threshold_color=DARK_GREY)
     axes.invert_yaxis()  # the first leaf is at the top, as the first row of the matrices
     axes.set_ylim(10 * len(seriation.order), 0)  # scipy's leaves are 10 apart
     axes.set_xlabel("1 - largest\ncorrelation", fontsize=7)

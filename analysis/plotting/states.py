@@ -20,14 +20,14 @@ from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from PIL import Image
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without black; where there
-# are more categories the marker changes, and their numbers stand where their states are.
-COLOURS = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+from common.palette import COLOURS, DARK_GREY, DPI, SKY_BLUE, VERMILION
+
+# Where there are more categories than colours the marker changes, and their numbers stand where
+# their states are.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
 OTHERS_SIZE = 6  # at least, in square points: they are few
 COLOUR_MAP = "viridis"
-DPI = 110
 LEGEND_ROWS = 20
 DENSITY_BINS = 160
 SPACE_POINTS = 8_000  # of the rotating figures, which are as sharp with more, but ten times larger
@@ -136,9 +136,9 @@ def plot_variance(path: Path, variances: np.ndarray, total: float, title: str) -
     held = np.cumsum(shares)
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    axes.bar(numbers, shares, color=COLOURS[1], label="this component")
-    axes.plot(numbers, held, color=COLOURS[3], marker=".", label="all up to this one")
-    axes.axhline(0.95, color="#555555", linestyle=":", label="95 %")
+    axes.bar(numbers, shares, color=SKY_BLUE, label="this component")
+    axes.plot(numbers, held, color=VERMILION, marker=".", label="all up to this one")
+    axes.axhline(0.95, color=DARK_GREY, linestyle=":", label="95 %")
     axes.set(xlabel="principal component", ylabel="share of the variance", ylim=(0, 1.02),
              title=title)
     axes.grid(alpha=0.3)
@@ -172,7 +172,7 @@ def plot_paths(path: Path, plane: Plane, sequences: np.ndarray, what: str, chose
                         scale_units="xy", scale=1, width=0.006, clim=(0, 1))
         axes.plot(*way[0], marker="o", color="white", markeredgecolor="black", markersize=8,
                   linestyle="")
-        axes.plot(*way[-1], marker="X", color=COLOURS[3], markeredgecolor="black", markersize=9,
+        axes.plot(*way[-1], marker="X", color=VERMILION, markeredgecolor="black", markersize=9,
                   linestyle="")
         axes.set_title(f"{what} {sequence}: {note}", fontsize=10)
     for axes in panels.flat[len(chosen):]:
@@ -221,11 +221,11 @@ class ClusterPlots:
                                         self.planes, self._densities):
             _draw_density(axes, density)
             axes.scatter(*plane.places[members].T, s=_size(members.sum()) * 1.5, linewidths=0,
-                         color=COLOURS[3], rasterized=True)
+                         color=VERMILION, rasterized=True)
             axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
             low, high = plane.limits
             axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
-        figure.legend(handles=[_handle(COLOURS[3], f"{what} {cluster}"), _handle(
+        figure.legend(handles=[_handle(VERMILION, f"{what} {cluster}"), _handle(
             NO_CATEGORY_COLOUR, f"all {self.planes[0].unit}, darker where they are dense", "s")],
             fontsize=9, loc="outside lower center", ncols=2)
 

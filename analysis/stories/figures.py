@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.influences.comparison import WITH
-from analysis.plotting.states import COLOURS, DPI
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
 
 _FRAME = 0.95  # inches
 
@@ -67,7 +67,7 @@ def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series |
             if each is not None:
                 kinds[each["env_grads"]] = None
                 _draw_dot(axes, each, place)
-    axes.axvline(0.5, color="#555555", linestyle=":")
+    axes.axvline(0.5, color=DARK_GREY, linestyle=":")
     axes.set_yticks(range(len(rows)), [
         f"{row['source']} {'raises' if row['gradient'] > 0 else 'lowers'} {row['target']}, "
         f"lag {row['lag']}, effect {row['effect']:.2f}" for _, row in rows.iterrows()], fontsize=8)
@@ -97,7 +97,7 @@ def _draw_row(panels: Sequence[Axes], frames: np.ndarray, label: str) -> None:
 
 
 def _colour(kind: str) -> str:
-    return COLOURS[4] if kind == WITH else COLOURS[3]
+    return BLUE if kind == WITH else VERMILION
 
 
 def _draw_dot(axes: Axes, row: pd.Series, place: int) -> None:

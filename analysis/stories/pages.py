@@ -21,13 +21,14 @@ from analysis.influences.correlation import extreme_rows, members
 from analysis.influences.files import ComparisonFolder
 from analysis.stories.figures import plot_component, plot_films, plot_influences
 from analysis.stories.sentences import Story, escape, facts_text, influence_sentence, sample_facts
-from common.env import ACTION_LABELS
 from common.errors import UserError
+from common.game_constants import ACTION_LABELS
 from common.progress import with_progress
 from common.video import mark_action
 from generative.sample_files import SampleArrays
 
 INDEX_NAME = "index.md"
+PATTERNS = ("*.md", "*.png")  # all files
 _CHARTED = 12
 _SHOWN_OF_COMPONENT = 8
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from analysis.influences.comparison import WITH, WITHOUT
 from analysis.influences.gradients import answer_name
-from common.env import NUM_ACTIONS
+from common.game_constants import NUM_ACTIONS
 from generative.saliency.gradients import OUTPUTS
 
 MOST_LISTED = 10  # influences of a kind on a page

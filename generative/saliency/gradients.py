@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from common.devices import Compute
-from common.env import ACTION_NAMES
 from common.errors import UserError, nearest
+from common.game_constants import ACTION_NAMES
 from generative.encoder import on_unit_sphere
 from generative.simulator import Simulator, Step
 from generative.straight_through import LatentDraw

@@ -1,0 +1,13 @@
+"""Sizes and actions that all of Procgen's games share; reading them needs no Procgen."""
+
+FRAME_SIZE = 64  # pixels, of the agent's view
+PERSON_VIEW_SIZE = 512  # pixels
+NUM_ACTIONS = 15
+
+# Direction of each action as (right, up); the last six actions are keys that most games ignore.
+ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
+                     *((0, 0),) * 6)
+# Names of the others.
+ACTION_NAMES = ("downleft", "left", "upleft", "down", "null", "up", "downright", "right", "upright")
+ACTION_LABELS = (*ACTION_NAMES,
+                 *(f"special {i}" for i in range(len(ACTION_NAMES), NUM_ACTIONS)))

@@ -1,0 +1,78 @@
+"""Checksums of what an output folder holds, to compare two runs of the pipeline."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import torch
+import yaml
+
+# What tells of time, and what is made of it: the simulator's file holds its wall time, too, and is
+# compared without.
+TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
+         "model_sha256"}
+NO_NUMBERS = ("logs", "pipeline", "report")
+DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
+
+
+def numbers(output: Path, moved_from: Path | None = None) -> dict[str, str]:
+    """A checksum of everything in an output folder that tells neither of time nor of place.
+
+    Args:
+        moved_from: where the folder was when a part of it was written.
+    """
+    places = [str(each) for each in (output, moved_from) if each is not None]
+    found = {}
+    for path in sorted(output.rglob("*")):
+        relative = path.relative_to(output)
+        if (path.is_file() and relative.parts[0] not in NO_NUMBERS
+                and not path.name.startswith(("events.", "plot."))):
+            found[DATE.sub("DATE", str(relative))] = _checksum(path, places)
+    return found
+
+
+def _checksum(path: Path, places: list[str]) -> str:
+    if path.suffix in (".pt", ".pth"):
+        digest = hashlib.sha256()
+        _add(digest, torch.load(path, weights_only=True, map_location="cpu"))
+        return digest.hexdigest()
+    content = path.read_bytes()
+    if path.suffix == ".csv":
+        table = pd.read_csv(path)
+        content = table[[name for name in table if name not in TIMES]].to_csv().encode()
+    elif path.suffix == ".json":
+        content = json.dumps(_without_times(json.loads(content)), sort_keys=True).encode()
+    elif path.suffix == ".yml":  # whose long lines are broken
+        content = json.dumps(_without_times(yaml.safe_load(content)), sort_keys=True).encode()
+    elif path.suffix not in (".md", ".html", ".js"):
+        return hashlib.sha256(content).hexdigest()
+    text = content.decode()
+    for place in places:
+        text = text.replace(place, "OUTPUT")
+    return hashlib.sha256(DATE.sub("DATE", text).encode()).hexdigest()
+
+
+def _without_times(value):
+    if isinstance(value, dict):
+        return {key: _without_times(each) for key, each in value.items() if key not in TIMES}
+    return [_without_times(each) for each in value] if isinstance(value, list) else value
+
+
+def _add(digest, value) -> None:
+    """Add nested values with their tensors to a checksum."""
+    if isinstance(value, torch.Tensor):
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in value:
+            if key not in TIMES:
+                digest.update(str(key).encode())
+                _add(digest, value[key])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _add(digest, each)
+    else:
+        digest.update(repr(value).encode())

@@ -1,0 +1,96 @@
+"""Which module imports which: the directions between the rooms, and what needs no Procgen."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
+# gone, changes nothing.
+BELOW = {"common": set(), "interventions": {"common"}}
+BELOW["agents"] = BELOW["generative"] = {"interventions", *BELOW["interventions"]}
+for _room in ("analysis", "maze", "clarity"):
+    BELOW[_room] = {"agents", "generative", *BELOW["agents"]}
+BELOW["pipeline"] = set(BELOW)
+BELOW["benchmarks"] = {*BELOW, None}  # None: scripts of the root, which they run
+ROOMS = frozenset(BELOW)
+TRAINING = {"agents.training", "agents.ppo"}  # of agents, which only scripts and benchmarks touch
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the project but tests, by its dotted name; scripts of the root are ``x``."""
+    files = {path.stem: path for path in ROOT.glob("*.py") if not path.is_symlink()}
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            files[name.removesuffix(".__init__")] = path
+    del files["setup"]
+    return files
+
+
+def imported(path: Path, known) -> set[str]:
+    """The modules among ``known`` that a file imports: at its top, in functions, for types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        found |= {name for name in names if name in known}
+    return found
+
+
+MODULES = modules()
+IMPORTS = {name: imported(path, MODULES) - {name} for name, path in MODULES.items()}
+
+
+def room(module: str) -> str | None:
+    """The room of a module; None for a script of the root."""
+    first = module.partition(".")[0]
+    return first if first in ROOMS else None
+
+
+@pytest.mark.parametrize("name", sorted(ROOMS & set(map(room, MODULES))))
+def test_a_room_imports_the_rooms_below_it_alone(name):
+    wrong = {(module, other) for module in MODULES if room(module) == name
+             for other in IMPORTS[module] if room(other) not in {name, *BELOW[name]}}
+    assert not wrong, sorted(wrong)
+
+
+def test_scripts_import_no_other_script():
+    """A module of ``analysis/`` that is run is a script, too."""
+    scripts = {module for module, path in MODULES.items()
+               if path.parent in (ROOT, ROOT / "analysis") and path.name != "__init__.py"}
+    wrong = {(module, other) for module in MODULES if room(module) != "benchmarks"
+             for other in IMPORTS[module] & scripts}
+    assert not wrong, sorted(wrong)
+
+
+def test_simulator_and_analyses_know_nothing_of_the_agents_training():
+    wrong = {(module, other) for module in MODULES if room(module) in ("generative", "analysis")
+             for other in IMPORTS[module] & TRAINING}
+    assert not wrong, sorted(wrong)
+    assert set(MODULES) >= TRAINING
+
+
+def test_tests_share_helpers_and_import_neither_tests_nor_benchmarks():
+    tests = {path.stem: path for path in (ROOT / "tests").glob("*.py")}
+    banned = {name for name in tests if name.startswith("test_")} | {
+        module for module in MODULES if room(module) == "benchmarks"}
+    wrong = {(name, other) for name, path in tests.items() for other in imported(path, banned)}
+    assert not wrong, sorted(wrong)
+
+
+@pytest.mark.parametrize("module", ["common.networks", "common.video", "interventions.effects",
+                                    "generative.simulator", "generative.saliency.gradients"])
+def test_networks_videos_and_saliency_need_no_procgen(module):
+    code = (f"import sys, {module}\n"
+            "sys.exit(', '.join(sorted({'procgen', 'gym', 'common.env'} & set(sys.modules)))"
+            " or None)")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120,
+                   stderr=subprocess.PIPE)
