@@ -326,7 +326,7 @@ def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recordi
 
 
 def test_training_keeps_the_unused_tensors_of_a_published_file(agent_path, recording, tmp_path):
-    simulator = Simulator(TINY.simulator, load_agent(agent_path))
+    simulator = Simulator(settings_for(agent_path, recording).simulator, load_agent(agent_path))
     unused = {key: torch.rand(tensor.shape) for key, tensor in published_state(simulator).items()
               if key.startswith("conv_out.") or ".vecobs." in key}
     save_published(tmp_path / "model.pt", simulator, unused)
