@@ -204,10 +204,13 @@ def _pairs(text: str) -> tuple[list[int], list[int | None]]:
     """The directions of ``10:12,5:None``."""
     try:
         pairs = [pair.split(":") for pair in text.split(",")]
-        return [int(source) for source, _ in pairs], [direction(target) for _, target in pairs]
+        taken, put = [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
     except ValueError:
         raise UserError(f"--swaps takes pairs such as 10:12 or 10:12,5:None, not '{text}'"
                         ) from None
+    if any(source == target for source, target in zip(taken, put)):
+        raise UserError(f"--swaps {text} puts a direction back where it was, which alters nothing")
+    return taken, put
 
 
 def change_of(alteration: Alteration, projector: Projector, compute: Compute) -> MeasuredChange:

@@ -167,8 +167,7 @@ class Projector:
             Changes (…, D).
 
         Raises:
-            UserError: if the lists differ in length, there is no such direction, or one would be
-                swapped for itself.
+            UserError: if the lists differ in length, or there is no such direction.
         """
         directions = self.directions(kind)
         if len(taken) != len(put):
@@ -177,10 +176,6 @@ class Projector:
             if number is not None and not 0 <= number < len(directions):
                 raise UserError(f"there is no {kind} direction {number}: they are numbered 0 to "
                                 f"{len(directions) - 1}")
-        for source, target in zip(taken, put):
-            if source == target:
-                raise UserError(f"a swap of direction {source} for itself changes nothing; name "
-                                "another one, or None")
         amounts = self.change(delta, kind)
         for source, target in zip(taken, put):
             amount = amounts[..., source:source + 1]
