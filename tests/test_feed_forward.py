@@ -23,6 +23,7 @@ from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
 from interventions.effects import divergence
+from interventions.files import InterventionsFolder
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256
@@ -173,7 +174,7 @@ def test_interventions_and_read_out_weights(flags, agent, precomputed, tmp_path)
     assert compare_interventions.main([
         *common, "--env_name", "bigfish", "--num_episodes", "10", "--num_controls", "2",
         "--directions", "0", "--output_dir", str(tmp_path / "effects")]) == 0
-    folder = compare_interventions.InterventionsFolder(tmp_path / "effects")
+    folder = InterventionsFolder(tmp_path / "effects")
     assert divergence(folder.runs("unaltered"), folder.runs("ic_0_to_None"))[0].any()
     assert plot_value_and_action_weights.main([
         *common[:4], *common[8:], "--output_dir", str(tmp_path / "weights")]) == 0

@@ -1,0 +1,46 @@
+"""The runs of an arm of a comparison on real levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agents.episodes import Episode, play_episodes
+from common.devices import Compute
+from common.env import EnvConfig
+from common.networks import Policy
+from common.progress import with_progress
+from interventions.alterations import Runner
+from interventions.files import ArmRuns
+from interventions.swaps import MeasuredChange
+
+
+def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
+                levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+                from_step: int) -> Runner:
+    """Plays the same levels in every arm, with actions drawn from the policy itself.
+
+    Args:
+        levels, seed, num_slots: see ``play_episodes``.
+        from_step: first step of an episode that is altered, from 0.
+    """
+    def run(change: MeasuredChange | None) -> ArmRuns:
+        episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
+                                 alter_hidden=change, alter_from=from_step, keep_frames=False)
+        return played(with_progress(episodes, len(levels), "episode"), change)
+    return run
+
+
+def played(episodes: Iterable[Episode], change: MeasuredChange | None) -> ArmRuns:
+    """The runs of one arm on real levels, in the order of the episodes' numbers."""
+    episodes = sorted(episodes, key=lambda episode: episode.number)
+    # The last row is no step of the agent's; the reward of a step stands in the row after it.
+    return ArmRuns(
+        np.array([episode.level_seed for episode in episodes], dtype=np.int64),
+        np.array([episode.length for episode in episodes]),
+        np.array([episode.level_complete for episode in episodes], dtype=np.float32),
+        *(np.concatenate(parts) for parts in zip(*(
+            (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
+            for episode in episodes))),
+        np.array(change.moved if change else 0.0))

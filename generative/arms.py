@@ -1,0 +1,50 @@
+"""The runs of an arm of a comparison in the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.devices import Compute
+from common.progress import with_progress
+from generative.dataset import RolloutDataset
+from generative.sampling import Sampler, SamplingPlan
+from generative.simulator import Simulator
+from interventions.alterations import Runner
+from interventions.files import ArmRuns
+from interventions.swaps import MeasuredChange
+
+
+def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
+                     dataset: RolloutDataset | None, num_starts: int, batch_size: int) -> Runner:
+    """Simulates the same starts in every arm, with the agent's most likely actions and the most
+    likely latents.
+
+    Args:
+        dataset: whose frames simulations start from, None for random starts.
+        batch_size: simulations at a time.
+
+    Raises:
+        UserError: if there are fewer starts.
+    """
+    Sampler(simulator, compute, plan, dataset).check(num_starts)
+
+    def run(change: MeasuredChange | None) -> ArmRuns:
+        return simulated(Sampler(simulator, compute, plan, dataset, change), num_starts,
+                         batch_size, change)
+    return run
+
+
+def simulated(sampler: Sampler, num_starts: int, batch_size: int,
+              change: MeasuredChange | None) -> ArmRuns:
+    """The runs of one arm in the simulator."""
+    begins = range(0, num_starts, batch_size)
+    samples = [sample.arrays for begin in with_progress(begins, len(begins), "batch")
+               for sample in sampler.simulate(range(begin, min(begin + batch_size, num_starts)))]
+    return ArmRuns(
+        np.arange(num_starts),
+        np.array([len(sample.values) for sample in samples]),
+        np.array([sample.terminals.max() for sample in samples]),
+        np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
+        np.concatenate([sample.values for sample in samples]),
+        np.concatenate([sample.rewards for sample in samples]),
+        np.array(change.moved if change else 0.0))

@@ -1,0 +1,41 @@
+"""Tables, report and figure of a comparison, from the runs in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from common.files import atomic_path
+from interventions.alterations import UNALTERED
+from interventions.effects import Arm, chosen_outcomes, compare, divergence_over_time
+from interventions.figure import plot_effects
+from interventions.files import InterventionsFolder
+from interventions.report import report
+
+_TITLE = "Altered directions of the agent's hidden state"
+
+
+def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: bool, seed: int,
+                  what: str) -> pd.DataFrame:
+    """Compare the runs of a folder, and write tables, report and figure to it.
+
+    Args:
+        simulated: whether the runs are simulations.
+        seed: of bootstrap and sign flips.
+        what: was run, how often; stands in report and figure.
+
+    Returns:
+        The table of effects, see ``interventions.effects.compare``.
+    """
+    unaltered, runs = folder.runs(UNALTERED), {arm.name: folder.runs(arm.name) for arm in arms}
+    table = compare(arms, runs, unaltered, simulated, seed)
+    over_time = divergence_over_time(arms, runs, unaltered)
+    outcomes = chosen_outcomes(simulated)
+    folder.save_table(folder.effects_file, table)
+    folder.save_table(folder.divergence_file, over_time)
+    with atomic_path(folder.report_file) as temporary:
+        temporary.write_text(report(table, outcomes, _TITLE, f"{what}."))
+    with atomic_path(folder.figure_file) as temporary:
+        plot_effects(temporary, table, over_time, outcomes, f"{_TITLE}\n{what}")
+    return table
