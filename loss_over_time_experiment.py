@@ -10,31 +10,22 @@ import dataclasses
 import time
 from pathlib import Path
 
-import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
-from common.palette import BLUE, DARK_GREY, DPI, GREEN, VERMILION
 from common.video import write_strip
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
     IMAGE_MSE,
-    KINDS,
-    LAST_FRAME,
-    MEAN_FRAME,
     PLOT_NAME,
     PREDICTORS,
     SETTINGS_NAME,
-    SHUFFLED_ACTIONS,
-    SIMULATOR,
     TABLE_NAME,
     Comparison,
     choose_windows,
@@ -45,21 +36,14 @@ from generative.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from generative.runs import SimulatorRunSettings, open_simulator, run_of
+from generative.loss_over_time_figure import plot_losses
+from generative.runs import open_simulator, run_of, why_perhaps_trained_on
 from generative.straight_through import LatentDraw
 
 SHOWN_STEPS = range(1, 11)
 NUM_STRIPS = 8
 STRIDE = 2  # every other step
 STRIP_HEIGHT = 128
-
-TITLES = {"image": "image: half the sum of squared errors", "reward": "reward: half the squared "
-          "error", "terminal": "terminal: cross-entropy (nats)", "agent_state": "agent's state: "
-          "half the sum of squared errors", "kl": "posterior from prior: divergence (nats)"}
-LINES = {SIMULATOR: (BLUE, "-"), SHUFFLED_ACTIONS: (VERMILION, "--"),
-         LAST_FRAME: (GREEN, "-."), MEAN_FRAME: (DARK_GREY, ":")}
-LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of another window",
-          LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame of the training episodes"}
 
 
 def parser() -> Parser:
@@ -121,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     with atomic_folder(output) as folder:
         result.save(folder)
         table.to_csv(folder / TABLE_NAME, index=False, float_format="%.6g")
-        plot(table, folder / PLOT_NAME, f"{len(windows)} windows of {num_episodes} held-out "
+        plot_losses(table, folder / PLOT_NAME, f"{len(windows)} windows of {num_episodes} held-out "
              "episodes, each up to its end; bands: 95 % intervals of the mean")
         for window, truth, imagined in zip(shown.tolist(), *films):
             moments = slice(0, None, STRIDE)
@@ -134,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
-            "num_sim_steps": config.simulator.num_sim_steps, "batch_size": batch_size,
+            "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
             "num_batches": num_batches, "windows": result.windows.tolist(),
             "action_windows": result.action_windows.tolist(),
             "episodes": result.episodes.tolist(),
@@ -142,45 +126,6 @@ def main(argv: list[str] | None = None) -> None:
             "versions": versions()})
     print_summary(table, compared)
     print(f"wrote {output}")
-
-
-def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str,
-                           num_episodes: int) -> str:
-    """Why the evaluated episodes may have been trained on, or "" if they were not."""
-    if run is None:
-        return "no hyperparameters.yml beside the model file says how its data was split"
-    if Path(run.data_dir).resolve() != Path(data_dir).resolve():
-        return f"the simulator was trained on {run.data_dir}, not on {data_dir}"
-    if run.num_episodes != num_episodes:
-        return (f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it "
-                f"holds {num_episodes} now, of which others are held out")
-    if run.model_file:
-        return f"training started from {run.model_file}, whose split may have been another"
-    return ""
-
-
-def plot(table: pd.DataFrame, path: Path, title: str) -> None:
-    """A panel for each kind of loss: means and their intervals against the step."""
-    figure = Figure(figsize=(15, 8.5), layout="constrained")
-    *panels, corner = figure.subplots(2, 3).flat
-    for axes, kind in zip(panels, KINDS):
-        for predictor in PREDICTORS:
-            rows = table[(table["kind"] == kind) & (table["predictor"] == predictor)]
-            colour, style = LINES[predictor]
-            if len(rows):
-                axes.plot(rows["step"], rows["mean"], style, color=colour, linewidth=1.8,
-                          label=LABELS[predictor])
-                axes.fill_between(rows["step"], rows["low_95"], rows["high_95"], color=colour,
-                                  alpha=0.2, linewidth=0)
-        axes.set_title(TITLES[kind], fontsize=11)
-        axes.set_xlabel("simulated step (0 shows the last initial frame)")
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.grid(alpha=0.3)
-    corner.axis("off")
-    corner.legend(*panels[0].get_legend_handles_labels(), loc="center", fontsize=11)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=DPI)
 
 
 def print_summary(table: pd.DataFrame, compared: list[Comparison]) -> None:

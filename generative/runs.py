@@ -156,3 +156,18 @@ def prepared(simulator: Simulator, compute: Compute) -> Simulator:
     if compute.channels_last:
         simulator = simulator.to(memory_format=torch.channels_last)
     return simulator.to(compute.device)
+
+
+def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str,
+                           num_episodes: int) -> str:
+    """Why the evaluated episodes may have been trained on, or "" if they were not."""
+    if run is None:
+        return "no hyperparameters.yml beside the model file says how its data was split"
+    if Path(run.data_dir).resolve() != Path(data_dir).resolve():
+        return f"the simulator was trained on {run.data_dir}, not on {data_dir}"
+    if run.num_episodes != num_episodes:
+        return (f"the simulator was trained when {data_dir} held {run.num_episodes} episodes; it "
+                f"holds {num_episodes} now, of which others are held out")
+    if run.model_file:
+        return f"training started from {run.model_file}, whose split may have been another"
+    return ""

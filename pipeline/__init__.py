@@ -2,3 +2,5 @@
 
 The one room that knows the scripts, which it runs by the name of their module.
 """
+
+import common  # noqa: F401  chooses the backend before the modules here import matplotlib

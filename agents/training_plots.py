@@ -1,0 +1,66 @@
+"""Figures of an agent's training run, from its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+
+from common.training_curves import OTHER, STEPS, TRAINING, VALIDATION, save
+
+TITLES = {
+    "episode_rewards": "return of the last 40 episodes",
+    "episode_len": "length of the last 40 episodes (steps)",
+    "mean_episode_value": "mean value estimate",
+    "mean_policy_loss": "policy loss",
+    "mean_value_loss": "value loss",
+    "mean_entropy_loss": "entropy of the policy (nats)",
+    "num_episodes": "episodes finished",
+    "wall_time": "wall time (minutes)",
+}
+
+
+
+def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
+    """One quantity against time steps: training and validation where there are both."""
+    steps = log["timesteps"]
+    if name in ("episode_rewards", "episode_len"):
+        for prefix, colour, label in (("", TRAINING, "training levels"),
+                                      ("val_", VALIDATION, "unseen levels")):
+            axes.plot(steps, log[f"{prefix}mean_{name}"], color=colour, label=f"mean, {label}")
+            for kind in ("min", "max"):
+                axes.plot(steps, log[f"{prefix}{kind}_{name}"], color=colour, linewidth=0.7,
+                          linestyle=":", label=f"lowest and highest, {label}"
+                          if kind == "min" else None)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    elif name == "num_episodes":
+        axes.plot(steps, log[name], color=TRAINING, label="training levels")
+        axes.plot(steps, log["num_episodes_val"], color=VALIDATION, label="unseen levels")
+        axes.legend()
+    else:
+        axes.plot(steps, log[name] / (60 if name == "wall_time" else 1), color=OTHER)
+    axes.set_title(TITLES[name], fontsize=10)
+    axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_formatter(STEPS)
+    axes.grid(alpha=0.3)
+
+
+def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
+    figure, grid = plt.subplots(2, 4, figsize=(18, 9), layout="constrained")
+    for axes, name in zip(grid.flat, TITLES):
+        draw(axes, log, name)
+    save(figure, path, title)
+
+
+def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    axes.plot(log["timesteps"], log["mean_episode_rewards"], color=TRAINING,
+              label="training levels")
+    axes.plot(log["timesteps"], log["val_mean_episode_rewards"], color=VALIDATION,
+              label="unseen levels")
+    axes.set(xlabel="environment steps", ylabel="mean return of the last 40 episodes")
+    axes.xaxis.set_major_formatter(STEPS)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path, title)

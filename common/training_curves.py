@@ -1,0 +1,22 @@
+"""Colours, axes and saving that figures of training curves share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import EngFormatter
+
+from common.files import atomic_path
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
+
+TRAINING, VALIDATION, OTHER = BLUE, VERMILION, DARK_GREY
+STEPS = EngFormatter(sep="")  # 500k, 2M
+
+
+def save(figure: plt.Figure, path: Path, title: str) -> None:
+    figure.suptitle(title)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=DPI)
+    plt.close(figure)
+    print(f"wrote {path}")
