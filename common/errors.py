@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import io
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -30,12 +31,14 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
     A full disk or an unwritable folder counts as a user error, and Ctrl-C is no error; a bug
-    keeps its traceback.
+    keeps its traceback. Letters that the locale cannot print, as in a path, are escaped.
     """
 
     @functools.wraps(main)
     def wrapped(argv: list[str] | None = None) -> int:
         threading.excepthook = _leave_os_errors_to_the_main_thread
+        if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error does by itself
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return main(argv) or 0
         except KeyboardInterrupt:
