@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import io
 import os
 import sys
 import threading
@@ -31,13 +32,16 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
     A full disk, an unwritable folder or too little memory counts as a user error, and Ctrl-C is
-    no error; a bug keeps its traceback.
+    no error; a bug keeps its traceback. Letters that the locale cannot print, as in a path, are
+    escaped.
     """
 
     @functools.wraps(main)
     def wrapped(argv: list[str] | None = None) -> int:
         _open_closed_streams()
         threading.excepthook = _leave_os_errors_to_the_main_thread
+        if isinstance(sys.stdout, io.TextIOWrapper):  # as standard error does by itself
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return main(argv) or 0
         except KeyboardInterrupt:

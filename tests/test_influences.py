@@ -705,8 +705,8 @@ def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
                            str(tmp_path / "stories"))
     path = ComparisonFolder(copy).table_file
     text = path.read_text()
-    for cell, words in (("", "holds empty cells or NaN"), ("nan", "holds empty cells or NaN"),
-                        ("much", "not all of its column 'gradient' are numbers")):
+    for cell, words in (("", "gradient has a missing"), ("nan", "gradient has a missing"),
+                        ("much", "gradient holds something that is no number")):
         path.write_text(re.sub(r"(all,64,with,1,IC 0,IC 1),[^,]+", rf"\1,{cell}", text, count=1))
         assert words in error_of(capsys, causal_stories.main, argv)
     path.write_text(text)
