@@ -25,6 +25,8 @@ from conftest import (
     GOLDEN,
     ROOT,
     assert_same,
+    colours_of,
+    figures_drawn,
     golden_weight,
     module_of_layout,
     start,
@@ -48,6 +50,7 @@ from common.agent_file import (
 )
 from common.env import EnvConfig
 from common.errors import NonFiniteLoss
+from common.palette import BLUE, VERMILION
 
 STEPS_AN_UPDATE = 8 * 64
 
@@ -341,9 +344,23 @@ def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
 
 
 def test_plots_are_drawn_from_the_log(undisturbed, capsys):
-    assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
+    with figures_drawn() as figures:
+        assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
     printed = capsys.readouterr().out
-    for name in ("plot.png", "plot_for_fig.png"):
+    log = pd.read_csv(undisturbed / "log.csv")
+    assert list(figures) == ["plot.png", "plot_for_fig.png"]
+    everything, for_figure = figures["plot.png"].axes, figures["plot_for_fig.png"].axes
+    assert len(everything) == 8 and everything[0].get_title().startswith("return")
+    assert [axes.get_title() for axes in everything].count("") == 0
+    mean, low, high, unseen = everything[0].lines[:4]
+    for line, column in ((mean, "mean"), (low, "min"), (high, "max"), (unseen, "val_mean"),
+                         *zip(for_figure[0].lines, ("mean", "val_mean"))):
+        np.testing.assert_array_equal(line.get_xdata(), log["timesteps"])
+        np.testing.assert_array_equal(line.get_ydata(), log[f"{column}_episode_rewards"])
+    assert colours_of([mean, unseen]) == colours_of(for_figure[0].lines) == [BLUE, VERMILION]
+    assert [text.get_text() for text in for_figure[0].get_legend().texts] == [
+        "training levels", "unseen levels"]
+    for name in figures:
         assert np.asarray(Image.open(undisturbed / name)).std() > 10
         assert str(undisturbed / name) in printed
 
