@@ -24,6 +24,7 @@ from common.cli import (
     add_parameter_set_flag,
     count,
     env_config,
+    environments,
     seed,
 )
 from common.devices import Compute, resolve_compute
@@ -98,7 +99,8 @@ def parser() -> Parser:
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
-    flags.add_argument("--num_envs", type=count, default=64, help="episodes played at a time")
+    flags.add_argument("--num_envs", type=environments, default=64,
+                       help="episodes played at a time")
     flags.add_argument("--in_simulator", action="store_true",
                        help="simulate instead of playing real levels")
     flags.add_argument("--model_file", type=Path, help="simulator file, for --in_simulator")
@@ -202,10 +204,13 @@ def _pairs(text: str) -> tuple[list[int], list[int | None]]:
     """The directions of ``10:12,5:None``."""
     try:
         pairs = [pair.split(":") for pair in text.split(",")]
-        return [int(source) for source, _ in pairs], [direction(target) for _, target in pairs]
+        taken, put = [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
     except ValueError:
         raise UserError(f"--swaps takes pairs such as 10:12 or 10:12,5:None, not '{text}'"
                         ) from None
+    if any(source == target for source, target in zip(taken, put)):
+        raise UserError(f"--swaps {text} puts a direction back where it was, which alters nothing")
+    return taken, put
 
 
 def change_of(alteration: Alteration, projector: Projector, compute: Compute) -> MeasuredChange:

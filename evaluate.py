@@ -16,6 +16,8 @@ from common.cli import (
     add_published_flags,
     count,
     env_config,
+    environments,
+    output_file,
     seed,
     set_up_logging,
 )
@@ -36,9 +38,10 @@ def parser() -> Parser:
                             "outside")
     flags.add_argument("--greedy", action="store_true",
                        help="take the most likely action instead of drawing one")
-    flags.add_argument("--num_envs", type=count, default=64, help="episodes played at a time")
+    flags.add_argument("--num_envs", type=environments, default=64,
+                       help="episodes played at a time")
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
-    flags.add_argument("--output", type=Path, help="write the result as JSON here, too")
+    flags.add_argument("--output", type=output_file, help="write the result as JSON here, too")
     add_compute_flags(flags)
     add_published_flags(flags, ("num_threads",))
     return flags

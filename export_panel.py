@@ -13,7 +13,7 @@ from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
 from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_analysis_flags
-from analysis.results.output import check_output, replaced_folder
+from analysis.results.output import Output
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
@@ -26,6 +26,8 @@ from interventions.flags import (
     directions_folder,
 )
 from interventions.projector import Projector
+
+OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)
 
 
 def parser() -> Parser:
@@ -57,7 +59,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, explicit, parameters = parser().read(argv)
     output = PanelFolder(args.output_dir or parameters.folders.panel)
-    check_output(output.path)
+    OUTPUT.check(output.path)
     generated = Path(parameters.common.generated_data_dir)
     folders = [SampleFolder(generated / name) for name in args.samples]
     hidden = HiddenStatesFolder(directions_folder(args, parameters),
@@ -79,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
           f"{f' ({lacking} samples lack some)' if lacking else ''}: the folder will have about "
           f"{size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
-    with replaced_folder(output.path, {
+    with OUTPUT.replaced(output.path, {
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),

@@ -10,6 +10,7 @@ import dataclasses
 import time
 from pathlib import Path
 
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import pandas as pd
 import torch
 from matplotlib.figure import Figure

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.ticker import EngFormatter

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import common as _common  # noqa: F401  # isort: skip  (chooses the backend of matplotlib)
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hidden_states.readout import Readout, readout
 from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
-from analysis.results.output import check_output, draw_jobs, replaced_folder
+from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
@@ -23,6 +24,7 @@ from interventions.flags import add_direction_flags, directions_folder
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
+OUTPUT = Output("figures of plot_value_and_action_weights.py", ("*.png", TABLE_NAME))
 _UNIT = "per standard deviation of the component"
 
 
@@ -40,7 +42,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = read_simulator_flags(parser(), argv)
     output = args.output_dir or parameters.folders.readout
-    check_output(output)
+    OUTPUT.check(output)
     policy = load_agent(args.agent_file)
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
     precomputed = directions_folder(args, parameters)
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
-    with replaced_folder(output, {
+    with OUTPUT.replaced(output, {
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:

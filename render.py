@@ -15,6 +15,8 @@ from common.cli import (
     add_published_flags,
     count,
     env_config,
+    folder_name,
+    frames_per_second,
     seed,
     set_up_logging,
 )
@@ -34,11 +36,12 @@ def parser() -> Parser:
     flags.add_argument("--vid_dir", type=Path,
                        help="folder for the videos; default: logs/videos/<env_name>/<exp_name>/")
     flags.add_argument("--num_eps", type=count, default=10, help="episodes to render")
-    flags.add_argument("--tps", type=count, default=FRAMES_PER_SECOND,
+    flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps a second in the videos")
     flags.add_argument("--strip", action="store_true",
                        help="also write a picture with moments of each episode side by side")
-    flags.add_argument("--exp_name", default="render", help="name of the default video folder")
+    flags.add_argument("--exp_name", type=folder_name, default="render",
+                       help="name of the default video folder")
     add_env_flags(flags)
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     add_compute_flags(flags)

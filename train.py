@@ -10,7 +10,18 @@ from pathlib import Path
 
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings
 from common.agent_file import agent_files, load_agent
-from common.cli import Parser, add_compute_flags, add_env_flags, env_config, seed, set_up_logging
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_env_flags,
+    count,
+    env_config,
+    folder_name,
+    seed,
+    set_up_logging,
+    threads,
+    time_steps,
+)
 from common.config import load_agent_config
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
@@ -24,17 +35,18 @@ RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--exp_name", default="test", help="name of the experiment's folder")
+    flags.add_argument("--exp_name", type=folder_name, default="test",
+                       help="name of the experiment's folder")
     add_env_flags(flags)
     flags.add_argument("--param_name", default="easy-200",
                        help="parameter set in hyperparams/procgen/config.yml")
-    flags.add_argument("--num_timesteps", type=int, default=25_000_000,
+    flags.add_argument("--num_timesteps", type=time_steps, default=25_000_000,
                        help="environment steps to train for")
-    flags.add_argument("--num_threads", type=int, default=2,
+    flags.add_argument("--num_threads", type=threads, default=2,
                        help="threads that step the environments")
     flags.add_argument("--seed", type=seed, default=None,
                        help="of weights, levels and actions; random if not given")
-    flags.add_argument("--num_checkpoints", type=int, default=1,
+    flags.add_argument("--num_checkpoints", type=count, default=1,
                        help="agent files to keep, evenly spaced")
     flags.add_argument("--model_file", default="", help="agent file to start from")
     flags.add_argument("--keep_optimizer", action="store_true",
@@ -42,7 +54,7 @@ def parser() -> Parser:
     flags.add_argument("--teacher_file", default="",
                        help="agent file whose policy the run learns from at first (kickstarting; "
                             "kickstart_* in the parameter set)")
-    flags.add_argument("--val_interval", type=int, default=1,
+    flags.add_argument("--val_interval", type=count, default=1,
                        help="updates between two validation rollouts on unseen levels")
     flags.add_argument("--logdir", type=Path, default=Path("logs"),
                        help="where runs are written: <logdir>/procgen/<env_name>/<exp_name>/")
@@ -75,13 +87,14 @@ def main(argv: list[str] | None = None) -> int:
 
     keep_freed_memory()
     run = TrainingRun(folder, settings, compute)
-    print(f"training on {compute.device} in {compute.precision}; writing to {folder}", flush=True)
+    print(f"training on {compute.device} in {compute.precision}; writing to {run.folder}",
+          flush=True)
     status = run.train()
     speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
     print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
-          f"agent: {agent_files(folder)[-1]}")
+          f"agent: {agent_files(run.folder)[-1]}")
     if not run.finished:
-        print(f"to go on:\n    python train.py --resume {shlex.quote(str(folder))}")
+        print(f"to go on:\n    python train.py --resume {shlex.quote(str(run.folder))}")
     return status
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, from_zero
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
@@ -26,7 +26,7 @@ RESUMABLE = {"resume", "agent_file", "data_dir", "max_batches", "epochs", "lr", 
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_simulator_flags(flags, "simulator file to start from", model_file_required=False)
-    flags.add_argument("--max_batches", type=int, default=0,
+    flags.add_argument("--max_batches", type=from_zero, default=0,
                        help="end after so many batches; 0: when the epochs are over")
     flags.add_argument("--resume", type=Path, metavar="RUN_FOLDER",
                        help="continue this run exactly where it was saved")
@@ -37,8 +37,6 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
     common = parameters.common
-    if args.max_batches < 0:
-        raise UserError(f"--max_batches must not be negative, but is {args.max_batches}")
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     if args.resume:
         folder = args.resume
@@ -56,13 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     keep_freed_memory()
     run = SimulatorTraining(folder, settings, compute)
     print(f"training on {compute.device} in {compute.precision}, {run.num_batches} batches; "
-          f"writing to {folder}", flush=True)
+          f"writing to {run.folder}", flush=True)
     status = run.train()
     print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; simulator: "
           f"{run.newest_checkpoint}")
     if not run.finished:
         print("to go on:\n    python train_gen_model.py --agent_file "
-              f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(folder))}")
+              f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(run.folder))}")
     return status
 
 

@@ -13,9 +13,12 @@ from analysis.influences.files import CorrelationFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.config import XplotsConfig
 from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import check_output, draw_jobs, replaced_folder
+from analysis.results.output import Output, draw_jobs
 from common.cli import Parser
 from common.errors import script_main
+
+FIGURES = Output("figures of xcorr_and_xcaus_plots.py")
+DATA = Output("matrices of xcorr_and_xcaus_plots.py", CorrelationFolder.PATTERNS)
 
 
 def parser() -> Parser:
@@ -35,8 +38,8 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.correlation_plots
     data = args.data_output_dir or parameters.folders.correlations
-    check_output(plots)
-    check_output(data, "--data_output_dir")
+    FIGURES.check(plots)
+    DATA.check(data, "--data_output_dir")
     inputs = open_inputs(args, parameters)
     lags, left_out = lags_of(inputs.coordinates.ics.shape[1])
     if left_out:
@@ -48,10 +51,10 @@ def main(argv: list[str] | None = None) -> None:
     settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
                 "extrema_threshold": share,
                 "saliency_step": None if influences is None else influences.step}
-    with replaced_folder(data, settings) as temporary:
+    with DATA.replaced(data, settings) as temporary:
         found.save(CorrelationFolder(temporary))
     figures = CorrelationFigures(found, left_out)
-    with replaced_folder(plots, {**settings, "data": str(data)}) as temporary:
+    with FIGURES.replaced(plots, {**settings, "data": str(data)}) as temporary:
         draw_jobs(temporary, figures.jobs())
     print(f"wrote {len(list(data.glob('*.npy')))} matrices to {data} and {len(figures.jobs())} "
           f"figures to {plots}")

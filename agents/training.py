@@ -26,19 +26,20 @@ from common.agent_file import (
     agent_file_name,
     load_agent,
     load_optimizer_state,
-    load_tensors,
     load_weights,
     save_agent,
 )
-from common.config import AgentConfig
+from common.config import AgentConfig, check_seed
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import NonFiniteLoss, UserError
-from common.files import save_tensors, sha256
+from common.files import load_tensors, save_tensors, sha256
+from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
-from common.settings import save_settings
+from common.saved_state import check_generator, check_like, check_optimizer
+from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 
 RESUME_NAME = "resume.pth"
@@ -88,6 +89,7 @@ class TrainSettings:
                 raise UserError(f"--{name} must be at least 1, not {getattr(self, name)}")
         if self.keep_optimizer and not self.model_file:
             raise UserError("--keep_optimizer needs a --model_file with the optimiser's state")
+        check_seed(self.seed)
 
 
 class Worker:
@@ -145,23 +147,60 @@ class Worker:
                 "statistics": self.statistics.state_dict(),
                 "normalizer": self.normalizer.state_dict()}
 
+    def check_state_dict(self, state, where: str, optional: frozenset[str] = frozenset()) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Args:
+            optional: entries that may be missing.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        needed = {"env", "generator", "hidden", "statistics", "normalizer"}
+        if not isinstance(state, dict) or not needed - optional <= set(state) <= needed:
+            raise UserError(f"{where} is no state of a set of environments")
+        env = state["env"]
+        if not isinstance(env, list) or not all(
+                isinstance(each, Tensor) and each.dtype == torch.uint8 and each.ndim == 1
+                for each in env):
+            raise UserError(f"{where}: 'env' is no list of states of environments")
+        try:
+            self.env.check_states(_bytes_of(env))
+        except UserError as error:
+            raise UserError(f"{where}: 'env': {error}") from None
+        check_generator(state["generator"], self.generator, f"{where}: 'generator'")
+        check_like(state["hidden"], self.hidden.cpu(), f"{where}: 'hidden'")
+        self.statistics.check_state_dict(state["statistics"], f"{where}: 'statistics'")
+        if "normalizer" in state:
+            self.normalizer.check_state_dict(state["normalizer"], f"{where}: 'normalizer'")
+
     def load_state_dict(self, state: dict) -> None:
-        self.env.set_state([tensor.numpy().tobytes() for tensor in state["env"]])
+        self.env.set_state(_bytes_of(state["env"]))
         self.generator.set_state(state["generator"])
         self.hidden = state["hidden"].to(self.compute.device)
         self.statistics.load_state_dict(state["statistics"])
-        self.normalizer.load_state_dict(state["normalizer"])
+        if "normalizer" in state:  # validation has none, but for files of before
+            self.normalizer.load_state_dict(state["normalizer"])
         self.observation = self.env.observe()
+
+
+def _bytes_of(states: list[Tensor]) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in states]
 
 
 class TrainingRun:
     """A run in its folder.
 
     Args:
-        folder: the run's folder. It is created, or, if it holds a resumable run, continued.
+        folder: the run's folder. If it holds a resumable run, that is continued; else the run is
+            new, and the attribute ``folder`` has a number behind if another run has this name.
         settings: what to train. When continuing, a longer ``num_timesteps`` stretches the
             learning-rate schedule from there on.
         compute: where to compute.
+
+    Raises:
+        FolderInUse: if another process is at work in the folder.
+        UserError: if a file to start from cannot be used.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute):
@@ -178,7 +217,8 @@ class TrainingRun:
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
                                    agent.learned_initial_state)
         resume = folder / RESUME_NAME
-        state = load_tensors(resume, "resume file") if resume.exists() else None
+        lock = FolderLock(folder) if resume.exists() else None
+        state = load_tensors(resume, "resume file") if lock else None
         if state is None and settings.model_file:
             source = Path(settings.model_file)
             load_weights(self.policy, load_agent(source).state_dict(), source)
@@ -198,15 +238,20 @@ class TrainingRun:
                                    settings.num_threads)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
                                  val_seed, settings.num_threads)
+        if state is not None:
+            self._check_state_dict(state, str(resume))
         self.teacher = self._open_teacher(state)
         self.rollout = Rollout(agent.n_steps, agent.n_envs,
                                self.train_worker.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
-        folder.mkdir(parents=True, exist_ok=True)
+        self._resume_file_timesteps = -1  # at which the resume file was written
         if state is not None:
             self._load_state_dict(state)
-        save_settings(folder, settings)
-        self.log = MetricsLog(folder / LOG_NAME, COLUMNS,
+            self._resume_file_timesteps = self.timesteps
+        self._lock = lock or claim_folder(folder, SETTINGS_NAME)
+        self.folder = self._lock.folder
+        save_settings(self.folder, settings)
+        self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
                               None if state is None else self.timesteps)
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
@@ -228,6 +273,8 @@ class TrainingRun:
                             "checksum is another one")
         teacher = Teacher(policy, settings.agent.n_envs, self.compute)
         if state is not None and "teacher_hidden" in state:
+            check_like(state["teacher_hidden"], teacher.hidden.cpu(),
+                       f"{self.folder / RESUME_NAME}: 'teacher_hidden'")
             teacher.hidden = state["teacher_hidden"].to(self.compute.device)
         return teacher
 
@@ -238,13 +285,38 @@ class TrainingRun:
     def state_dict(self) -> dict:
         """Everything needed to go on exactly where the run is."""
         teacher = {} if self.teacher is None else {"teacher_hidden": self.teacher.hidden.cpu()}
+        val = self.val_worker.state_dict()
+        del val["normalizer"]  # validation does not scale its rewards
         return {**teacher,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
                 "timesteps": self.timesteps, "updates": self.updates,
                 "wall_time": self.wall_time,
                 "minibatch_generator": self.minibatch_generator.get_state(),
-                "train": self.train_worker.state_dict(), "val": self.val_worker.state_dict()}
+                "train": self.train_worker.state_dict(), "val": val}
+
+    def _check_state_dict(self, state: dict, where: str) -> None:
+        """Refuse a file that this run cannot go on from, before any of it is used.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        own = {"model_state_dict", "optimizer_state_dict", "timesteps", "updates", "wall_time",
+               "minibatch_generator", "train", "val"}
+        absent = sorted(own - state.keys())
+        if absent:
+            raise UserError(f"{where} has no '{absent[0]}', so no run can go on from it")
+        check_like({name: state[name] for name in ("timesteps", "updates", "wall_time")},
+                   {"timesteps": 0, "updates": 0, "wall_time": 0.0}, where)
+        check_like(state["model_state_dict"], self.policy.state_dict(),
+                   f"{where}: 'model_state_dict'")
+        check_optimizer(state["optimizer_state_dict"], self.optimizer,
+                        f"{where}: 'optimizer_state_dict'")
+        check_generator(state["minibatch_generator"], self.minibatch_generator,
+                        f"{where}: 'minibatch_generator'")
+        self.train_worker.check_state_dict(state["train"], f"{where}: 'train'")
+        self.val_worker.check_state_dict(state["val"], f"{where}: 'val'",
+                                         optional=frozenset({"normalizer"}))
 
     def _load_state_dict(self, state: dict) -> None:
         self.policy.load_state_dict(state["model_state_dict"])
@@ -284,8 +356,9 @@ class TrainingRun:
             with (deferred_signals("update") as received,
                   Progress(self.settings.num_timesteps, "step", self.timesteps,
                            first_message=True) as progress):
+                if self.updates and self._is_checkpoint and not self._is_saved:
+                    self.save()  # a kill or a full disk came between resume file and agent file
                 while not self.finished and not received:
-                    before = self.timesteps
                     row, summary = self._one_update()
                     figures = [
                         _shown("return", row.mean_episode_rewards, self.train_worker.statistics),
@@ -295,30 +368,44 @@ class TrainingRun:
                         figures.append(f"distillation loss {summary.distillation_loss:.3f}, "
                                        f"KL to the teacher {summary.teacher_kl:.3f}")
                     progress.update(row.timesteps, ", ".join(figures))
-                    if self._checkpoint_number(before) < self._checkpoint_number(self.timesteps):
+                    if self._is_checkpoint:
                         self.save()
                     elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
                         self._save_resume_file()
-                if not (self.folder / agent_file_name(self.timesteps)).exists():
+                if not self._is_saved:
                     self.save()
         finally:
             self.log.close()
         return 0 if self.finished else 128 + received[0]
 
     def save(self) -> Path:
-        """Write an agent file, and the state to resume from."""
+        """Write the state to resume from, and then an agent file.
+
+        In this order, because a run goes on from the first alone, and then writes the second.
+        """
+        self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
         save_agent(path, self.policy, self.optimizer.state_dict())
         save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
-        self._save_resume_file()
         return path
 
     def _save_resume_file(self) -> None:
         save_tensors(self.folder / RESUME_NAME, self.state_dict())
-        self._saved_at = time.monotonic()
+        self._resume_file_timesteps, self._saved_at = self.timesteps, time.monotonic()
 
-    def _checkpoint_number(self, timesteps: int) -> int:
-        return timesteps * self.settings.num_checkpoints // self.settings.num_timesteps
+    @property
+    def _is_saved(self) -> bool:
+        """Whether both files of ``save`` are of this step."""
+        return (self._resume_file_timesteps == self.timesteps
+                and (self.folder / agent_file_name(self.timesteps)).exists())
+
+    @property
+    def _is_checkpoint(self) -> bool:
+        """Whether the last update passed a step at which an agent file is kept."""
+        settings = self.settings
+        before = self.timesteps - settings.agent.n_envs * settings.agent.n_steps
+        return (before * settings.num_checkpoints // settings.num_timesteps
+                < self.timesteps * settings.num_checkpoints // settings.num_timesteps)
 
     def _one_update(self) -> tuple[LogRow, UpdateSummary]:
         settings, agent = self.settings, self.settings.agent
@@ -338,6 +425,7 @@ class TrainingRun:
         _check_finite(summary, self.timesteps, self.folder)
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
+        self._lock.check()
         diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
         diagnostics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if guidance is not None:

@@ -7,10 +7,12 @@ from analysis.bottleneck_vectors.figures import figures
 from analysis.bottleneck_vectors.files import BottleneckFolder
 from analysis.parameters.config import BottleneckConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from common.cli import Parser
 from common.errors import script_main
 from generative.flags import samples_of
+
+OUTPUT = Output("figures of bottleneck_vec_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -24,11 +26,11 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     output = args.output_dir or parameters.folders.bottleneck_plots
-    check_output(output)
+    OUTPUT.check(output)
     folder = BottleneckFolder(args.precomp_dir or parameters.folders.bottleneck,
                               parameters.get(BottleneckConfig).num_samples)
     samples = samples_of(args, parameters)
-    draw(output, figures(folder, samples, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

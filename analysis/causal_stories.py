@@ -10,14 +10,16 @@ from pathlib import Path
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.gradients import Inputs
 from analysis.parameters.flags import add_story_flags
-from analysis.results.output import check_output, replaced_folder
-from analysis.stories.pages import StoryPages
+from analysis.results.output import Output
+from analysis.stories.pages import PATTERNS, StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
 from interventions.flags import directions_folder
+
+OUTPUT = Output("pages of causal_stories.py", PATTERNS)
 
 
 def named(text: str) -> tuple[int, str]:
@@ -27,6 +29,14 @@ def named(text: str) -> tuple[int, str]:
         raise argparse.ArgumentTypeError(
             f"must be a number and a name, such as 3=jumps, not {text}")
     return int(match[1]), match[2]
+
+
+def _once(named: list[tuple[int, str]]) -> dict[int, str]:
+    """Names by numbers, of which each stands once."""
+    names = dict(named)
+    if len(names) < len(named):
+        raise UserError("--behaviour_names gives two names to one behaviour")
+    return names
 
 
 def parser() -> Parser:
@@ -50,9 +60,10 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
+    names = _once(args.behaviour_names)
     folders = parameters.folders
     output = args.output_dir or folders.stories
-    check_output(output)
+    OUTPUT.check(output)
     comparison = ComparisonFolder(args.comparison_dir or folders.comparison)
     settings = comparison.settings()
     numbers = comparison.sample_ids().tolist()
@@ -62,15 +73,14 @@ def main(argv: list[str] | None = None) -> None:
     if inputs.matrices != settings["matrices_sha256"]:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
-    names, share = dict(args.behaviour_names), parameters.get(SaliencyConfig).extrema_threshold
+    share = parameters.get(SaliencyConfig).extrema_threshold
     pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
                        share, args.num_films, names,
                        args.comparison_plots_dir or folders.comparison_plots, args.seed)
-    with replaced_folder(output, {"comparison": settings, "num_films": args.num_films,
-                                  "extrema_threshold": share,
-                                  "behaviour_names": {str(key): name
-                                                      for key, name in names.items()},
-                                  "seed": args.seed}) as temporary:
+    with OUTPUT.replaced(output, {
+            "comparison": settings, "num_films": args.num_films, "extrema_threshold": share,
+            "behaviour_names": {str(key): name for key, name in names.items()},
+            "seed": args.seed}) as temporary:
         written = pages.write(temporary, output)
     print(f"wrote {len(written)} pages to {output}; begin with {output / written[-1].name}")
 

@@ -7,11 +7,13 @@ from analysis.behaviours.figures import figures
 from analysis.behaviours.files import BehavioursFolder
 from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.flags import samples_of
+
+OUTPUT = Output("figures of combined_agent_env_hx_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -27,11 +29,11 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     num_samples = parameters.get(BehavioursConfig).num_samples
     output = args.output_dir or parameters.folders.behaviour_plots
-    check_output(output)
+    OUTPUT.check(output)
     folder = BehavioursFolder(args.precomp_dir or parameters.folders.behaviours, num_samples)
     samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(output, figures(folder, samples, steps, args.seed), folder,
+    draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

@@ -13,11 +13,14 @@ from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agre
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import check_output, draw_jobs, replaced_folder
+from analysis.results.output import Output, draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from generative.saliency.gradients import OUTPUTS
+
+FIGURES = Output("figures of dynamics_grads_consistency_plots.py")
+DATA = Output("matrices of dynamics_grads_consistency_plots.py", ComparisonFolder.PATTERNS)
 
 
 def parser() -> Parser:
@@ -43,8 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.comparison_plots
     data = args.data_output_dir or parameters.folders.comparison
-    check_output(plots)
-    check_output(data, "--data_output_dir")
+    FIGURES.check(plots)
+    DATA.check(data, "--data_output_dir")
     if 1 / (args.num_shuffles + 1) > LEVEL:
         raise UserError(f"--num_shuffles is {args.num_shuffles}, too few for a p-value of {LEVEL}")
     inputs = open_inputs(args, parameters)
@@ -74,13 +77,13 @@ def main(argv: list[str] | None = None) -> None:
                 "num_shuffles": args.num_shuffles, "seed": args.seed, "level": LEVEL,
                 "min_effect": MIN_EFFECT, "min_samples": MIN_SAMPLES}
     labels = inputs.labels
-    with replaced_folder(data, settings) as temporary:
+    with DATA.replaced(data, settings) as temporary:
         folder = ComparisonFolder(temporary)
         comparison.save(folder)
         np.save(folder.sample_ids_file, np.array(inputs.coordinates.numbers, np.int64))
         np.save(folder.behaviours_file, np.full(len(inputs.coordinates.numbers), -1, np.int64)
                 if labels is None else labels.astype(np.int64))
-    with replaced_folder(plots, {**settings, "data": str(data)}) as temporary:
+    with FIGURES.replaced(plots, {**settings, "data": str(data)}) as temporary:
         draw_jobs(temporary, comparison.jobs())
     for line in comparison.summary():
         print(line)

@@ -6,11 +6,13 @@ from analysis.jacobians.figures import figures
 from analysis.jacobians.files import JacobiansFolder
 from analysis.parameters.config import JacobianConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import check_output, draw
+from analysis.results.output import Output, draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
 from generative.flags import samples_of
+
+OUTPUT = Output("figures of jacobian_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -25,12 +27,13 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     jacobian = parameters.get(JacobianConfig)
     output = args.output_dir or parameters.folders.jacobian_plots
-    check_output(output)
+    OUTPUT.check(output)
     folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians,
                              jacobian.num_samples)
     samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, jacobian.num_samples))
-    draw(output, figures(folder, samples, steps, jacobian.grad_timestep, args.seed), folder,
+    draw(OUTPUT, output,
+         figures(folder, samples, steps, jacobian.grad_timestep, args.seed), folder,
          {"samples": str(samples.path), "seed": args.seed})
 
 

@@ -12,7 +12,6 @@ one too: that of an Adam that has not taken a step.
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from common.adam_state import in_order, moments, num_parameters
 from common.errors import UserError
-from common.files import save_tensors
+from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
 
@@ -39,26 +38,6 @@ def agent_files(folder: Path) -> list[Path]:
     found = {int(match[1]): path for path in folder.glob("model_*.pth")
              if (match := re.fullmatch(r"model_(\d+)\.pth", path.name))}
     return [found[timesteps] for timesteps in sorted(found)]
-
-
-def load_tensors(path: Path, what: str) -> dict:
-    """``torch.load`` of a trusted-by-nobody file: tensors only, and a clear error.
-
-    Raises:
-        UserError: if the file is missing, truncated, not a torch file or holds code.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"there is no {what} {path}")
-    file = io.BytesIO(path.read_bytes())  # so that what the unpickler raises is about the contents
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # almost anything, on a file of another kind
-        raise UserError(f"the {what} {path} is truncated or not a torch file of tensors "
-                        f"({type(error).__name__})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"the {what} {path} holds a {type(content).__name__}, not a dict")
-    return content
 
 
 def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) -> None:
@@ -97,11 +76,12 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     if not isinstance(state, dict):
         raise UserError(f"{path} is not an agent file: it has no 'model_state_dict', nor a "
                         "'state_dict'")
-    for key, tensor in state.items():
-        if not (isinstance(tensor, Tensor) and tensor.numel() and tensor.is_floating_point()):
-            raise UserError(f"in the agent file {path} the entry '{key}' is not a tensor of "
-                            "weights")
-    policy = _policy_like(state, bool(content.get("learned_initial_state", False)), path)
+    checked_weights(state, f"the agent file {path}")
+    learned_initial_state = content.get("learned_initial_state", False)
+    if not isinstance(learned_initial_state, bool):
+        raise UserError(f"in the agent file {path} 'learned_initial_state' is neither true nor "
+                        "false")
+    policy = _policy_like(state, learned_initial_state, path)
     if policy.recurrent and not policy.learned_initial_state:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
@@ -143,6 +123,11 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
+    """A policy of the sizes that the tensors tell.
+
+    Raises:
+        UserError: if they tell none.
+    """
     def width(key: str) -> int:
         if key not in state or not state[key].ndim:
             raise UserError(f"the agent file {path} has no tensor '{key}' that tells a width")
@@ -153,6 +138,8 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
                         f"games have {NUM_ACTIONS}")
     if "embedder.block1.conv.weight" in state:
         channels = tuple(width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
+        for k, c in enumerate(channels, 1):  # or a small file could ask for a huge network
+            _check_shape(state, f"embedder.block{k}.res1.conv1.weight", (c, c, 3, 3), path)
         embedder = ImpalaEmbedder(width("embedder.fc.weight"), channels)
     elif "embedder.conv1.weight" in state:
         embedder = NatureEmbedder(width("embedder.fc.weight"))
@@ -167,6 +154,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     hidden = None
     if "gru.gru.weight_hh_l0" in state:
         hidden = width("gru.gru.weight_hh_l0") // 3
+        _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
     return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
 
 
@@ -177,14 +165,18 @@ def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:
         UserError: naming the file and the tensor that is missing, unknown or of another shape.
     """
     expected = policy.state_dict()
-    for key in expected:
-        if key not in found:
-            raise UserError(f"the agent file {path} has no tensor '{key}'")
-        if found[key].shape != expected[key].shape:
-            raise UserError(f"in the agent file {path} the tensor '{key}' has the shape "
-                            f"{tuple(found[key].shape)}, not {tuple(expected[key].shape)}")
+    for key, tensor in expected.items():
+        _check_shape(found, key, tuple(tensor.shape), path)
     for key in found:
         if key not in expected:
             raise UserError(f"the agent file {path} has a tensor '{key}' that belongs to no "
                             "agent of this kind")
     policy.load_state_dict(found)
+
+
+def _check_shape(found: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> None:
+    if key not in found:
+        raise UserError(f"the agent file {path} has no tensor '{key}'")
+    if tuple(found[key].shape) != shape:
+        raise UserError(f"in the agent file {path} the tensor '{key}' has the shape "
+                        f"{tuple(found[key].shape)}, not {shape}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from common.devices import PRECISIONS
-from common.env import EnvConfig
+from common.env import MAX_LEVEL, EnvConfig
 from common.errors import UserError
 from common.parameters import ParameterSet
 
@@ -61,28 +64,51 @@ class OneText(argparse.Action):
         setattr(namespace, self.dest, " ".join(values))
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1, as an argparse type."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """An argparse type: a whole number from ``low`` to ``high``."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, not {_shown(text)}"
+                                             ) from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"must lie between {low} and {high}, not "
+                                             f"{_shown(text)}")
+        return value
+
+    return number
 
 
-def from_zero(text: str) -> int:
-    """A whole number of at least 0, as an argparse type."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
-    return value
+def _shown(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
-def seed(text: str) -> int:
-    """A seed that every generator in use takes, as an argparse type."""
-    value = int(text)
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"must lie between 0 and {2**32 - 1}, not {value}")
-    return value
+# The upper bounds are far beyond what is of use, and keep a slip from filling memory or days.
+count = whole(1, 10**7)
+from_zero = whole(0, 10**7)
+time_steps = whole(1, 10**12)
+environments = whole(1, 4096)
+threads = whole(0, 512)
+frames_per_second = whole(1, 1000)
+level_seed = whole(0, MAX_LEVEL)
+seed = whole(0, 2**32 - 1)  # that every generator in use takes
+
+
+def folder_name(text: str) -> str:
+    """A name for a folder, perhaps with one inside, as an argparse type; it must not climb."""
+    parts = Path(text).parts
+    if not parts or Path(text).is_absolute() or ".." in parts:
+        raise argparse.ArgumentTypeError(f"must be the name of a folder, not '{text}'")
+    return text
+
+
+def output_file(text: str) -> Path:
+    """A file to write, as an argparse type."""
+    if Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
+    return Path(text)
 
 
 def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
@@ -94,7 +120,8 @@ def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
     device, index = ("device", "gpu_device") if in_parameter_set else (None, None)
     parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"), key=device,
                         help="auto: a GPU if there is one")
-    parser.add_argument("--gpu_device", type=int, default=0, key=index, help="index of the GPU")
+    parser.add_argument("--gpu_device", type=from_zero, default=0, key=index,
+                        help="index of the GPU")
     parser.add_argument("--precision", default="auto", choices=PRECISIONS,
                         help="of the convolutions; auto: bfloat16 where the machine has it in "
                              "hardware")
@@ -124,8 +151,8 @@ def add_env_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env_name", default="coinrun", help="one of Procgen's 16 games")
     parser.add_argument("--distribution_mode", default="easy",
                         help="easy, hard, extreme, memory or exploration")
-    parser.add_argument("--start_level", type=int, default=0, help="seed of the first level")
-    parser.add_argument("--num_levels", type=int, default=0,
+    parser.add_argument("--start_level", type=level_seed, default=0, help="seed of the first level")
+    parser.add_argument("--num_levels", type=level_seed, default=0,
                         help="number of consecutive level seeds; 0: all of them")
     parser.add_argument("--use_backgrounds", action="store_true",
                         help="draw the game's background pictures (the published agents saw none)")
@@ -145,7 +172,8 @@ def env_config(args: argparse.Namespace) -> EnvConfig:
 
 def set_up_logging(log_level: str) -> None:
     """Log to stderr in plain sentences."""
-    level = int(log_level) if log_level.isdigit() else logging.getLevelName(log_level.upper())
+    is_number = re.fullmatch("[0-9]{1,4}", log_level)
+    level = int(log_level) if is_number else logging.getLevelName(log_level.upper())
     if not isinstance(level, int):
         raise UserError(f"unknown --log_level '{log_level}'; use debug, info, warning, error or "
                         "a number")

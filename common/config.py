@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from common.errors import UserError, nearest
+from common.files import MAX_REASON, check_nested, read_bytes
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
+_given: dict[Path, dict] = {}  # see yaml_given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,16 @@ class AgentConfig:
                             f"mini_batch_per_epoch ({self.mini_batch_per_epoch})")
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that some generator in use does not take.
+
+    Raises:
+        UserError: saying which it takes.
+    """
+    if not 0 <= seed < 2**32:
+        raise UserError(f"the seed must lie between 0 and {2**32 - 1}, not {seed}")
+
+
 def typed(cls: type, values: dict, source: str):
     """Build the dataclass ``cls`` from a mapping, checking every key and type.
 
@@ -111,16 +126,35 @@ def _of_type(value, kind, what: str):
 
 
 def read_yaml(path: Path) -> dict:
-    """Read a YAML file whose top level is a mapping."""
+    """Read a YAML file whose top level is a mapping.
+
+    Raises:
+        UserError: if the file is missing, no YAML, no mapping of names, or nested too deep.
+    """
+    if (given := _given.get(path.resolve())) is not None:
+        return copy.deepcopy(given)
+    text = read_bytes(path)
     try:
-        content = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        content = yaml.safe_load(text)
+    except Exception as error:  # of its values, such as dates, it raises almost anything
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is not valid YAML: {reason}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UserError(f"{path} must hold a mapping of names to values")
+    check_nested(content, path)
     return content
+
+
+@contextlib.contextmanager
+def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
+    """Let ``read_yaml`` give these contents for these files, whatever becomes of them meanwhile."""
+    given = {path.resolve(): content for path, content in contents.items()}
+    _given.update(given)
+    try:
+        yield
+    finally:
+        for path in given:
+            del _given[path]
 
 
 def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentConfig:

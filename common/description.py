@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import save_json
+from common.files import check_nested, read_bytes, remove_folder, save_json, unnamed_file
+from common.locks import LOCK_NAME, FolderLock
 
 # What an entry of a description stands for, where its name does not say it.
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
@@ -18,14 +19,18 @@ def read_description(path: Path) -> dict:
     """What stands in a description file; empty if there is none.
 
     Raises:
-        UserError: if the file is damaged.
+        UserError: if the file is damaged or holds no mapping.
     """
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text())
-    except ValueError:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no mapping of names to values")
+    check_nested(content, path)
+    return content
 
 
 def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
@@ -41,32 +46,44 @@ def first_difference(found: dict, description: dict, informative: tuple[str, ...
     return None
 
 
-def open_described_folder(path: Path, description: dict, what: str, flag: str, overwrite: bool,
-                          informative: tuple[str, ...] = ("versions",)) -> None:
+def open_described_folder(path: Path, description: dict, patterns: tuple[str, ...], what: str,
+                          flag: str, overwrite: bool,
+                          informative: tuple[str, ...] = ("versions",)) -> FolderLock:
     """Make a folder, or go on with what it holds if that was made in the same way.
 
     Args:
         path: the description file; its folder is opened.
+        patterns: of ``Path.glob``, of all that such a folder may hold.
         description: what makes the contents.
         what: name of the contents, for messages: "a recording".
         flag: that chooses the folder, for messages.
         overwrite: throw away what the folder holds.
         informative: entries that may differ.
 
+    Returns:
+        The lock of the folder, to be kept while it is written to.
+
     Raises:
-        UserError: if the folder holds anything else and ``overwrite`` is false.
+        FolderInUse: if another process is at work there.
+        UserError: if the folder holds anything else and ``overwrite`` is false, or holds files
+            that no such folder has.
     """
     folder = path.parent
     if overwrite and folder.exists():
-        shutil.rmtree(folder)
-    if folder.exists() and any(folder.iterdir()):
-        found = read_description(path)
-        way_out = f"choose another {flag}, or give --overwrite to throw it away"
-        if not found:
-            raise UserError(f"{folder} holds other data; {way_out}")
-        key = first_difference(found, description, informative)
-        if key:
-            raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; "
-                            f"{way_out}")
+        other = unnamed_file(folder, (LOCK_NAME, *patterns))
+        if other:
+            raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing else; "
+                            f"move it elsewhere, or choose another {flag}")
+        FolderLock(folder)  # nobody else may be at work there
+        remove_folder(folder)
+    way_out = f"choose another {flag}, or give --overwrite to throw it away"
+    if folder.exists() and set(os.listdir(folder)) - {LOCK_NAME} and not read_description(path):
+        raise UserError(f"{folder} holds other data; {way_out}")
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    found = read_description(path)
+    key = first_difference(found, description, informative) if found else None
+    if key:
+        raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; {way_out}")
     save_json(path, description)
+    return lock

@@ -14,6 +14,8 @@ import numpy as np
 
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
+from common.level_state import LevelState
+from common.saved_state import check_like, check_numbers
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
     from procgen import ProcgenGym3Env
@@ -157,8 +159,21 @@ class ProcgenVectorEnv:
         return self._env.get_state()
 
     def set_state(self, states: list[bytes]) -> None:
-        """Put the environments back into states from :meth:`get_state`."""
+        """Put the environments back into states from :meth:`get_state`.
+
+        Raises:
+            UserError: if there is not one for each environment, or one is of another game or such
+                that Procgen would end the process.
+        """
+        self.check_states(states)
         self._env.set_state(states)
+
+    def check_states(self, states: list[bytes]) -> None:
+        """Refuse what ``set_state`` would, without setting anything."""
+        if len(states) != self._env.num:
+            raise UserError(f"there are {len(states)} states for {self._env.num} environments")
+        for state in states:
+            LevelState.parse(state, self.config.env_name)
 
     def close(self) -> None:
         """Stop the threads and free the environments."""
@@ -274,6 +289,16 @@ class RewardNormalizer:
         return {"returns": self.returns.tolist(), "mean": float(self.mean),
                 "variance": float(self.variance), "count": float(self.count)}
 
+    def check_state_dict(self, state, where: str) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        check_like(state, self.state_dict(), where)
+        if state["variance"] < 0 or state["count"] <= 0:
+            raise UserError(f"{where} has a variance or a count that no rewards have")
+
     def load_state_dict(self, state: dict) -> None:
         self.returns = np.array(state["returns"])
         self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
@@ -309,6 +334,23 @@ class EpisodeStatistics:
                 "recent_returns": self.recent_returns.tolist(),
                 "recent_lengths": self.recent_lengths.tolist(),
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
+
+    def check_state_dict(self, state, where: str) -> None:
+        """Refuse what ``load_state_dict`` cannot take.
+
+        Raises:
+            UserError: naming the entry.
+        """
+        recent = {"recent_returns": float, "recent_lengths": int}
+        expected = self.state_dict()
+        if isinstance(state, dict):
+            for name, kind in recent.items():
+                if name in state:
+                    check_numbers(state[name], kind, self.WINDOW, f"{where}: '{name}'")
+                    expected[name] = state[name]
+        check_like(state, expected, where)
+        if len(state["recent_returns"]) != len(state["recent_lengths"]):
+            raise UserError(f"{where} has other returns than lengths")
 
     def load_state_dict(self, state: dict) -> None:
         self.num_episodes = state["num_episodes"]

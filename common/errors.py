@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -29,12 +30,13 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorate a script's ``main(argv=None)``: user errors become one line and exit status 2.
 
-    A full disk or an unwritable folder counts as a user error, and Ctrl-C is no error; a bug
-    keeps its traceback.
+    A full disk, an unwritable folder or too little memory counts as a user error, and Ctrl-C is
+    no error; a bug keeps its traceback.
     """
 
     @functools.wraps(main)
     def wrapped(argv: list[str] | None = None) -> int:
+        _open_closed_streams()
         threading.excepthook = _leave_os_errors_to_the_main_thread
         try:
             return main(argv) or 0
@@ -46,10 +48,36 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             message = f"cannot read or write{where}: {error.strerror or error}"
+        except (MemoryError, RuntimeError) as error:
+            if not _is_about_memory(error):
+                raise
+            reason = " ".join(str(error).split()).rpartition("] . ")[2]
+            message = ("there is not enough memory for so much at a time"
+                       + (f": {reason}" if reason else ""))
         print(f"error: {message}", file=sys.stderr)
         return 2
 
     return wrapped
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """Whether an error is Python's, numpy's or torch's of too little memory."""
+    return (isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+            or "DefaultCPUAllocator" in str(error))
+
+
+def _open_closed_streams() -> None:
+    """Send what is printed to a closed stdout or stderr nowhere.
+
+    Else the next file to be opened would take the stream's number, and what a library prints.
+    """
+    for number, name in ((0, "stdin"), (1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))
 
 
 def _leave_os_errors_to_the_main_thread(failure: threading.ExceptHookArgs) -> None:

@@ -1,15 +1,23 @@
-"""Writing files so that nothing half-written is ever found under its final name."""
+"""Files: written so that nothing half-written is ever found under its final name, and readers of
+tensors and arrays that check what they return, so that what they raise on any file is a
+``UserError`` or an ``OSError``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -19,49 +27,114 @@ import torch
 from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's, which has no number
+MAX_DEPTH = 50  # of what is read; what this project writes has less than ten
+MAX_ENTRIES = 10_000_000
+MAX_WEIGHT = 1e6
+MAX_REASON = 200  # letters of a library's message in ours
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
+    """Say in an ``OSError`` of the body which file could not be written and what it needs.
+
+    Args:
+        size: bytes that it takes, if that is known.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        there = next(parent for parent in path.absolute().parents if parent.exists())
+        needs = "" if size is None else f"it needs {size / 1e6:.2f} MB, and "
+        raise OSError(
+            error.errno or errno.ENOSPC, f"{error.strerror or error}; {needs}"
+            f"{shutil.disk_usage(there).free / 1e6:.2f} MB are free", str(path)) from error
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
 
     The temporary name keeps the suffix of the final one, so writers that choose a format by
     suffix work. On failure the temporary file is removed and ``path`` is left as it was.
+
+    Args:
+        size: bytes that the file will have, if that is known.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}")
     try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; rename it to ``path`` if the body succeeds.
 
     A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
+
+    Args:
+        size: bytes that its files will have together, if that is known.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        os.rename(temporary, path)
+        with named_errors(path, size):
+            yield temporary
+            os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
+    """The first file below a folder that no pattern of ``Path.glob`` names, or None.
+
+    What a killed writer left under a temporary name does not count.
+    """
+    named = {path for pattern in patterns for path in folder.glob(pattern)}
+    for path in sorted(folder.rglob("*")):
+        temporary = any(part.startswith(".") and TEMPORARY_SUFFIX in part
+                        for part in path.relative_to(folder).parts)
+        if path not in named and not temporary and (path.is_symlink() or not path.is_dir()):
+            return path
+    return None
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder, whole or not at all.
+
+    Raises:
+        UserError: if it is a link.
+        PermissionError: if any of it may not be deleted; all of it is still there then.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, which is not deleted; choose another folder, or "
+                        "remove the link")
+    for folder, _, _ in os.walk(path):
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, "its contents may not be deleted", folder)
+    aside = path.with_name(f".{path.name}.removed{TEMPORARY_SUFFIX}")
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed in the next line but one
+    os.rename(path, aside)
+    shutil.rmtree(aside)
 
 
 def save_tensors(path: Path, content: dict) -> None:
     """``torch.save``, atomically. Goes through memory, so that a full disk is an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    with atomic_path(path) as temporary:
+    with atomic_path(path, buffer.tell()) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 
@@ -69,7 +142,7 @@ def append_or_nothing(path: Path, text: str) -> None:
     """Add text to the end of a file; on a full disk the file stays as it was."""
     length = path.stat().st_size
     try:
-        with open(path, "a") as file:
+        with named_errors(path, len(text)), open(path, "a") as file:
             file.write(text)
     except OSError:
         os.truncate(path, length)
@@ -82,9 +155,159 @@ def save_json(path: Path, content: dict) -> None:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def read_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
-               written_by: str = "") -> np.ndarray:
-    """Read a ``.npy`` file.
+def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
+    """The contents of a regular file: a pipe or a device, which could keep us waiting, is none.
+
+    Args:
+        what: kind of file, for the message.
+        written_by: script that a missing file comes from, for the message.
+
+    Raises:
+        UserError: if there is no such file, or it does not fit into memory.
+    """
+    path = Path(path)
+    if not path.is_file():
+        source = f"; {written_by} writes it" if written_by else ""
+        raise UserError(f"there is no {what} {path}{source}")
+    try:
+        return path.read_bytes()
+    except (MemoryError, OverflowError):
+        raise UserError(f"the {what} {path} does not fit into memory") from None
+
+
+def check_nested(content, path: Path) -> None:
+    """Refuse what is nested too deep or too large for code that walks through it.
+
+    Args:
+        content: mappings and lists, as read from a file.
+
+    Raises:
+        UserError: naming the file.
+    """
+    waiting, num_seen = [(content, 0)], 0
+    while waiting:
+        value, depth = waiting.pop()
+        num_seen += 1
+        if depth > MAX_DEPTH:
+            raise UserError(f"{path} is nested more than {MAX_DEPTH} deep")
+        if num_seen > MAX_ENTRIES:
+            raise UserError(f"{path} has more than {MAX_ENTRIES} entries")
+        if isinstance(value, dict):
+            waiting += ((item, depth + 1) for pair in value.items() for item in pair)
+        elif isinstance(value, list | tuple | set):
+            waiting += ((item, depth + 1) for item in value)
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            raise UserError(f"{path} holds a whole number of more than 64 bits")
+
+
+def load_tensors(path: Path, what: str) -> dict:
+    """``torch.load`` of a trusted-by-nobody file: tensors only, and a clear error.
+
+    All tensors are dense, on the CPU, and no larger than what the file stores for them.
+
+    Args:
+        what: kind of file, for messages.
+
+    Raises:
+        UserError: if the file is missing, truncated, damaged, not a torch file, holds code, or
+            holds anything but a dict.
+    """
+    content = read_bytes(path, what)
+    file = io.BytesIO(content)  # so that what the unpickler raises is about the contents
+    try:
+        if zipfile.is_zipfile(file):  # torch itself does not look at the checksums
+            damaged = zipfile.ZipFile(file).testzip()
+            if damaged is not None:
+                raise ValueError(damaged)
+        file.seek(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # almost anything, on a file of another kind
+        raise UserError(f"the {what} {path} is truncated or not a torch file of tensors "
+                        f"({type(error).__name__})") from None
+    if not isinstance(loaded, dict):
+        raise UserError(f"the {what} {path} holds a {type(loaded).__name__}, not a dict")
+    check_nested(loaded, path)
+    for tensor in _tensors_in(loaded):
+        if (tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_nested
+                or tensor.is_quantized or tensor.untyped_storage().nbytes()
+                < tensor.numel() * tensor.element_size()):
+            raise UserError(f"the {what} {path} holds a tensor of the shape "
+                            f"{tuple(tensor.shape)} that is sparse, quantised, expanded or has no "
+                            "numbers of its own")
+    return loaded
+
+
+def _tensors_in(content) -> Iterator[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        yield content
+    elif isinstance(content, dict):
+        for value in content.values():
+            yield from _tensors_in(value)
+    elif isinstance(content, list | tuple | set):
+        for value in content:
+            yield from _tensors_in(value)
+
+
+def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
+    """The weights of a network by name, if that is what ``state`` holds.
+
+    Args:
+        state: an entry of a file from ``load_tensors``.
+        where: the file, for messages: "the agent file x.pth".
+
+    Raises:
+        UserError: naming the entry that is no tensor of floating-point numbers, or holds NaN or a
+            number larger than any that training gives.
+    """
+    for name, tensor in state.items():
+        if not (isinstance(name, str) and isinstance(tensor, torch.Tensor) and tensor.numel()
+                and tensor.is_floating_point()):
+            raise UserError(f"in {where} the entry '{name}' is not a tensor of weights")
+        if not (tensor.detach().float().abs() <= MAX_WEIGHT).all():
+            raise UserError(f"in {where} the tensor '{name}' holds NaN, infinity or a number "
+                            f"beyond {MAX_WEIGHT:.0e}; no network computes anything with it")
+    return state
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayFile:
+    """An array on disk, of which rows are read when they are wanted.
+
+    Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
+    has more files than a process may open), and what it reads comes in one piece.
+    """
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int  # bytes before the first row
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Rows begin to end, as far as there are any.
+
+        Raises:
+            UserError: if the file has become shorter or is gone, or these rows hold NaN or
+                infinity.
+        """
+        row_size = math.prod(self.shape[1:])
+        count = max(min(end, self.shape[0]) - begin, 0) * row_size
+        try:
+            values = np.fromfile(self.path, self.dtype, count,
+                                 offset=self.offset + begin * row_size * self.dtype.itemsize)
+        except FileNotFoundError:
+            raise UserError(f"there is no file {self.path}") from None
+        if values.size != count:
+            raise UserError(f"{self.path} has become shorter while it was in use")
+        if self.dtype.kind == "f" and not np.isfinite(values).all():
+            raise UserError(f"{self.path} holds NaN or infinity; record this episode again")
+        return values.reshape(-1, *self.shape[1:])
+
+
+def open_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
+               written_by: str = "") -> ArrayFile:
+    """Look at the header and the size of a ``.npy`` file of numbers, in C order.
 
     Args:
         dtype, dimensions: that it must have, if given.
@@ -93,17 +316,60 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     Raises:
         UserError: if the file is missing, damaged or holds something else.
     """
-    try:
-        array = np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        source = f"; {written_by} writes it" if written_by else ""
-        raise UserError(f"there is no file {path}{source}") from None
-    except (ValueError, EOFError):
-        raise UserError(f"{path} is damaged: it is not a numpy array") from None
-    if (dtype is not None and array.dtype != dtype) or dimensions not in (None, array.ndim):
-        raise UserError(f"{path} holds {array.dtype} in {array.ndim} dimensions, not "
-                        f"{np.dtype(dtype)} in {dimensions}")
+    array, fortran_order = _array_header(path, dtype, dimensions, written_by)
+    if fortran_order:
+        raise UserError(f"{path} holds its columns one after the other, not its rows")
     return array
+
+
+def _array_header(path: Path, dtype: type | None, dimensions: int | None,
+                  written_by: str) -> tuple[ArrayFile, bool]:
+    if not Path(path).is_file():
+        source = f"; {written_by} writes it" if written_by else ""
+        raise UserError(f"there is no file {path}{source}")
+    with open(path, "rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0,
+                    (2, 0): np.lib.format.read_array_header_2_0}[version]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                shape, fortran_order, found = read(file)
+            size, offset = os.fstat(file.fileno()).st_size, file.tell()
+            expected = offset + math.prod(shape) * found.itemsize
+            if found.kind not in "biuf" or not found.isnative or min(shape, default=0) < 0:
+                raise ValueError(f"{found} in the shape {shape}")
+        except OSError:
+            raise
+        except Exception as error:  # numpy evaluates the header as Python's literals
+            reason = " ".join(str(error).split())[:MAX_REASON]
+            raise UserError(f"{path} is damaged: it is truncated or not a numpy array of numbers "
+                            f"({reason})") from None
+    if (dtype is not None and found != dtype) or dimensions not in (None, len(shape)):
+        wanted = "" if dtype is None else f", not {np.dtype(dtype)} in {dimensions}"
+        raise UserError(f"{path} holds {found} in {len(shape)} dimensions{wanted}")
+    if size != expected:
+        raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
+    return ArrayFile(Path(path), found, shape, offset), fortran_order
+
+
+def read_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
+               written_by: str = "") -> np.ndarray:
+    """Read a ``.npy`` file of numbers.
+
+    Args:
+        dtype, dimensions: that it must have, if given.
+        written_by: script that a missing file comes from, for the message.
+
+    Raises:
+        UserError: if the file is missing, damaged or holds something else.
+    """
+    _array_header(path, dtype, dimensions, written_by)
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is damaged or does not fit into memory: {reason}") from None
 
 
 def sha256(path: Path) -> str:
@@ -116,7 +382,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": str(torch.__version__),
              "numpy": np.__version__}
     for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",
-                 "pynndescent", "hdbscan"):
+                 "pynndescent", "hdbscan", "numba", "llvmlite", "pandas"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

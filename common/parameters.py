@@ -8,6 +8,7 @@ the section and checks its values; the meaning and unit of each value is in the 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -21,6 +22,7 @@ INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
 BASE_SET = "defaults"
 
 Section = TypeVar("Section")
+MOST_IDS = 10**6  # of samples or directions that a range may mean
 
 
 def parameter_sets() -> list[str]:
@@ -35,7 +37,7 @@ def positive(config, *names: str) -> None:
         UserError: naming the field.
     """
     for name in names:
-        if not getattr(config, name) > 0:
+        if not 0 < getattr(config, name) < math.inf:
             raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
 
 
@@ -70,7 +72,11 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
     """
     bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
     if bounds:
-        return tuple(range(int(bounds[1]), int(bounds[2])))
+        begin, end = int(bounds[1]), int(bounds[2])
+        if end - begin > MOST_IDS or end >= 2**31:
+            raise UserError(f"{what} is a range of more than {MOST_IDS} numbers, or of larger ones "
+                            f"than there are: '{text}'")
+        return tuple(range(begin, end))
     words = text.split()
     if not words or not all(re.fullmatch(r"\d+", word) for word in words):
         raise UserError(f"{what} must be numbers, or a range such as 0 to 100, not '{text}'")

@@ -49,7 +49,7 @@ class Progress:
         now = time.monotonic()
         if self._bar.disable and now - self._last_message > SECONDS_BETWEEN_MESSAGES:
             self._last_message = now
-            units = self._unit + ("es" if self._unit.endswith("ch") else "s")
+            units = self._unit + ("es" if self._unit.endswith("tch") else "s")  # batches, epochs
             logger.info("%d of %d %s, %.4g %s/s%s, %.0f min left", done, self._total,
                         units, self.rate, units, f", {figures}" if figures else "",
                         max(0, self._total - done) / max(self.rate, 1e-9) / 60)

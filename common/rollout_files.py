@@ -17,9 +17,7 @@ loses no finished episode and leaves none half-written in the index.
 from __future__ import annotations
 
 import dataclasses
-import io
-import math
-import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,13 +26,25 @@ import pandas as pd
 
 from common.description import open_described_folder, read_description
 from common.errors import UserError
-from common.files import append_or_nothing, atomic_folder, atomic_path
+from common.files import (
+    ArrayFile,
+    append_or_nothing,
+    atomic_folder,
+    atomic_path,
+    open_array,
+    read_bytes,
+)
+from common.game_constants import FRAME_SIZE
+from common.tables import read_table
 from common.video import write_video
 
-STEP_COLUMNS = ("level_seed", "episode", "global_step", "episode_step", "done", "reward", "value",
-                "action")
+_STEP_KINDS = {"level_seed": int, "episode": int, "global_step": int, "episode_step": int,
+               "done": bool, "reward": float, "value": float, "action": int}
+STEP_COLUMNS = tuple(_STEP_KINDS)
+FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Everything of a data folder that is read again.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
+_ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,37 +62,6 @@ class EpisodeArrays:
     hidden_states: np.ndarray
     log_probs: np.ndarray
     steps: pd.DataFrame
-
-
-@dataclasses.dataclass(frozen=True)
-class ArrayFile:
-    """An array on disk, of which rows are read when they are wanted.
-
-    Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
-    has more files than a process may open), and what it reads comes in one piece.
-    """
-
-    path: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    offset: int  # bytes before the first row
-
-    def rows(self, begin: int, end: int) -> np.ndarray:
-        """Rows begin to end, as far as there are any.
-
-        Raises:
-            UserError: if the file has become shorter or is gone.
-        """
-        row_size = math.prod(self.shape[1:])
-        count = max(min(end, self.shape[0]) - begin, 0) * row_size
-        try:
-            values = np.fromfile(self.path, self.dtype, count,
-                                 offset=self.offset + begin * row_size * self.dtype.itemsize)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {self.path}") from None
-        if values.size != count:
-            raise UserError(f"{self.path} has become shorter while it was in use")
-        return values.reshape(-1, *self.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +109,7 @@ class RolloutFolder:
         if not self.index_file.is_file():
             raise UserError(f"{self.path} holds no recorded rollouts: there is no "
                             f"{self.index_file.name}")
-        index = _read_csv(self.index_file, self.index_file.read_bytes(),
-                          ("global_step", "episode"))
-        return index.astype(np.int64)
+        return read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:
         """The rows of an episode.
@@ -140,8 +117,7 @@ class RolloutFolder:
         Raises:
             UserError: if the file is missing or damaged.
         """
-        path = self.steps_file(number)
-        return _read_csv(path, _bytes_of(path), STEP_COLUMNS)
+        return read_table(self.steps_file(number), _STEP_KINDS)
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
         """The rows of several episodes below each other, as ``steps`` would give them.
@@ -152,13 +128,14 @@ class RolloutFolder:
             UserError: if a file is missing or damaged.
         """
         numbers = list(numbers)
-        contents = [_bytes_of(self.steps_file(number)) for number in numbers]
+        contents = [read_bytes(self.steps_file(number)) for number in numbers]
         header = contents[0].partition(b"\n")[0] if contents else b""
         bodies = [content[len(header) + 1:] for content in contents
                   if content.startswith(header + b"\n") and content.endswith(b"\n")]
         if len(bodies) == len(contents):
             try:
-                return _read_csv(self.path, header + b"\n" + b"".join(bodies), STEP_COLUMNS)
+                return read_table(self.path, _STEP_KINDS,
+                                  content=header + b"\n" + b"".join(bodies))
             except UserError:
                 pass  # one by one, to name the file
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
@@ -171,10 +148,13 @@ class RolloutFolder:
                 ``EpisodeArrays`` says.
         """
         folder = self.episode_folder(number)
-        files = EpisodeFiles(_array_file(folder / "ob.npy", np.uint8, 4),
-                             _array_file(folder / "hx.npy", np.float32, 2),
-                             _array_file(folder / "lp.npy", np.float32, 2))
+        files = EpisodeFiles(open_array(folder / "ob.npy", np.uint8, 4),
+                             open_array(folder / "hx.npy", np.float32, 2),
+                             open_array(folder / "lp.npy", np.float32, 2))
         length = files.frames.shape[0]
+        if files.frames.shape[1:] != FRAME_SHAPE:
+            raise UserError(f"{files.frames.path} has the shape {files.frames.shape}, not "
+                            f"{(length, *FRAME_SHAPE)}")
         for file, rows in ((files.hidden_states, length + 1), (files.log_probs, length)):
             if file.shape[0] != rows:
                 raise UserError(f"{file.path} has {file.shape[0]} rows, not {rows}, as the "
@@ -182,60 +162,20 @@ class RolloutFolder:
         return files
 
     def episode(self, number: int) -> EpisodeArrays:
-        """An episode with its arrays memory-mapped."""
-        arrays = (np.load(self.episode_folder(number) / f"{name}.npy", mmap_mode="r",
-                          allow_pickle=False) for name in ("ob", "hx", "lp"))
+        """A whole episode.
+
+        Raises:
+            UserError: see ``array_files`` and ``steps``.
+        """
+        files = self.array_files(number)
+        arrays = (file.rows(0, file.shape[0]) for file in
+                  (files.frames, files.hidden_states, files.log_probs))
         return EpisodeArrays(*arrays, self.steps(number))
 
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-
-
-def _read_csv(path: Path, content: bytes, columns: tuple[str, ...]) -> pd.DataFrame:
-    """The given columns of a CSV, every value a finite number.
-
-    Raises:
-        UserError: naming the file.
-    """
-    try:
-        table = pd.read_csv(io.BytesIO(content), usecols=columns)[list(columns)]
-    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is damaged: {reason}") from None
-    for name in columns:
-        if len(table) and not pd.api.types.is_numeric_dtype(table[name]):
-            raise UserError(f"{path} is damaged: the column {name} holds something that is no "
-                            "number")
-        if len(table) and not np.isfinite(table[name]).all():
-            raise UserError(f"{path} is damaged: the column {name} has a missing or infinite "
-                            "value")
-    return table
-
-
-def _array_file(path: Path, dtype: type, dimensions: int) -> ArrayFile:
-    try:
-        with open(path, "rb") as file:
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise UserError(f"{path} has the unknown .npy version {version}")
-            shape, fortran_order, found = np.lib.format.read_array_header_1_0(file)
-            offset, size = file.tell(), os.fstat(file.fileno()).st_size
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}") from None
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} is truncated or not an array: {reason}") from None
-    if found != dtype or len(shape) != dimensions or fortran_order:
-        raise UserError(f"{path} holds {found} in {len(shape)} dimensions, not "
-                        f"{np.dtype(dtype)} in {dimensions}")
-    expected = offset + math.prod(shape) * found.itemsize
-    if size != expected:
-        raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
-    return ArrayFile(path, found, shape, offset)
+    def finished(self) -> list[int]:
+        """The episodes that have a folder, in ascending order."""
+        return sorted(int(match[1]) for path in self.path.glob("episode_*")
+                      if (match := re.fullmatch(r"episode_(\d{5,})", path.name)))
 
 
 class RolloutWriter:
@@ -248,14 +188,35 @@ class RolloutWriter:
         overwrite: throw away what the folder holds.
 
     Raises:
-        UserError: if the folder holds anything else and ``overwrite`` is false.
+        UserError: see ``open_described_folder``; or if a finished episode of the recording is
+            damaged.
     """
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False):
         self.folder = RolloutFolder(path)
-        open_described_folder(self.folder.description_file, description, "a recording",
-                              "--logdir", overwrite)
+        self._lock = open_described_folder(self.folder.description_file, description,
+                                           _ALL_PATTERNS, "a recording", "--logdir", overwrite)
+        self._check_finished()
         self._index_rows(first=True)
+
+    def _check_finished(self) -> None:
+        """Look at the sizes of all that is finished, without reading it whole.
+
+        Raises:
+            UserError: naming the file that is missing or damaged.
+        """
+        shapes = set()
+        for number in self.folder.finished():
+            files = self.folder.array_files(number)
+            shapes.add((files.hidden_states.shape[1], files.log_probs.shape[1]))
+            steps_file = self.folder.steps_file(number)
+            if not steps_file.exists():
+                steps_file = self._waiting_steps(number)
+            rows, length = read_bytes(steps_file).count(b"\n") - 1, files.frames.shape[0]
+            if rows != length or len(shapes) > 1:
+                what = (f"{rows} rows, not {length}, as ob.npy" if rows != length
+                        else "states or actions of another size than the episodes before it")
+                raise UserError(f"{steps_file} is damaged, or its episode is: it has {what}")
 
     def has(self, number: int) -> bool:
         """Whether an episode is complete on disk."""
@@ -268,15 +229,20 @@ class RolloutWriter:
         Args:
             arrays: its contents; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
+
+        Raises:
+            UserError: if the data folder was deleted.
         """
+        self._lock.check()
         folder = self.folder
         with atomic_path(self._waiting_steps(number)) as temporary:
             arrays.steps.to_csv(temporary, index=False)
         if video is not None:
             write_video(folder.video_file(number), video)
-        with atomic_folder(folder.episode_folder(number)) as temporary:
-            for name, array in (("ob", arrays.frames), ("hx", arrays.hidden_states),
-                                ("lp", arrays.log_probs)):
+        files = {"ob": arrays.frames, "hx": arrays.hidden_states, "lp": arrays.log_probs}
+        size = sum(array.nbytes for array in files.values())
+        with atomic_folder(folder.episode_folder(number), size) as temporary:
+            for name, array in files.items():
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
         self._index_rows()
 
@@ -294,13 +260,15 @@ class RolloutWriter:
         rows, number, global_step = [], self.num_indexed, self._next_global_step
         while self.has(number):
             if not folder.steps_file(number).exists():
-                steps = pd.read_csv(self._waiting_steps(number))
+                steps = read_table(self._waiting_steps(number), {
+                    name: int if kind is bool else kind for name, kind in _STEP_KINDS.items()
+                    if name not in ("episode", "global_step")})
                 steps["episode"] = number
                 steps["global_step"] = global_step + np.arange(len(steps))
                 with atomic_path(folder.steps_file(number)) as temporary:
                     steps[list(STEP_COLUMNS)].to_csv(temporary)
             self._waiting_steps(number).unlink(missing_ok=True)
-            length = len(folder.episode(number).log_probs)
+            length = folder.array_files(number).log_probs.shape[0]
             rows += [f"{global_step + i},{number}\n" for i in range(length)]
             number, global_step = number + 1, global_step + length
         if first:

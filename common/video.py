@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import av
 import numpy as np
 from PIL import Image, ImageDraw
 
+from common.errors import UserError
 from common.files import atomic_path
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 
@@ -115,6 +117,25 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
                 stream.height, stream.width = frame.shape[:2]
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
         container.mux(stream.encode())
+
+
+def write_poster(path: Path, film: Path) -> None:
+    """Write a frame of an mp4 file as a picture, for pages to show until the film plays.
+
+    It lies a third of the way in: an episode has begun, and films of saliency still show some,
+    which they do up to the step at which its function is read.
+
+    Raises:
+        UserError: if the film is damaged.
+    """
+    try:
+        with av.open(str(film)) as container:
+            place = container.streams.video[0].frames // 3
+            frame = next(itertools.islice(container.decode(video=0), place, None))
+    except (av.FFmpegError, IndexError, StopIteration):
+        raise UserError(f"{film} is damaged: it is not a video") from None
+    with atomic_path(path) as temporary:
+        frame.to_image().save(temporary)
 
 
 def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.ndarray]:

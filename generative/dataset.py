@@ -1,7 +1,7 @@
 """Recorded rollouts as windows of consecutive frames.
 
 Letters in shape comments: N frames of the data set, W frames of a window, I initial frames, B
-windows of a batch, C H W a frame, D agent hidden state, A actions.
+windows of a batch, C H W a frame, D agent hidden state.
 """
 
 from __future__ import annotations
@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from common.game_constants import FRAME_SIZE
-from common.rollout_files import RolloutFolder
-
-FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
+from common.rollout_files import FRAME_SHAPE, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +30,6 @@ class Windows:
         rewards: float32 (…,).
         values: float32 (…,), the recorded agent's.
         terminals: float32 (…,), 1 where the episode ends or has ended.
-        log_probs: float32 (…, A).
         hidden_states: float32, one row more (W + 1, …, D): row t enters the agent at frame t.
     """
 
@@ -42,7 +38,6 @@ class Windows:
     rewards: Tensor
     values: Tensor
     terminals: Tensor
-    log_probs: Tensor
     hidden_states: Tensor
 
     def to(self, device: torch.device | str) -> Windows:
@@ -226,7 +221,7 @@ class RolloutDataset:
         """Several windows, time first (W, B, …).
 
         Raises:
-            UserError: if an episode's arrays are missing, damaged or hold NaN.
+            UserError: if an episode's arrays are missing, damaged or hold NaN or infinity.
         """
         numbers = np.asarray(numbers, dtype=np.int64)  # (B,)
         episodes, offsets = self._window_episode[numbers], self._offset[numbers]
@@ -238,27 +233,20 @@ class RolloutDataset:
         terminals = (position == lengths - 1) | ended
         shape = (self.window_length, len(numbers))
         frames = np.zeros((*shape, *FRAME_SHAPE), np.uint8)
-        log_probs = np.zeros((*shape, self._num_actions), np.float32)
         hidden_states = np.zeros((shape[0] + 1, shape[1], self._hidden_size), np.float32)
         for b, (episode, offset) in enumerate(zip(episodes.tolist(), offsets.tolist())):
             files = self._files[episode]
             lead, begin = max(-offset, 0), max(offset, 0)
-            for target, file in ((frames, files.frames), (log_probs, files.log_probs),
-                                 (hidden_states, files.hidden_states)):
+            for target, file in ((frames, files.frames), (hidden_states, files.hidden_states)):
                 piece = file.rows(begin, begin + len(target) - lead)
                 target[lead:lead + len(piece), b] = piece
-        for name, array in (("hx.npy", hidden_states), ("lp.npy", log_probs)):
-            broken = np.flatnonzero(np.isnan(array).any(axis=(0, 2)))
-            if len(broken):
-                folder = self.folder.episode_folder(self.episodes[episodes[broken[0]]])
-                raise UserError(f"{folder / name} holds NaN")
         return Windows(
             frames=torch.from_numpy(frames),
             actions=torch.from_numpy(np.where(inside, self._actions[rows], 0)),
             rewards=torch.from_numpy(np.where(inside, self._rewards[rows], np.float32(0))),
             values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
             terminals=torch.from_numpy(terminals.astype(np.float32)),
-            log_probs=torch.from_numpy(log_probs), hidden_states=torch.from_numpy(hidden_states))
+            hidden_states=torch.from_numpy(hidden_states))
 
     def place(self, number: int) -> WindowPlace:
         """Where in the recorded data the first simulated step of a window lies."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, output_file
 from common.errors import UserError, script_main
 from common.settings import SETTINGS_NAME
 from generative.published import save_compact
+from generative.runs import PROGRESS_NAME
 
 
 def parser() -> Parser:
     flags = Parser(__doc__.partition("\n")[0])
     flags.add_argument("--model_file", type=Path, required=True, help="checkpoint of a run")
-    flags.add_argument("--output", type=Path, required=True, help="file to write")
+    flags.add_argument("--output", type=output_file, required=True, help="file to write")
     return flags
 
 
@@ -30,10 +31,16 @@ def main(argv: list[str] | None = None) -> None:
     settings = args.model_file.parent / SETTINGS_NAME
     if not settings.is_file():
         raise UserError(f"there is no {settings}, without which the file's sizes are not known")
-    if settings.parent.resolve() == args.output.parent.resolve():
-        raise UserError(f"{args.output} would lie in the run's own folder; choose another")
+    folder = args.output.parent
+    beside = folder / SETTINGS_NAME
+    if folder.resolve() == settings.parent.resolve() or (folder / PROGRESS_NAME).exists():
+        raise UserError(f"{args.output} would lie in the folder of a run; choose another")
+    if beside.exists() and beside.read_bytes() != settings.read_bytes():
+        raise UserError(f"{args.output} would lie beside the {SETTINGS_NAME} of another run; "
+                        "choose another folder")
     save_compact(args.output, args.model_file)
-    shutil.copy(settings, args.output.parent / SETTINGS_NAME)
+    if not beside.exists():
+        shutil.copy(settings, beside)
     print(f"wrote {args.output}, {args.output.stat().st_size / 1e6:.1f} MB, and beside it "
           f"{SETTINGS_NAME}")
 

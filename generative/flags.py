@@ -12,6 +12,7 @@ from common.cli import (
     add_parameter_set_flag,
     add_published_flags,
     count,
+    folder_name,
     seed,
 )
 from common.parameters import ParameterSet
@@ -36,7 +37,7 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     parser.add_argument("--model_file", type=Path, required=model_file_required,
                         help=model_file_help)
     add_parameter_set_flag(parser)
-    parser.add_argument("--gen_mod_exp_name", "--tgm_exp_name", default="dev",
+    parser.add_argument("--gen_mod_exp_name", "--tgm_exp_name", type=folder_name, default="dev",
                         help="name of the experiment's folder")
     add_data_flag(parser)
     parser.add_argument("--log_dir_base", key="log_dir_base",

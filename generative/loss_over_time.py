@@ -41,6 +41,7 @@ IMAGE_MSE = "image_mse"  # a kind of the table only: the image loss per colour v
 
 PLOT_NAME = "loss_over_time_plot.png"
 TABLE_NAME = "loss_over_time.csv"
+SHOWN_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float}  # read for a report
 SETTINGS_NAME = "settings.json"
 
 COMPARED_STEPS = range(2, 11)

@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from common.adam_state import in_order, moments, num_parameters
-from common.agent_file import load_tensors
 from common.errors import UserError
-from common.files import save_tensors
+from common.files import checked_weights, load_tensors, save_tensors
 from common.networks import Policy
 from generative.config import SimulatorConfig
 from generative.decoder import Head
@@ -228,7 +227,7 @@ def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
     found = more.pop(_KEY, None)
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a simulator file: it has no '{_KEY}'")
-    return found, more
+    return checked_weights(found, f"the simulator file {path}"), more
 
 
 def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:
@@ -251,7 +250,6 @@ def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
 
 
 def _check_shape(path: Path, key: str, tensor: Tensor, shape: torch.Size) -> None:
-    if not isinstance(tensor, Tensor) or tensor.shape != shape:
-        found = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise UserError(f"in the simulator file {path} the tensor '{key}' has the shape {found}, "
-                        f"not {tuple(shape)}")
+    if tensor.shape != shape:
+        raise UserError(f"in the simulator file {path} the tensor '{key}' has the shape "
+                        f"{tuple(tensor.shape)}, not {tuple(shape)}")

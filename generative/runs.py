@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 
 from common.agent_file import load_agent
+from common.config import check_seed
 from common.devices import Compute
 from common.errors import UserError
 from common.files import sha256
@@ -65,6 +66,9 @@ class SimulatorRunSettings:
     training: TrainingConfig
     loss_scales: LossScales
     num_episodes: int | None = None
+
+    def __post_init__(self):
+        check_seed(self.seed)
 
 
 def results_folder(log_dir_base: str, exp_name: str) -> Path:

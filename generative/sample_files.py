@@ -44,6 +44,7 @@ _ARRAYS = {
 # Everything of a folder of samples that is read again.
 PATTERNS = ("recording.json", f"sample_*/{_ORIGIN_NAME}",
             *(f"sample_*/{name}.npy" for name, _, _ in _ARRAYS.values()))
+_ALL_PATTERNS = ("recording.json", "sample_*/*", "videos/*.mp4")  # saliency lies beside the arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,22 +221,29 @@ class SampleWriter:
         overwrite: throw away what the folder holds.
 
     Raises:
-        UserError: if the folder holds anything else and ``overwrite`` is false.
+        UserError: see ``open_described_folder``.
     """
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False):
         self.folder = SampleFolder(path)
-        open_described_folder(self.folder.description_file, description, "samples",
-                              "--data_save_dir", overwrite,
-                              informative=("versions", "data_dir", "agent_file", "model_file"))
+        self._lock = open_described_folder(
+            self.folder.description_file, description, _ALL_PATTERNS, "samples",
+            "--data_save_dir", overwrite,
+            informative=("versions", "data_dir", "agent_file", "model_file"))
 
     def has(self, number: int) -> bool:
         """Whether a sample is complete on disk."""
         return self.folder.sample_folder(number).exists()
 
     def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin) -> None:
-        """Store a sample."""
-        with atomic_folder(self.folder.sample_folder(number)) as temporary:
+        """Store a sample.
+
+        Raises:
+            UserError: if the folder of samples was deleted.
+        """
+        self._lock.check()
+        size = sum(getattr(arrays, field).nbytes for field in _ARRAYS)
+        with atomic_folder(self.folder.sample_folder(number), size) as temporary:
             for field, (name, dtype, _) in _ARRAYS.items():
                 array = getattr(arrays, field).astype(dtype, copy=False)
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)

@@ -17,9 +17,11 @@ from torch import Tensor
 from common.agent_file import load_agent
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
+from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
-from common.settings import save_settings
+from common.saved_state import check_generator, check_like
+from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.alignment import AlignedBatch, align, as_frames
@@ -73,12 +75,14 @@ class SimulatorTraining:
     """A run in its folder.
 
     Args:
-        folder: the run's folder. It is created, or, if it holds checkpoints, the run goes on
-            from the newest one.
+        folder: the run's folder. If it holds checkpoints, the run goes on from the newest one;
+            else the run is new, and the attribute ``folder`` has a number behind if another run
+            has this name.
         settings: what to train.
         compute: where to compute.
 
     Raises:
+        FolderInUse: if another process is at work in the folder.
         UserError: if the data, the agent or a file to start from cannot be used.
     """
 
@@ -102,6 +106,7 @@ class SimulatorTraining:
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.require_states(policy.hidden_state_size)
+        lock = FolderLock(folder) if checkpoints(folder) else None
         saved = checkpoints(folder)
         start_file = saved[-1] if saved else Path(settings.model_file)
         published = None
@@ -120,9 +125,10 @@ class SimulatorTraining:
         if saved:
             self._load_state({**published.more, "optimizer_state_dict": published.moments},
                              start_file)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_settings(folder, settings)
-        self.log = MetricsLog(folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
+        self._lock = lock or claim_folder(folder, SETTINGS_NAME)
+        self.folder = self._lock.folder
+        save_settings(self.folder, settings)
+        self.log = MetricsLog(self.folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
         self._session_start = self._saved_at = time.monotonic()
 
     def _load_state(self, state: dict, path: Path) -> None:
@@ -130,6 +136,14 @@ class SimulatorTraining:
             if state.get(key) is None:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
+        check_generator(state["generator"], self._generator, f"{path}: 'generator'")
+        check_like({name: state[name] for name in ("batches", "wall_time")},
+                   {"batches": 0, "wall_time": 0.0}, str(path))
+        if not isinstance(state["unlogged"], list):
+            raise UserError(f"{path}: 'unlogged' is no list")
+        figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))
+        for row in state["unlogged"]:
+            check_like(row, figures, f"{path}: 'unlogged'")
         self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                         "state": state["optimizer_state_dict"]})
         self._generator.set_state(state["generator"])
@@ -167,6 +181,8 @@ class SimulatorTraining:
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device)
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch = -1
+        if self.batches and not self._film.exists():
+            self._write_film()  # a kill came between the checkpoint and its film
         try:
             with (deferred_signals("batch") as received,
                   Progress(self.num_batches, "batch", self.batches) as progress):
@@ -178,6 +194,7 @@ class SimulatorTraining:
                     self.batches += 1
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
+                        self._lock.check()
                         row = {**self._row(), **speed.since_last_time()}
                         self.log.append(row)
                         progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
@@ -230,7 +247,8 @@ class SimulatorTraining:
                 **means, **{f"held_out_{name}": float(held_out[name]) for name in MEASURES}}
 
     def _save(self) -> None:
-        """Write a checkpoint and a video, and delete checkpoints that are not to be kept."""
+        """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
+        self._lock.check()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
         save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
@@ -238,11 +256,15 @@ class SimulatorTraining:
                            "batches": self.batches, "wall_time": self.wall_time,
                            "generator": self._generator.get_state(), "unlogged": self._unlogged})
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
-        self._write_video(self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4")
+        self._write_film()
         self._saved_at = time.monotonic()
 
+    @property
+    def _film(self) -> Path:
+        return self.folder / "recons_v_preds" / f"batch_{self.batches:07d}.mp4"
+
     @torch.no_grad()
-    def _write_video(self, path: Path) -> None:
+    def _write_film(self) -> None:
         """Held-out windows: the truth, its reconstruction, and imagination from true actions."""
         config = self.settings.simulator
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
@@ -255,7 +277,7 @@ class SimulatorTraining:
         columns = {"truth": batch.images, "reconstruction": reconstruction,
                    "imagination": imagination.images}
         films = {title: as_frames(images) for title, images in columns.items()}
-        write_video(path, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
+        write_video(self._film, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
 
 
 class _Speed:

@@ -26,12 +26,18 @@ import pandas as pd
 from common.description import open_described_folder
 from common.errors import UserError
 from common.files import atomic_folder, atomic_path, read_array
+from common.locks import FolderLock
+from common.tables import read_table
 
 # Type and dimensions of each field of ArmRuns.
 _ARRAYS = {"starts": (np.int64, 1), "lengths": (np.int64, 1), "ends": (np.float32, 1),
            "actions": (np.int64, 1), "values": (np.float32, 1), "rewards": (np.float32, 1),
            "moved": (np.float64, 0)}
 _OF_STEPS = ("actions", "values", "rewards")
+# Columns of effects.csv that are read again.
+_EFFECTS = {"label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
+            "effect": float, "low_95": float, "high_95": float, "p_holm": float,
+            "p_control": float, "claimed": bool}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +96,7 @@ class InterventionsFolder:
         self.report_file = self.path / "effects.md"
         self.divergence_file = self.path / "action_divergence.csv"
         self.figure_file = self.path / "effects.png"
+        self._lock: FolderLock | None = None
 
     def open(self, description: dict, overwrite: bool) -> None:
         """Make the folder, or go on with the arms it holds; old results are removed.
@@ -99,13 +106,15 @@ class InterventionsFolder:
             overwrite: throw away what the folder holds.
 
         Raises:
-            UserError: if the folder holds anything else and ``overwrite`` is false.
+            UserError: see ``open_described_folder``.
         """
-        open_described_folder(self.path / "settings.json", description, "arms", "--output_dir",
-                              overwrite, informative=("versions", "agent_file", "model_file",
-                                                      "data_dir", "arms"))
-        for path in (self.effects_file, self.report_file, self.divergence_file,
-                     self.figure_file):
+        results = (self.effects_file, self.report_file, self.divergence_file, self.figure_file)
+        self._lock = open_described_folder(
+            self.path / "settings.json", description,
+            ("settings.json", "arms/*/*.npy", *(path.name for path in results)), "arms",
+            "--output_dir", overwrite,
+            informative=("versions", "agent_file", "model_file", "data_dir", "arms"))
+        for path in results:
             path.unlink(missing_ok=True)
 
     def has(self, arm: str) -> bool:
@@ -113,7 +122,12 @@ class InterventionsFolder:
         return self._arm_folder(arm).exists()
 
     def add(self, arm: str, runs: ArmRuns) -> None:
-        """Store the runs of an arm."""
+        """Store the runs of an arm in the folder, which is open.
+
+        Raises:
+            UserError: if the folder was deleted.
+        """
+        self._lock.check()
         with atomic_folder(self._arm_folder(arm)) as temporary:
             for name, (dtype, _) in _ARRAYS.items():
                 array = np.asarray(getattr(runs, name), dtype=dtype)
@@ -132,6 +146,16 @@ class InterventionsFolder:
             return ArmRuns(**arrays)
         except UserError as error:
             raise UserError(f"{folder} is damaged: {error}") from None
+
+    def effects(self) -> pd.DataFrame:
+        """The effects, a row for each arm and outcome; figures of a comparison without controls
+        may be missing.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.effects_file, _EFFECTS, written_by="compare_interventions.py",
+                          gaps=[name for name, kind in _EFFECTS.items() if kind is float])
 
     def save_table(self, path: Path, table: pd.DataFrame) -> None:
         """Write one of the CSV files."""

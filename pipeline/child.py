@@ -12,10 +12,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from common.config import yaml_given
 from pipeline.records import Experiment
 
 
-def run_stage(folder: Path, module: str, argv: list[str], log_file: Path) -> None:
+def run_stage(folder: Path, module: str, argv: list[str], log_file: Path,
+              hyperparams: dict[Path, dict]) -> None:
     """Call the ``main`` of a script and end with its status.
 
     Ctrl-C on the terminal does not reach the process, which has a group of its own: the pipeline
@@ -25,6 +27,8 @@ def run_stage(folder: Path, module: str, argv: list[str], log_file: Path) -> Non
         folder: the experiment's.
         module: of the script.
         log_file: added to.
+        hyperparams: contents of the YAML files of parameters as the pipeline has read them, which
+            its records tell; the script gets these, whatever the files hold by now.
     """
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
@@ -34,7 +38,7 @@ def run_stage(folder: Path, module: str, argv: list[str], log_file: Path) -> Non
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     sys.stdout.reconfigure(line_buffering=True)
-    with Experiment(folder).stage_lock():
+    with Experiment(folder).stage_lock(), yaml_given(hyperparams):
         if parent.is_alive():
             sys.exit(importlib.import_module(module).main(argv))
 

@@ -13,8 +13,18 @@ from common.errors import UserError, nearest
 from common.parameters import parameter_sets
 
 ROOT = Path(__file__).parent.parent
-PRESETS_FILE = ROOT / "hyperparams" / "pipeline.yml"
-OTHER = "section"  # stands for every set of interpreting_configs.yml
+HYPERPARAMS = ROOT / "hyperparams"
+PRESETS_FILE = HYPERPARAMS / "pipeline.yml"
+SECTION = "section"  # the preset of section:NAME, for every set of interpreting_configs.yml
+
+
+def read_hyperparams() -> dict[Path, dict]:
+    """The contents of all files of parameters, as they are now.
+
+    Raises:
+        UserError: if one is damaged.
+    """
+    return {path: read_yaml(path) for path in sorted(HYPERPARAMS.rglob("*.yml"))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,26 +85,26 @@ class Preset:
 
 def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
                 path: Path = PRESETS_FILE) -> Preset:
-    """The preset ``name``, or the one that stands for this set of ``interpreting_configs.yml``.
+    """A preset.
 
     Args:
+        name: of the preset; or section:NAME, for a set of ``interpreting_configs.yml``.
         agent_file: analysed instead of the preset's; no agent is trained then. Without
             ``model_file`` a simulator is trained around it.
         model_file: simulator that is used instead; none is trained then.
 
     Raises:
-        UserError: if there is neither, naming the nearest; or a key or a value is wrong.
+        UserError: if there is none, naming the nearest; or a key or a value is wrong.
     """
     presets = read_yaml(path)
-    sets = parameter_sets()
-    if name in presets and name != OTHER:
-        preset = typed(Preset, presets[name], f"{path.name}, '{name}'")
-    elif name in sets:
-        preset = typed(Preset, {**presets.get(OTHER, {}), "parameters": name},
-                       f"{path.name}, '{OTHER}'")
-    else:
-        known = {*presets, *sets} - {OTHER}
+    known = {f"{SECTION}:{each}": SECTION for each in parameter_sets()}
+    known |= {each: each for each in presets if each != SECTION}
+    if name not in known:
         raise UserError(f"there is no preset '{name}'{nearest(name, known)}")
+    values = presets.get(known[name])
+    if known[name] == SECTION and isinstance(values, dict):
+        values = {**values, "parameters": name.removeprefix(f"{SECTION}:")}
+    preset = typed(Preset, values, f"{path.name}, '{known[name]}'")
     for file, flag in ((agent_file, "--agent_file"), (model_file, "--model_file")):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}; see {flag}")

@@ -31,19 +31,24 @@ _BLOCK = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Basis:
-    """What the results of a stage hang on.
+    """Everything that the results of a stage depend on.
 
     Attributes:
         script: its module.
         argv: its flags, before places are filled in.
         parameters: those that it depends on, by their dotted names.
         inputs: checksum of every file that it reads, by name.
+        code: checksum of each module of the repository that it runs, by name; empty in records
+            of before code was recorded.
+        versions: of the packages that decide its numbers.
     """
 
     script: str
     argv: tuple[str, ...]
     parameters: dict[str, object]
     inputs: dict[str, str]
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -52,26 +57,31 @@ class Basis:
                               .encode()).hexdigest()
 
     def difference(self, earlier: Basis) -> str:
-        """In one phrase, what is not as it was."""
+        """What is not as it was: the first change of each kind."""
+        if not earlier.code:
+            return "it was made before code was recorded"
         if self.script != earlier.script:
             return f"the script is {self.script} now"
-        for name in sorted(self.parameters.keys() | earlier.parameters.keys()):
-            old, new = earlier.parameters.get(name), self.parameters.get(name)
-            if old != new:
-                return f"the parameter {name} was {old} and is {new}"
-        old, new = _flags(earlier.argv), _flags(self.argv)
-        for flag in sorted(new.keys() | old.keys()):
-            if old.get(flag) != new.get(flag):
-                return (f"the flag {flag} was {old.get(flag, 'not given')} and is "
-                        f"{new.get(flag, 'not given')}")
-        changed = [name for name in sorted(self.inputs.keys() | earlier.inputs.keys())
-                   if self.inputs.get(name) != earlier.inputs.get(name)]
-        if not changed:
-            return "the order of its flags is another"
-        how = ("is new" if changed[0] not in earlier.inputs else
-               "is gone" if changed[0] not in self.inputs else "has changed")
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return f"the input {changed[0]} {how}{more}"
+        kinds = (("version of", earlier.versions, self.versions, True),
+                 ("module", earlier.code, self.code, False),
+                 ("parameter", earlier.parameters, self.parameters, True),
+                 ("flag", _flags(earlier.argv), _flags(self.argv), True),
+                 ("input", earlier.inputs, self.inputs, False))
+        return "; ".join(filter(None, (_change(*kind) for kind in kinds))) or (
+            "the order of its flags is another")
+
+
+def _change(kind: str, old: dict, new: dict, tell: bool) -> str:
+    """The first name whose value differs, with the values if they are to be told, or ""."""
+    changed = sorted(name for name in old.keys() | new.keys()
+                     if (name in old, old.get(name)) != (name in new, new.get(name)))
+    if not changed:
+        return ""
+    name = changed[0]
+    how = (f"was {old.get(name, 'not given')} and is {new.get(name, 'not given')}" if tell else
+           "is new" if name not in old else "is gone" if name not in new else "has changed")
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"the {kind} {name} {how}{more}"
 
 
 def _flags(argv: Iterable[str]) -> dict[str, str]:
@@ -102,8 +112,7 @@ class Record:
         exit_status: of its last sitting; None while it runs.
         log: name of its log in the output folder.
         date: when its last sitting began.
-        why: reason for which it ran.
-        versions: of the packages that decide the numbers.
+        why: reason for which it ran, and what was accepted since.
     """
 
     status: str
@@ -117,7 +126,6 @@ class Record:
     log: str
     date: str
     why: str
-    versions: dict[str, str]
 
 
 def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
@@ -138,14 +146,19 @@ def find(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 class Digests:
-    """SHA-256 of files. A file of the same size and time of change is not read again."""
+    """SHA-256 of files. A file of the same size and time of change is not read again.
 
-    def __init__(self, cache_file: Path):
+    Args:
+        cache_file: where they are kept.
+        check: read every file once, whatever is kept of it.
+    """
+
+    def __init__(self, cache_file: Path, check: bool = False):
         self._cache_file = cache_file
-        try:
-            self._known = read_description(cache_file)
-        except UserError:  # it can always be made anew
-            self._known = {}
+        self._known = {}
+        if not check:
+            with contextlib.suppress(UserError):  # they can always be computed again
+                self._known = read_description(cache_file)
 
     def of(self, path: Path) -> str:
         """The checksum of a file."""
@@ -194,8 +207,8 @@ class Experiment:
             raise UserError(f"{self.path} holds the experiment of the preset '{found}'; choose "
                             "another --output_dir, or delete it")
 
-    def digests(self) -> Digests:
-        return Digests(self._folder / "digests.json")
+    def digests(self, check: bool) -> Digests:
+        return Digests(self._folder / "digests.json", check)
 
     @contextlib.contextmanager
     def opened(self, description: dict) -> Iterator[None]:
@@ -226,6 +239,7 @@ class Experiment:
             content = read_description(self._record_file(stage))
             basis = content.pop("basis")
             basis["argv"] = tuple(basis["argv"])
+            content.pop("versions", None)  # of before code was recorded
             return Record(basis=Basis(**basis), **content)
         except (UserError, KeyError, TypeError):
             return None

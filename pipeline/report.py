@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import html
-import json
 import os
 import re
 import shutil
@@ -20,11 +19,13 @@ import jinja2
 import markdown
 import markupsafe
 import numpy as np
-import pandas as pd
 
+from common.description import read_description
+from common.errors import UserError
 from common.files import atomic_path, versions
-from common.video import write_strip
-from generative.loss_over_time import IMAGE_MSE, TABLE_NAME
+from common.tables import read_table
+from common.video import write_poster, write_strip
+from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
 from pipeline.presets import Preset
@@ -65,6 +66,8 @@ class Section:
 
     Attributes:
         answered_by: the stage whose result stands beside the title at the head of the page.
+        text: what was asked and done.
+        look_for: how to read what is shown.
         parts: what is shown.
     """
 
@@ -72,6 +75,7 @@ class Section:
     title: str
     answered_by: str
     text: str
+    look_for: str
     parts: tuple[Files, ...]
 
 
@@ -79,6 +83,8 @@ SECTIONS = (
     Section("agent", "The agent", "evaluate", (
         "An agent with a memory learns by trial and error (PPO) to play levels that are generated "
         "anew. It sees frames of 64 x 64 pixels, and its hidden state is what it remembers."), (
+        "Look for a return on unseen levels that rises with that on training levels and stays "
+        "near it, and for episodes in which the agent makes for its goal."), (
         Files("plot_agent", ("agent/**/plot_for_fig.png",),
               "Training curve: the return on levels it trains on and on levels it never saw."),
         Files("render", ("videos/*_strip.png",), "Moments of one episode of the agent that is "
@@ -87,6 +93,8 @@ SECTIONS = (
     Section("simulator", "The simulator", "simulate", (
         "A differentiable copy of the environment, with the agent frozen inside, is trained on "
         "recorded episodes. Once it is good enough, one can ask by gradients what caused what."), (
+        "Look for imagined objects that stay where the truth has them, and for nine futures "
+        "that differ as the forced actions do."), (
         Files("plot_simulator", ("simulator/**/plot.png",), "Training: each term of the loss."),
         Files("train_simulator", ("simulator/**/recons_v_preds/*.mp4",),
               "From left to right: the truth, its reconstruction, and what the simulator imagines "
@@ -102,12 +110,16 @@ SECTIONS = (
         "The loss on held-out episodes against the simulated step, beside three predictors that "
         "any simulator must beat: the last frame, the mean frame, and itself with the actions of "
         "another episode."), (
+        "Look for a curve of the simulator below all others: where it meets one of them, its "
+        "images say no more than that predictor's."), (
         Files("loss_over_time", ("loss_over_time/*plot.png",), "Each kind of loss."),
         Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
               "Above: recorded frames. Below: imagined ones.", 3))),
     Section("hidden", "What the hidden state looks like", "hidden_states", (
         "The hidden states of all recorded steps, seen along their principal and independent "
         "components, and as a map in which neighbours stay neighbours (t-SNE)."), (
+        "Look for colours that form regions: there the hidden state tells values, actions or "
+        "situations apart, and mixed colours mean that it does not."), (
         Files("plot_hidden_states", ("analysis/hx_plots/variance_explained.png",),
               "How many components hold how much of the variance."),
         Files("plot_hidden_states", tuple(f"analysis/hx_plots/{name}.png" for name in (
@@ -119,6 +131,8 @@ SECTIONS = (
         "Gradients through the simulator say which pixels, had they been different, would have "
         "raised a number that is read off the agent some steps later: its value, the chance of "
         "its action, a direction of its hidden state. Blue raises, red lowers."), (
+        "Look for colour on what matters in the game, such as obstacles and rewards, and for "
+        "rows that differ: each should show what its own function depends on."), (
         Files("saliency", ("report/saliency_*.png",), "From top to bottom: what the agent sees, "
               "then the saliency of its value, of its action and of one direction.",
               STRIP_SAMPLES),
@@ -131,6 +145,8 @@ SECTIONS = (
         "The same maps of the simulated environment's states, of behaviours (clusters of what "
         "agent and environment do together), of the vectors from which simulations start, and of "
         "how the components of the hidden state depend on earlier states."), (
+        "Look for behaviours of many samples in which few actions prevail, and for regions of "
+        "one colour in the maps."), (
         Files("plot_env_states", ("analysis/env_plots/tsne_value.png",
                                   "analysis/env_plots/tsne_cluster.png"),
               "States of the simulated environment (t-SNE)."),
@@ -145,6 +161,8 @@ SECTIONS = (
     Section("causes", "What causes what", "consistency", (
         "Correlation says what goes together; gradients through the simulator say what brings "
         "about what. An influence is claimed where both agree, sample by sample, beyond chance."), (
+        "Look for pairs that are strong in both pictures with the same sign; what is strong "
+        "in the correlations alone may have a common cause."), (
         Files("correlations", ("analysis/cross_corr_and_causation_plots/xcorr_all.png",
                                "analysis/cross_corr_and_causation_plots/xcaus_all.png"),
               "Cross-correlation of the components some steps apart, and cross-causation."),
@@ -159,6 +177,8 @@ SECTIONS = (
         "The agent plays the same unseen levels with and without a direction of its hidden state. "
         "An effect is claimed only if it is clear in itself and larger than those of random "
         "directions of equal size."), (
+        "Look for intervals that leave out zero and lie beyond the grey of the random "
+        "directions."), (
         Files("interventions", ("analysis/interventions/effects.png",),
               "Effects with their 95 % intervals; grey: random directions."),
         Files("interventions", ("analysis/interventions/effects.md",),
@@ -166,6 +186,8 @@ SECTIONS = (
     Section("panel", "The interpretability panel", "panel", (
         "Scrub through simulated rollouts while seeing what the agent sees, what its hidden state "
         "does and what caused it."), (
+        "Look for steps at which a component moves, and for what the saliency marks at the "
+        "steps before."), (
         Files("panel", ("analysis/panel/index.html",), "It opens in the browser, from disk."),)),
 )
 
@@ -178,11 +200,13 @@ class Medium:
         kind: picture, film or link.
         source: its address, as seen from the page.
         name: of the file, or of the document.
+        poster: address of the picture that stands for a film until it plays; "" if there is none.
     """
 
     kind: str
     source: str
     name: str
+    poster: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,7 +313,18 @@ def _medium(output: Path, path: Path) -> Medium:
         name = path.parent.name if path.stem == "index" else path.stem
         return Medium(kind, quote(_page_of(output, path)), name.replace("_", " "))
     name = path.parent.name if path.name == PAGE_NAME else path.name
-    return Medium(kind, quote(os.path.relpath(path, output / REPORT)), name)
+    poster = _poster(output, path) if kind == "film" else ""
+    return Medium(kind, quote(os.path.relpath(path, output / REPORT)), name, poster)
+
+
+def _poster(output: Path, film: Path) -> str:
+    """The address of a new picture of a film; "" if the film is damaged."""
+    poster = Path("posters") / film.relative_to(output).with_suffix(".jpg")
+    try:
+        write_poster(output / REPORT / poster, film)
+    except UserError:
+        return ""
+    return quote(str(poster))
 
 
 def _documents(output: Path, done: set[str]) -> list[Path]:
@@ -342,7 +377,7 @@ def _table(output: Path, section: str, done: set[str]) -> Table | None:
 
 def _loss_table(output: Path) -> Table:
     """The image error of each predictor at the first steps."""
-    table = pd.read_csv(output / "loss_over_time" / TABLE_NAME)
+    table = read_table(output / "loss_over_time" / TABLE_NAME, SHOWN_COLUMNS)
     table = table[(table["kind"] == IMAGE_MSE) & table["step"].between(1, SHOWN_STEPS)]
     means = table.pivot(index="predictor", columns="step", values="mean")
     means = means.reindex(table["predictor"].unique())
@@ -354,7 +389,7 @@ def _loss_table(output: Path) -> Table:
 
 def _effects_table(output: Path) -> Table:
     """What each direction does to each outcome."""
-    table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    table = InterventionsFolder(output / "analysis" / "interventions").effects()
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
              f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",
@@ -374,7 +409,7 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
     files = SaliencyFolder(output / "samples" / "informed_init")
     for number in files.samples.numbers()[:STRIP_SAMPLES]:
         described = sorted(files.samples.sample_folder(number).glob("saliency_*.json"))
-        names = [json.loads(path.read_text())["function"] for path in described]
+        names = [read_description(path)["function"] for path in described]
         names.sort(key=lambda name: (name != "value", name != "action", name))
         if names:
             rows = [files.samples.sample(number).frames,

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import versions
 from common.signals import STOP_SIGNALS
 from pipeline.child import run_stage
+from pipeline.code_closure import code_of
 from pipeline.records import (
     DONE,
     FAILED,
@@ -67,14 +67,20 @@ class Pipeline:
     Args:
         stages: all of them.
         chosen: names of those that were asked for.
+        hyperparams: contents of the YAML files of parameters that the stages were made from;
+            their scripts get the same.
         force: make these anew, whatever their records say.
+        check_contents: read every file, even if size and time of change are as they were.
     """
 
     def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: Places,
-                 chosen: set[str], force: bool):
+                 chosen: set[str], hyperparams: dict[Path, dict], force: bool = False,
+                 check_contents: bool = False):
         self.experiment, self.stages, self._places = experiment, stages, places
-        self._chosen, self._force = chosen, force
-        self._digests = experiment.digests()
+        self._chosen, self._force, self._hyperparams = chosen, force, hyperparams
+        self._digests = experiment.digests(check_contents)
+        # As it is now: the process that stages are forked from imports it when the first begins.
+        self._code = code_of({stage.script for stage in stages})
 
     def plan(self) -> Iterator[tuple[Stage, Decision]]:
         """What would be done, without doing it.
@@ -115,6 +121,47 @@ class Pipeline:
             if status:
                 return
         self._digests.save()
+
+    def accept(self) -> Iterator[str]:
+        """Record that the chosen stages are valid as they are, without running them.
+
+        A stage that was interrupted goes on when it is run next, in spite of what has changed.
+
+        Yields:
+            A sentence a stage.
+
+        Raises:
+            UserError: if one has not been run or lacks an output; then none is accepted.
+        """
+        accepted, now = [], datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        for stage in self.stages:
+            if stage.name in self._chosen:
+                decision = self.decide(stage)
+                accepted.append((stage, decision, self._accepted(stage, decision, now)))
+        for stage, decision, record in accepted:
+            if decision.action == RUN:
+                self.experiment.save(stage.name, record)
+                what = "is valid now" if record.status == DONE else "can go on now"
+                yield f"{stage.name} {what}, although {decision.why}"
+            else:
+                yield f"{stage.name} needs no --accept: {decision.why}"
+        self._digests.save()
+
+    def _accepted(self, stage: Stage, decision: Decision, now: str) -> Record:
+        """The record of a stage as if it had been made of what is there now."""
+        record = self.experiment.record(stage.name)
+        if record is None:
+            raise UserError(f"{stage.name} cannot be accepted: {NOT_RUN}")
+        folder = self.experiment.path
+        lacking = next((name for name in record.outputs if not (folder / name).is_file()), None)
+        if record.status == DONE:
+            lacking = lacking or _unmatched(folder, stage.outputs)
+        if lacking:
+            raise UserError(f"{stage.name} cannot be accepted: its output {lacking} is missing")
+        record = dataclasses.replace(
+            record, key=decision.basis.key, basis=decision.basis,
+            why=f"{record.why}; accepted on {now} although {decision.why}")
+        return self._with_outputs(stage, record) if record.status == DONE else record
 
     def decide(self, stage: Stage) -> Decision:
         """Compare the record of a stage with what it would be made of now.
@@ -165,7 +212,9 @@ class Pipeline:
                           for path in find(self.experiment.path, patterns))
         for name, path in self._places.files(stage.files):
             inputs[name] = self._digests.of(path)
-        return Basis(stage.script, stage.argv, stage.parameters, inputs)
+        code = self._code[stage.script]
+        return Basis(stage.script, stage.argv, stage.parameters, inputs, code.modules,
+                     code.versions)
 
     def _run(self, stage: Stage, decision: Decision) -> int:
         """Run or continue a stage, with its record before and after; returns its status."""
@@ -179,8 +228,7 @@ class Pipeline:
             _remove(experiment.path, stage.clears or stage.outputs)
         log = experiment.log_name(self.stages.index(stage) + 1, stage.name)
         record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None, log,
-                        datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S"), decision.why,
-                        versions())
+                        datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S"), decision.why)
         experiment.save(stage.name, record)
         verb = "continues" if decision.action == CONTINUE else "runs"
         print(f"\n{stage.name}: {verb}, because {decision.why}", flush=True)
@@ -224,7 +272,7 @@ class Pipeline:
         context.set_forkserver_preload(sorted({stage.script for stage in self.stages
                                                if stage.name in self._chosen}))
         process = context.Process(target=run_stage, args=(self.experiment.path, module, argv,
-                                                          log_file))
+                                                          log_file, self._hyperparams))
         with open(log_file, "rb") as log, _passing_signals_to(process) as received:
             log.seek(0, os.SEEK_END)
             process.start()

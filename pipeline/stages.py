@@ -1,28 +1,30 @@
-"""The stages of the experiment, in order: which script, what it reads and writes, what it hangs on.
+"""The stages of the experiment, in order: which script, what it reads and writes, its parameters.
 
 Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
-file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained.
+file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained, and
+``{page}`` the page of the panel as it was built.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
+from analysis.panel_export.files import built_page
 from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
 from common.config import load_agent_config
+from common.description import read_description
 from common.errors import UserError
+from common.files import read_array
 from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
@@ -36,7 +38,7 @@ from interventions.files import InterventionsFolder
 from pipeline.presets import ROOT, Preset
 from pipeline.records import find
 
-OUTPUT, AGENT, SIMULATOR = "{output}", "{agent}", "{simulator}"
+OUTPUT, AGENT, SIMULATOR, PAGE = "{output}", "{agent}", "{simulator}", "{page}"
 SAMPLES = f"{OUTPUT}/samples/informed_init"
 
 
@@ -86,7 +88,7 @@ class Stage:
             matched by a file at least.
         result: the outcome in a few words, from the output folder.
         needs: patterns of what it reads of what earlier stages have written, by stage.
-        files: other files that it reads: AGENT, SIMULATOR.
+        files: other files that it reads: AGENT, SIMULATOR, PAGE.
         parameters: those that it depends on beyond its flags, by dotted name.
         clears: patterns of what is deleted before it runs anew, if not ``outputs``.
         continued: how it goes on when it was interrupted.
@@ -117,7 +119,7 @@ class Places:
     def sources(self, files: Sequence[str]) -> list[str]:
         """The stages that make files."""
         given = {AGENT: self._preset.agent_file, SIMULATOR: self._preset.model_file}
-        return [MADE_BY[file] for file in files if given[file] is None]
+        return [MADE_BY[file] for file in files if file in given and given[file] is None]
 
     def fill_in(self, argv: Sequence[str]) -> list[str]:
         """Flags as the script gets them; what is not there yet stays as it is."""
@@ -137,6 +139,11 @@ class Places:
         """
         found = []
         for name in names:
+            if name == PAGE:
+                page = built_page()
+                found += [(f"{name}, {path.relative_to(page)}", path)
+                          for path in find(page, ["**/*"])]
+                continue
             path = self._agent() if name == AGENT else self._simulator()
             if path is None or not path.is_file():
                 made_by = " ".join(self.sources([name]))
@@ -439,8 +446,8 @@ class _Builder:
              "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
             ("analysis/panel/**/*.*",), _number("analysis/panel/data/pictures_*.js", "samples"),
             needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
-            parameters=self._of("analysis.agent_h.num_episodes"), clears=("analysis/panel",),
-            continued=anew)]
+            files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
+            clears=("analysis/panel",), continued=anew)]
 
 
 def _given(flag: str, value: object | None) -> tuple[str, ...]:
@@ -467,7 +474,7 @@ def _return_on_unseen_levels(output: Path) -> str:
 
 
 def _success_rate(output: Path) -> str:
-    found = json.loads((output / "evaluation.json").read_text())
+    found = read_description(output / "evaluation.json")
     return f"{100 * found['success_rate']:.1f} % of levels solved"
 
 
@@ -484,7 +491,7 @@ def _held_out_loss(output: Path) -> str:
 def _beaten(output: Path) -> str:
     from generative.loss_over_time import SETTINGS_NAME
 
-    compared = json.loads((output / "loss_over_time" / SETTINGS_NAME).read_text())["comparisons"]
+    compared = read_description(output / "loss_over_time" / SETTINGS_NAME)["comparisons"]
     steps = compared[0]["steps"]
     better = [each["better"] for each in compared]
     if min(better) == len(steps):
@@ -495,13 +502,13 @@ def _beaten(output: Path) -> str:
 
 def _variance(output: Path) -> str:
     (file,) = (output / "analysis" / "hx_analysis_precomp").glob("pc_loading_variances_*.npy")
-    variances = np.load(file)
+    variances = read_array(file)
     enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
     return f"{enough} components hold 95 % of the variance"
 
 
 def _claimed(output: Path) -> str:
-    table = pd.read_csv(InterventionsFolder(output / "analysis" / "interventions").effects_file)
+    table = InterventionsFolder(output / "analysis" / "interventions").effects()
     directions = table[~table["control"]]
     return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
 
@@ -509,7 +516,7 @@ def _claimed(output: Path) -> str:
 def _clusters(folder: str) -> Callable[[Path], str]:
     def count(output: Path) -> str:
         (file,) = (output / folder).glob("cluster_means_*.npy")
-        return f"{len(np.load(file))} clusters"
+        return f"{len(read_array(file))} clusters"
     return count
 
 

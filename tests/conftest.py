@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import socket
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +195,23 @@ def assert_same(a, b):
             assert_same(x, y)
     else:
         assert a == b
+
+
+@contextlib.contextmanager
+def at_work_in(folder: Path) -> Iterator[str]:
+    """Another process that has locked a folder, as the words that name it; killed at the end."""
+    code = ("import sys, pathlib, common.locks as locks\n"
+            "lock = locks.FolderLock(pathlib.Path(sys.argv[1]))\n"
+            "print('locked', flush=True)\n"
+            "sys.stdin.read()")
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT, text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        yield f"process {process.pid} on {socket.gethostname()} is at work in {folder}"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition, process, seconds=120):

@@ -23,10 +23,12 @@ import render
 import saliency_experiments
 import train
 import train_gen_model
+from analysis import causal_stories
 from common.config import AgentConfig, load_agent_config
 from common.devices import bfloat16_features, resolve_compute
-from common.errors import UserError
+from common.errors import UserError, script_main
 from common.rollout_files import RolloutFolder
+from generative import export
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import read_simulator_flags
 
@@ -129,12 +131,18 @@ def refused(main, argv, capsys):
     (["--param_name", "hard_rec"], "did you mean 'hard-rec'"),
     (["--distribution_mode", "hrad"], "did you mean 'hard'"),
     (["--distribution_mode", "memory"], "coinrun has no distribution mode 'memory'"),
-    (["--num_levels", "-1"], "must not be negative"),
-    (["--start_level", "-1"], "must not be negative"),
-    (["--num_timesteps", "0"], "--num_timesteps must be at least 1"),
-    (["--num_checkpoints", "-2"], "--num_checkpoints must be at least 1"),
-    (["--val_interval", "0"], "--val_interval must be at least 1"),
-    (["--num_threads", "-1"], "threads must not be negative"),
+    (["--num_levels", "-1"], "--num_levels: must lie between 0 and"),
+    (["--start_level", "-1"], "--start_level: must lie between 0 and"),
+    (["--num_timesteps", "0"], "--num_timesteps: must lie between 1 and"),
+    (["--num_timesteps", "9" * 400], f"not {'9' * 20}... (400 characters)"),
+    (["--num_checkpoints", "-2"], "--num_checkpoints: must lie between 1 and"),
+    (["--val_interval", "0"], "--val_interval: must lie between 1 and"),
+    (["--num_threads", "-1"], "--num_threads: must lie between 0 and"),
+    (["--num_threads", "3000000000"], "--num_threads: must lie between 0 and 512"),
+    (["--log_level", "²"], "unknown --log_level '²'"),
+    (["--exp_name", "../../x"], "--exp_name: must be the name of a folder, not '../../x'"),
+    (["--exp_name", "/tmp/x"], "--exp_name: must be the name of a folder"),
+    (["--exp_name", ""], "--exp_name: must be the name of a folder"),
     (["--seed", "-1"], "--seed: must lie between 0 and"),
     (["--start_level", "3"], "start_level needs num_levels"),
     (["--start_level", "9", "--num_levels", str(2**31 - 9)], "must not exceed"),
@@ -149,6 +157,64 @@ def test_training_refuses_bad_input_and_writes_nothing(argv, words, tmp_path, ca
                                    tmp_path, *argv], capsys)
     assert words in message
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(("main", "argv", "words"), [
+    (evaluate.main, ["--num_envs", "100000000"], "--num_envs: must lie between 1 and 4096"),
+    (render.main, ["--tps", "1000000000000"], "--tps: must lie between 1 and 1000"),
+    (render.main, ["--exp_name", "a/../../b"], "--exp_name: must be the name of a folder"),
+    (train_gen_model.main, ["--gen_mod_exp_name", ".."], "must be the name of a folder"),
+    (train_gen_model.main, ["--max_batches", "-1"], "--max_batches: must lie between 0 and"),
+    (evaluate.main, ["--output", ROOT], "--output: must be a file to write"),
+    (export.main, ["--output", ROOT], "--output: must be a file to write"),
+    (causal_stories.main, ["--behaviour_names", "0=a", "0=b"],
+     "--behaviour_names gives two names to one behaviour"),
+    (saliency_experiments.main, ["--agent_file", "a", "--model_file", "m", "--sample_ids", "0",
+                                 "to", "999999999999"], "sample_ids is a range of more than")])
+def test_numbers_and_names_out_of_range_are_refused_before_work_begins(main, argv, words, capsys):
+    assert words in refused(main, ["--model_file", "nowhere.pth", *argv]
+                            if main in (evaluate.main, render.main) else argv, capsys)
+
+
+@pytest.mark.parametrize("error", [
+    MemoryError(), MemoryError("Unable to allocate 3.00 TiB"),
+    pytest.param(lambda: torch.empty(2**58, dtype=torch.uint8), id="torch")])
+def test_too_little_memory_is_one_sentence(error, capsys):
+    @script_main
+    def main(argv=None):
+        if callable(error):
+            error()
+        raise error
+
+    assert "there is not enough memory" in refused(main, [], capsys)
+
+
+PRINTS = """
+import os, sys
+from common.errors import script_main
+
+@script_main
+def main(argv=None):
+    with open(sys.argv[1], "w") as file:
+        os.write(2, b"a library's noise")
+        print("a warning", file=sys.stderr)
+        sys.stderr.isatty()
+        print("a result")
+        file.write("figures")
+
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", ">&- 2>&-"])
+def test_what_is_printed_to_a_closed_stream_goes_nowhere(redirection, tmp_path):
+    """Not to a file that is opened later and gets the stream's number, nor to the other stream."""
+    done = subprocess.run(["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c",
+                           PRINTS, tmp_path / "log.csv"], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert done.stdout == ("a result\n" if redirection == "2>&-" else "")
+    assert (tmp_path / "log.csv").read_text() == "figures"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -227,7 +293,7 @@ def test_counts_must_be_positive(agent_path, tmp_path, capsys):
     for main, flag in ((record.main, "--num_episodes"), (render.main, "--num_eps"),
                        (render.main, "--tps"), (evaluate.main, "--num_envs")):
         message = refused(main, ["--model_file", agent_path, flag, "-3"], capsys)
-        assert f"{flag}: must be at least 1, not -3" in message
+        assert f"{flag}: must lie between 1 and" in message and message.endswith("not -3")
 
 
 def test_seeds_that_no_generator_takes_leave_nothing_behind(agent_path, tmp_path, capsys):
@@ -289,7 +355,8 @@ def test_full_disk_while_recording_loses_and_leaves_nothing(recording, agent_pat
     argv = [*record_arguments(agent_path, tmp_path, 12), "--no_videos"]
     result = limited(["record.py", *argv], 800)
     assert result.returncode == 2, result.stderr
-    assert "cannot read or write" in result.stderr.splitlines()[-1]
+    assert re.search(r"cannot read or write \(.*/data/episode_\d+\): .*it needs \d+\.\d+ MB, and "
+                     r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*partial*"))
     assert record.main(argv) == 0
@@ -302,7 +369,8 @@ def test_full_disk_while_training_keeps_the_last_checkpoint(tmp_path):
             "--logdir", tmp_path]
     result = limited(argv, 200)
     assert result.returncode == 2, result.stderr
-    assert "cannot read or write" in result.stderr.splitlines()[-1]
+    assert re.search(r"cannot read or write \(.*/resume\.pth\): .*it needs \d+\.\d+ MB, and "
+                     r"\d+\.\d+ MB are free", result.stderr.splitlines()[-1])
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.rglob("*.pth"))
 

@@ -11,15 +11,16 @@ import pytest
 import torch
 from conftest import GOLDEN, write_recording
 
+from analysis.hidden_states.recorded import recorded_steps
 from common.errors import UserError
-from common.rollout_files import RolloutFolder
+from common.rollout_files import RolloutFolder, RolloutWriter
 from generative.dataset import RolloutDataset
 
 DATA = GOLDEN / "dataset" / "data"
 FIRST_ROWS = [0, 12, 19, 39, 44, 47]  # of the six episodes; 77 rows in all
 STRADDLING = [row for end in FIRST_ROWS[1:] for row in range(end - 3, end)]
 FIELDS = {"actions": "action", "rewards": "reward", "values": "value", "terminals": "terminal",
-          "log_probs": "act_log_probs", "hidden_states": "hx"}
+          "hidden_states": "hx"}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_types_are_those_the_simulator_takes(dataset):
     assert window.frames.dtype == torch.uint8 and window.frames.shape == (8, 3, 64, 64)
     assert window.actions.dtype == torch.int64
     assert window.hidden_states.shape == (9, 64)
-    for name in ("rewards", "values", "terminals", "log_probs", "hidden_states"):
+    for name in ("rewards", "values", "terminals", "hidden_states"):
         assert getattr(window, name).dtype == torch.float32, name
 
 
@@ -80,8 +81,6 @@ def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(data
                                                *[0] * gap], rtol=1e-6)
     np.testing.assert_array_equal(window.terminals, [0, 0, *episode.steps["done"][:shown],
                                                      *[1] * gap])
-    np.testing.assert_array_equal(window.log_probs[2:2 + shown], episode.log_probs[:shown])
-    assert not window.log_probs[:2].any() and not window.log_probs[2 + shown:].any()
     states = episode.hidden_states[:7]
     np.testing.assert_array_equal(window.hidden_states[2:2 + len(states)], states)
     assert not window.hidden_states[:2].any()
@@ -152,7 +151,7 @@ def test_our_own_recordings_are_read_like_published_ones(tmp_path):
     window = RolloutDataset(tmp_path / "data", 2, 4)[11]  # row 1 of episode 1
     np.testing.assert_array_equal(window.frames, episodes[1].frames[1:6])
     np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
-    np.testing.assert_array_equal(window.log_probs, episodes[1].log_probs[1:6])
+    np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
     np.testing.assert_array_equal(window.actions, episodes[1].steps["action"][1:6])
 
 
@@ -212,6 +211,19 @@ DAMAGE = {
                     f"{CSV} is damaged: the column reward"),
     "hole in csv": (lambda d: edit_csv(d / CSV, set_value("value", 3, np.nan)),
                     f"{CSV} is damaged: the column value"),
+    "fractional action": (lambda d: edit_csv(d / CSV, set_value("action", 4, 2.5)),
+                          f"{CSV} is damaged: the column action holds .* no whole number"),
+    "huge reward": (lambda d: edit_csv(d / CSV, set_value("reward", 4, 1e300)),
+                    f"{CSV} is damaged: the column reward holds .* too large"),
+    "doubled column": (lambda d: (d / CSV).write_text(
+        "action" + (d / CSV).read_text()),
+        f"{CSV} is damaged: it has 2 columns 'action'"),
+    "fractional step": (lambda d: edit_csv(d / "idx_to_episode.csv",
+                                           set_value("global_step", 4, 4.5)),
+                        "idx_to_episode.csv is damaged: the column global_step"),
+    "a cell too many": (lambda d: (d / CSV).write_text(
+        (d / CSV).read_text().replace("\n3,", "\n3,7,")),
+        f"{CSV} is damaged: a row has more cells"),
     "missing column": (lambda d: edit_csv(d / CSV, lambda t: t.pop("action")),
                        f"{CSV} is damaged.*action"),
     "missing row": (lambda d: edit_csv(d / CSV, lambda t: t.drop(index=5, inplace=True)),
@@ -225,7 +237,7 @@ DAMAGE = {
     "cut frames": (lambda d: os.truncate(d / "episode_00002" / "ob.npy", 5000),
                    "episode_00002/ob.npy is damaged"),
     "no array": (lambda d: (d / "episode_00002" / "hx.npy").write_text("x" * 200),
-                 "episode_00002/hx.npy is truncated or not an array"),
+                 "episode_00002/hx.npy is damaged: it is truncated or not a numpy array"),
     "float frames": (lambda d: edit_array(d / "episode_00002" / "ob.npy",
                                           lambda a: a.astype(np.float32)),
                      "episode_00002/ob.npy holds float32"),
@@ -252,17 +264,58 @@ def test_damaged_data_is_refused_when_it_is_opened_naming_the_file(copy, name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("array", ["hx", "lp"])
-def test_nan_is_refused_when_it_is_read(copy, array):
-    def put_nan(values):
-        values[4, 3] = np.nan
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_states_that_are_no_numbers_are_refused_when_they_are_read(copy, value):
+    def put(values):
+        values[4, 3] = value
         return values
 
-    edit_array(copy / "episode_00002" / f"{array}.npy", put_nan)
+    edit_array(copy / "episode_00002" / "hx.npy", put)
     dataset = RolloutDataset(copy, 3, 6)
     dataset.batch([0, 12])
-    with pytest.raises(UserError, match=f"episode_00002/{array}.npy holds NaN"):
+    with pytest.raises(UserError, match=r"episode_00002/hx\.npy holds NaN or infinity"):
         dataset.batch([0, 20, 12])
+
+
+def test_log_probabilities_are_not_read_for_training(copy, dataset):
+    for path in copy.glob("episode_*/lp.npy"):
+        edit_array(path, lambda a: np.full_like(a, np.nan))
+    damaged = RolloutDataset(copy, 3, 6)
+    assert torch.equal(damaged.batch([20]).frames, dataset.batch([20]).frames)
+    with pytest.raises(UserError, match=r"lp\.npy holds NaN"):
+        recorded_steps(RolloutFolder(copy), 2)
+
+
+def test_done_may_be_text_as_in_published_recordings(copy, dataset):
+    """The published reader takes the spellings of truth; one file may have them all."""
+    for number, (no, yes) in enumerate((("False", "True"), ("0.0", "1.0"), ("0", "True"))):
+        def change(table, no=no, yes=yes):
+            table["done"] = table["done"].map({0.0: no, 1.0: yes})
+        edit_csv(copy / f"data_gen_model_{number:05d}.csv", change)
+    edit_csv(copy / CSV, set_value("done", 3, "0.0"))
+    read = RolloutDataset(copy, 3, 6)
+    everything = range(len(dataset))
+    assert torch.equal(read.batch(everything).terminals, dataset.batch(everything).terminals)
+    edit_csv(copy / CSV, set_value("done", 3, "perhaps"))
+    with pytest.raises(UserError, match=f"{CSV} is damaged: the column done"):
+        RolloutDataset(copy, 3, 6)
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda d: os.truncate(d / "episode_00001" / "lp.npy", 300), r"episode_00001/lp\.npy is dam"),
+    (lambda d: (d / "episode_00001" / "hx.npy").unlink(), r"no file .*episode_00001/hx\.npy"),
+    (lambda d: (d / "data_gen_model_00001.csv").unlink(), "no file .*steps_00001"),
+    (lambda d: os.truncate(d / "data_gen_model_00001.csv", 200), "data_gen_model_00001.csv is dam"),
+    (lambda d: edit_array(d / "episode_00001" / "lp.npy", lambda a: a[:, :14]),
+     "actions of another size"),
+])
+def test_a_recording_whose_episodes_are_damaged_is_not_extended(tmp_path, damage, message):
+    write_recording(tmp_path / "data", lengths=[10, 12, 9])
+    damage(tmp_path / "data")
+    before = (tmp_path / "data" / "idx_to_episode.csv").read_bytes()
+    with pytest.raises(UserError, match=message):
+        RolloutWriter(tmp_path / "data", {"kind": "test"})
+    assert (tmp_path / "data" / "idx_to_episode.csv").read_bytes() == before
 
 
 def test_a_file_that_shrinks_in_use_is_refused(copy):

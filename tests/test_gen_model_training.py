@@ -14,7 +14,16 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, assert_same, colours_of, figures_drawn, start, tiny_policy, wait_for
+from conftest import (
+    FLOAT32,
+    assert_same,
+    at_work_in,
+    colours_of,
+    figures_drawn,
+    start,
+    tiny_policy,
+    wait_for,
+)
 from PIL import Image, ImageDraw
 
 import plot_training_csv
@@ -283,6 +292,32 @@ def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recordin
     assert (tmp_path / "progress.csv").read_text() == rows
 
 
+def test_the_film_that_a_kill_prevented_is_made_when_the_run_goes_on(agent_path, recording,
+                                                                     tmp_path):
+    run = SimulatorTraining(tmp_path / "run", settings_for(agent_path, recording, max_batches=2),
+                            FLOAT32)
+    assert run.train() == 0
+    (film,) = tmp_path.rglob("*.mp4")
+    whole = film.read_bytes()
+    film.unlink()
+    longer = settings_for(agent_path, recording, max_batches=3)
+    assert SimulatorTraining(tmp_path / "run", longer, FLOAT32).train() == 0
+    assert film.read_bytes() == whole
+
+
+def test_simulator_runs_of_one_name_have_folders_of_their_own(agent_path, recording, tmp_path):
+    settings = settings_for(agent_path, recording, max_batches=2)
+    runs = [SimulatorTraining(tmp_path / "run", settings, FLOAT32) for _ in range(2)]
+    assert [run.folder.name for run in runs] == ["run", "run_2"]
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
+        runs[0].train()
+    assert runs[1].train() == 0 and not (tmp_path / "run").exists()
+    runs.clear()
+    with at_work_in(tmp_path / "run_2") as words, pytest.raises(UserError, match=words):
+        SimulatorTraining(tmp_path / "run_2", settings, FLOAT32)
+
+
 def test_a_file_without_the_runs_state_cannot_be_resumed(undisturbed, agent_path, recording,
                                                          tmp_path, capsys):
     folder = tmp_path / "published"
@@ -313,7 +348,7 @@ def test_training_goes_on_from_a_simulator_file(undisturbed, agent_path, recordi
 
 
 def test_training_keeps_the_unused_tensors_of_a_published_file(agent_path, recording, tmp_path):
-    simulator = Simulator(TINY.get(SimulatorConfig), load_agent(agent_path))
+    simulator = Simulator(settings_for(agent_path, recording).simulator, load_agent(agent_path))
     unused = {key: torch.rand(tensor.shape) for key, tensor in published_state(simulator).items()
               if key.startswith("conv_out.") or ".vecobs." in key}
     save_published(tmp_path / "model.pt", simulator, unused)
@@ -349,8 +384,22 @@ def test_export_is_small_and_opens_to_the_same_simulator(undisturbed, agent_path
     states = [simulator.state_dict() for simulator in opened]
     for (name, exact), half in zip(states[0].items(), states[1].values()):
         torch.testing.assert_close(half, exact, rtol=1e-3, atol=1e-6, msg=name)
-    assert export.main(["--model_file", str(source), "--output",
-                        str(source.parent / "model.pt")]) == 2
+    assert export.main(["--model_file", str(source), "--output", str(small)]) == 0  # once more
+
+
+def test_export_overwrites_no_file_of_a_run(undisturbed, agent_path, tmp_path, capsys):
+    other = shutil.copytree(undisturbed, tmp_path / "other")
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    (shipped / "hyperparameters.yml").write_text("seed: 5\n")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    source = checkpoints(undisturbed)[-1]
+    for output, words in ((source.parent / "model.pt", "in the folder of a run"),
+                          (other / source.name, "in the folder of a run"),
+                          (shipped / "model.pt", "beside the hyperparameters.yml of another")):
+        assert export.main(["--model_file", str(source), "--output", str(output)]) == 2
+        assert words in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_checkpoints_are_kept_by_number_and_by_age(tmp_path):
@@ -463,8 +512,8 @@ def test_published_values_are_the_defaults():
     (["--interpreting_params_name", "tinny"], "no parameter set 'tinny'"),
     (["--batch_size", "100000"], "only .* windows to train on"),
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
-    (["--max_batches", "-1"], "--max_batches must not be negative"),
     (["--lr", "nan"], "lr must be above 0"),
+    (["--lr", "inf"], "lr must be above 0"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(

@@ -1,7 +1,10 @@
 """run_pipeline.py: skips what is valid, says why it runs what it runs, survives being killed."""
 
+import dataclasses
 import fcntl
 import html
+import json
+import os
 import re
 import shutil
 import signal
@@ -10,17 +13,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import av
+import numpy as np
 import pandas as pd
 import pytest
-from conftest import start, wait_for
+from conftest import ROOT, start, wait_for
 from output_numbers import numbers
+from PIL import Image
 
 import run_pipeline
 from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
-from pipeline.presets import load_preset
+from pipeline import code_closure, stages
+from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
-from pipeline.report import PAGE_NAME, REPORT
+from pipeline.report import PAGE_NAME, REPORT, SECTIONS
 from pipeline.stages import all_stages
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
@@ -66,6 +73,33 @@ def refused(capsys):
     return run
 
 
+@pytest.fixture
+def change_parameters(monkeypatch):
+    """Lets the pipeline find other parameters in the YAML file when it begins."""
+    def merged(values, changes):
+        return {**values, **{key: merged(values.get(key, {}), value) if isinstance(value, dict)
+                             else value for key, value in changes.items()}}
+
+    def change(**changes):
+        contents = read_hyperparams()
+        sets = contents[HYPERPARAMS / "interpreting_configs.yml"]
+        sets["tiny-whole"] = merged(sets["tiny-whole"], changes)
+        monkeypatch.setattr(run_pipeline, "read_hyperparams", lambda: contents)
+    return change
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of the project's code, which counts as that which the stages run."""
+    for path in ROOT.rglob("*.py"):
+        if not {"tests", "node_modules", ".venv"} & set(path.relative_to(ROOT).parts):
+            copy = tmp_path / "project" / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy, follow_symlinks=False)
+    monkeypatch.setattr(code_closure, "ROOT", tmp_path / "project")
+    return tmp_path / "project"
+
+
 def started(output, stage):
     """A process that has begun to make a stage anew."""
     process = start("run_pipeline.py", *arguments(output, "--only", stage, "--force"))
@@ -103,21 +137,21 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
 
 
 @pytest.mark.parametrize(("changes", "expected"), [
-    ({"analysis.saliency.sigma": 3.0},
+    ({"analysis": {"saliency": {"sigma": 3.0}}},
      dict.fromkeys(("saliency", "saliency_without_env_grads"),
                    "the parameter analysis.saliency.sigma was 5.0 and is 3.0")),
-    ({"analysis.env_h.n_clusters": 2},
+    ({"analysis": {"env_h": {"n_clusters": 2}}},
      {"env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}),
-    ({"record.max_samples": 5},
+    ({"record": {"max_samples": 5}},
      {"simulate": "the parameter record.max_samples was 6 and is 5",
       "simulate_at_random": "the parameter record.max_samples was 6 and is 5"}),
-    ({"gen_model.lr": 0.01},
+    ({"gen_model": {"lr": 0.01}},
      {"train_simulator": "the parameter gen_model.lr was 0.0005 and is 0.01"}),
-    ({"analysis.loss_over_time.num_batches": 3},
+    ({"analysis": {"loss_over_time": {"num_batches": 3}}},
      {"loss_over_time": "the parameter analysis.loss_over_time.num_batches was 2 and is 3"})])
-def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, monkeypatch, changes,
-                                                            expected):
-    monkeypatch.setattr(run_pipeline, "ParameterSet", lambda name: ParameterSet(name, changes))
+def test_a_changed_parameter_invalidates_what_depends_on_it(run, finished, change_parameters,
+                                                            changes, expected):
+    change_parameters(**changes)
     found = planned(run(finished, "--dry_run"))
     direct = {name: why for name, why in found.items() if not why.startswith("it reads what")}
     assert direct == expected
@@ -142,6 +176,97 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     found = planned(run(output, "--from", "train_simulator", "--dry_run"))
     assert found["train_simulator"] == f"the input {changed} has changed"
     assert "evaluate" not in found
+
+
+def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
+    """Though the YAML file says something else by the time that the stage reads it."""
+    change_parameters(analysis={"env_h": {"n_clusters": 2}})
+    assert made(run(output, "--only", "env_states")) == {
+        "env_states": "the parameter analysis.env_h.n_clusters was 3 and is 2"}
+    (means,) = output.glob("analysis/env_analysis_precomp/cluster_means_*.npy")
+    assert len(np.load(means)) == 2
+
+
+def test_changed_code_invalidates_what_runs_it(run, finished, project):
+    module = project / "generative" / "loss_over_time.py"
+    text = module.read_text()
+    _, _, rest = text.removeprefix('"""').partition('"""')
+    module.write_text(f'"""Another description."""{rest}# and a comment')
+    assert not planned(run(finished, "--dry_run"))
+    module.write_text(f"{text}\nADDED = 1\n")
+    assert planned(run(finished, "--dry_run")) == {
+        "loss_over_time": "the module generative.loss_over_time has changed"}
+
+
+def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch, tmp_path):
+    page = shutil.copytree(stages.built_page(), tmp_path / "page")
+    monkeypatch.setattr(stages, "built_page", lambda: page)
+    assert not planned(run(finished, "--dry_run"))
+    with open(page / "index.html", "a") as file:
+        file.write("<!-- more -->")
+    assert planned(run(finished, "--dry_run")) == {
+        "panel": "the input {page}, index.html has changed"}
+
+
+def test_another_version_invalidates_what_depends_on_it(run, finished, monkeypatch):
+    found = code_closure.versions()
+    monkeypatch.setattr(code_closure, "versions", lambda: {**found, "hdbscan": "9"})
+    plan = planned(run(finished, "--dry_run"))
+    reason = f"the version of hdbscan was {found['hdbscan']} and is 9"
+    assert plan["hidden_states"] == plan["env_states"] == plan["bottleneck_vectors"] == reason
+    assert not {"train_agent", "record", "train_simulator", "simulate"} & set(plan)
+
+
+def test_what_was_made_before_code_was_recorded_is_stale_until_it_is_accepted(run, refused, output):
+    file = output / "pipeline" / "stage_evaluate.json"
+    older = json.loads(file.read_text())
+    del older["basis"]["code"]
+    older["versions"] = older["basis"].pop("versions")
+    older["key"] = "of an older kind"
+    file.write_text(json.dumps(older))
+    reason = "it was made before code was recorded"
+    assert planned(run(output, "--dry_run")) == {"evaluate": reason}
+    assert run(output, "--accept", "evaluate") == (
+        f"evaluate is valid now, although {reason}\n")
+    assert not planned(run(output, "--dry_run"))
+    assert Experiment(output).record("evaluate").why.endswith(f" although {reason}")
+    assert run(output, "--accept", "evaluate").startswith("evaluate needs no --accept: valid since")
+
+
+def test_accepted_stages_are_valid_or_go_on_and_lack_nothing(run, refused, output, project):
+    experiment = Experiment(output)
+    stopped = experiment.record("loss_over_time")
+    experiment.save("loss_over_time", dataclasses.replace(stopped, status="stopped", outputs={}))
+    with open(project / "common" / "files.py", "a") as file:
+        file.write("ADDED = 1\n")
+    video = next((output / "videos").glob("*.mp4"))
+    video.rename(output / "elsewhere.mp4")
+    assert (f"render cannot be accepted: its output videos/{video.name} is missing"
+            in refused(output, "--accept", "evaluate", "render"))
+    assert "evaluate" in planned(run(output, "--dry_run"))
+    (output / "elsewhere.mp4").rename(video)
+    said = run(output, "--accept", *NAMES)
+    change = "although the module common.files has changed"
+    assert said.count(f"is valid now, {change}") == len(NAMES) - 1
+    assert f"loss_over_time can go on now, {change}" in said
+    assert planned(run(output, "--dry_run")) == {"loss_over_time": "an earlier run was stopped"}
+    (output / "pipeline" / "stage_evaluate.json").unlink()
+    assert ("evaluate cannot be accepted: it has not been run yet"
+            in refused(output, "--accept", "evaluate"))
+
+
+def test_contents_are_read_again_if_asked(run, output):
+    """A file of the same size and time of change counts as unchanged, as README says."""
+    run(output)  # which remembers all checksums
+    changed = output / "rollouts" / "data" / "episode_00003" / "ob.npy"
+    stat = changed.stat()
+    content = bytearray(changed.read_bytes())
+    content[-100] ^= 1
+    changed.write_bytes(content)
+    os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert not planned(run(output, "--dry_run"))
+    assert "ob.npy is not as it left it" in planned(
+        run(output, "--dry_run", "--check_contents"))["record"]
 
 
 def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, output, finished):
@@ -232,6 +357,8 @@ def test_what_is_needed_must_be_there(refused, tmp_path):
 def test_mistakes_are_one_sentence(refused, tmp_path, finished):
     assert "no stage 'recrod' (did you mean 'record'?)" in refused(tmp_path, "--from", "recrod")
     assert "no preset 'demoo' (did you mean 'demo'?)" in refused(tmp_path, "--preset", "demoo")
+    assert ("no preset 'defaults' (did you mean 'section:defaults'?)"
+            in refused(tmp_path, "--preset", "defaults"))
     assert "there is no file nowhere.pth; see --agent_file" in refused(
         tmp_path, "--agent_file", "nowhere.pth")
     assert "--exp_name is in the names of folders" in refused(tmp_path, "--exp_name", "a/b")
@@ -248,16 +375,21 @@ def test_two_at_a_time_are_refused(refused, output):
 
 
 def test_every_preset_and_set_has_its_stages():
-    for name in ("demo", "full", "tiny", "defaults", "demo"):
+    trained = {"demo": True, "full": True, "tiny": True, "section:demo": False,
+               "section:tiny": False, "section:defaults": False}
+    for name, is_trained in trained.items():
         preset = load_preset(name)
-        stages = all_stages(preset, ParameterSet(preset.parameters), name)
-        names = [stage.name for stage in stages]
+        assert (preset.agent_training is not None) == is_trained
+        if not is_trained:
+            assert preset.parameters == name.removeprefix("section:")
+        found = all_stages(preset, ParameterSet(preset.parameters), name)
+        names = [stage.name for stage in found]
         assert len(set(names)) == len(names)
-        for number, stage in enumerate(stages):
+        for number, stage in enumerate(found):
             assert set(stage.needs) <= set(names[:number]), stage.name
             flags = __import__(stage.script, fromlist=["parser"]).parser()
             flags.parse_args(list(stage.argv))
-        assert ("train_agent" in names) == (preset.agent_training is not None)
+        assert ("train_agent" in names) == is_trained
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
@@ -266,7 +398,7 @@ def test_every_preset_and_set_has_its_stages():
 # The report
 
 def addresses(page):
-    return [html.unescape(each) for each in re.findall(r'(?:src|href)="([^"]+)"', page)]
+    return [html.unescape(each) for each in re.findall(r'(?:src|href|poster)="([^"]+)"', page)]
 
 
 def test_every_link_of_the_report_resolves(finished):
@@ -309,12 +441,80 @@ def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):
         assert address.startswith("#") or (output / REPORT / unquote(address)).is_file(), address
 
 
+def read_only(folder, pattern):
+    """The table in the one file that matches."""
+    (file,) = folder.glob(pattern)
+    return pd.read_csv(file)
+
+
 def test_report_has_the_numbers_of_the_stages(finished):
+    """As one counts them in the files, or as they were asked for."""
+    rollouts = [len(np.load(file)) for file in finished.glob("rollouts/data/episode_*/lp.npy")]
+    (variances,) = finished.glob("analysis/hx_analysis_precomp/pc_loading_variances_*.npy")
+    shares = np.load(variances) / np.load(variances).sum()
+    enough = next(number for number in range(1, 65) if shares[:number].sum() >= 0.95)
+    losses = read_only(finished, "loss_over_time/loss_over_time.csv").query("kind == 'image_mse'")
+    losses = losses.pivot(index="step", columns="predictor", values="mean").loc[2:]
+    better = [int((losses["simulator"] < losses[name]).sum())
+              for name in ("shuffled_actions", "last_frame", "mean_frame")]
+    influences = read_only(finished, "analysis/dyn_grad_comparison_data/agreement.csv")
+    effects = read_only(finished, "analysis/interventions/effects.csv")
+    effects = effects[effects["control"] == False]  # noqa: E712
+    unseen = read_only(finished, "agent/**/log.csv")["val_mean_episode_rewards"].iloc[-1]
+    held_out = read_only(finished, "simulator/**/progress.csv")["held_out_loss"].iloc[-1]
+    solved = json.loads((finished / "evaluation.json").read_text())["success_rate"]
+    expected = {
+        "train_agent": f"return {unseen:.2f} on unseen levels",
+        "evaluate": f"{100 * solved:.1f} % of levels solved",
+        "render": "2 videos",
+        "record": f"12 episodes, {sum(rollouts)} frames",
+        "train_simulator": f"held-out loss {held_out:.4g}",
+        "simulate": "6 samples", "simulate_at_random": "6 samples",
+        "simulate_actions": "9 samples",
+        "loss_over_time": "beats 3 predictors at {}, {}, {} of {} steps".format(
+            *better, len(losses)),
+        "hidden_states": f"{enough} components hold 95 % of the variance",
+        "env_states": "3 clusters",
+        "saliency": "36 saliency maps", "saliency_without_env_grads": "36 saliency maps",
+        "consistency": f"{sum(influences['claimed'])} of {len(influences)} influences are claimed",
+        "interventions": f"{sum(effects['claimed'])} of {len(effects)} effects are claimed",
+        "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
-    for stage in STAGES:
-        assert html.escape(stage.result(finished)) in page, stage.name
-        assert Experiment(finished).record(stage.name).result == stage.result(finished)
+    table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
+                       r'"number">[^<]*</td>){2}\s*<td>(.*?)</td>', page)
+    assert [name for name, _ in table] == NAMES
+    assert {name: result for name, result in table if name in expected} == expected
     assert len(find(finished, ["report/saliency_*.png"])) == 3
+
+
+def test_every_film_of_the_report_has_one_of_its_frames_as_its_poster(finished):
+    page = (finished / REPORT / PAGE_NAME).read_text()
+    films = [[finished / REPORT / unquote(html.unescape(address)) for address in found]
+             for found in re.findall('<video src="([^"]*)" poster="([^"]*)"', page)]
+    assert len(films) == page.count("<video ") > 10
+    for film, poster in films:
+        with av.open(str(film)) as container:
+            frames = np.stack([frame.to_ndarray(format="rgb24")[::4, ::4]
+                               for frame in container.decode(video=0)]).astype(float)
+        picture = np.asarray(Image.open(poster))[::4, ::4]
+        assert picture.std() > 5, f"{poster} is one plain colour"
+        distances = np.abs(frames - picture).mean(axis=(1, 2, 3))
+        assert distances.min() < 6 and np.abs(frames[0] - frames).max() > 0
+
+
+def test_a_damaged_film_has_no_poster(run, output):
+    film = next(output.glob("samples/informed_init/videos/*.mp4"))
+    film.write_bytes(b"damaged")
+    run(output, "--only", "evaluate")
+    page = (output / REPORT / PAGE_NAME).read_text()
+    assert f'{film.name}" controls' in page and 'poster=""' not in page
+
+
+def test_every_section_says_what_to_look_for(finished):
+    page = (finished / REPORT / PAGE_NAME).read_text()
+    for section in SECTIONS:
+        part = page.partition(f'<section id="{section.anchor}">')[2].partition("<figure>")[0]
+        assert re.search('<p class="look">Look for .*[.]</p>', part), section.anchor
 
 
 def test_report_begins_with_the_answers(finished):

@@ -1,24 +1,29 @@
 """record.py: what it writes is what happened, and a kill loses nothing that was finished."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import av
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments
+from conftest import FLOAT32, ROOT, at_work_in, record_arguments
 
 import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
 from common.agent_file import load_agent
 from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
-from common.rollout_files import STEP_COLUMNS, RolloutFolder
+from common.errors import UserError
+from common.files import remove_folder
+from common.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.video import mark_action
 
 EPISODES = range(12)
@@ -238,6 +243,68 @@ def test_other_data_are_not_touched_unless_told(folder, agent_path, tmp_path, ca
     assert_same(contents(tmp_path / "data"), before)
     assert record.main([*other, "--overwrite"]) == 0
     assert RolloutFolder(tmp_path / "data").index()["episode"].max() == 1
+
+
+def test_two_recordings_are_not_made_in_one_folder(agent_path, tmp_path, capsys):
+    argv = record_arguments(agent_path, tmp_path, 1)
+    (tmp_path / "data").mkdir()
+    with at_work_in(tmp_path / "data") as words:
+        for more in ([], ["--overwrite"]):
+            assert record.main([*argv, *more]) == 2
+            assert words in capsys.readouterr().err
+    assert record.main(argv) == 0  # the lock of a killed process is gone with it
+    assert not list((tmp_path / "data").glob(".*"))
+
+
+def test_overwrite_deletes_nothing_but_a_recording(folder, agent_path, tmp_path, capsys):
+    data = shutil.copytree(folder.path, tmp_path / "data")
+    argv = [*record_arguments(agent_path, tmp_path, 1), "--overwrite"]
+    (data / "episode_00003" / "thesis.txt").write_text("precious")
+    before = contents(data)
+    assert record.main(argv) == 2
+    assert "thesis.txt is no part of a recording" in capsys.readouterr().err
+    assert_same(contents(data), before)
+    (data / "episode_00003" / "thesis.txt").unlink()
+    elsewhere = data.rename(tmp_path / "elsewhere")
+    data.symlink_to(elsewhere)
+    assert record.main(argv) == 2
+    assert "data is a link" in capsys.readouterr().err and len(contents(elsewhere)) > 12
+
+
+def test_a_folder_is_deleted_whole_or_not_at_all():
+    """As a user who may not delete what lies in one of its folders."""
+    root = Path(tempfile.mkdtemp())
+    try:
+        for name in ("a", "b", "c"):
+            (root / "data" / name).mkdir(parents=True)
+            (root / "data" / name / "ob.npy").write_text("frames")
+        nobody = 65534
+        for path in (root, *root.rglob("*")):
+            if os.geteuid() == 0:
+                os.chown(path, nobody, nobody)
+        (root / "data" / "b").chmod(0o500)
+        if os.geteuid() == 0:
+            os.seteuid(nobody)
+        try:
+            with pytest.raises(PermissionError):
+                remove_folder(root / "data")
+        finally:
+            os.seteuid(os.getuid())
+        assert len(list(root.rglob("ob.npy"))) == 3
+        (root / "data" / "b").chmod(0o700)
+        remove_folder(root / "data")
+        assert not list(root.iterdir())
+    finally:
+        shutil.rmtree(root)
+
+
+def test_a_recording_whose_folder_is_deleted_stops(folder, tmp_path):
+    writer, episode = RolloutWriter(tmp_path / "data", {"kind": "test"}), folder.episode(0)
+    writer.add(0, episode)
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
+        writer.add(1, episode)
+    assert not (tmp_path / "data").exists()
 
 
 def test_description_says_what_made_the_data(folder, agent_path):

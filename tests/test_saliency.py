@@ -328,6 +328,11 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
     assert smooth[10, 12] / smooth[11, 12] == pytest.approx(np.exp(1 / 2 / 1.5**2), rel=1e-4)
     assert smooth[10, 12] / smooth[10, 14] == pytest.approx(np.exp(4 / 2 / 1.5**2), rel=1e-4)
     np.testing.assert_allclose(saliency_maps(np.ones_like(gradients), 5, 5.0), 3, rtol=1e-5)
+    border = np.zeros_like(gradients)
+    border[0, 0, 1, 12] = 1  # beyond the border row 1 is there once more, row 0 is not
+    (smooth,) = saliency_maps(border, 5, 1.5)
+    expected = 2 * np.exp(-1 / 2 / 1.5**2) / (1 + np.exp(-4 / 2 / 1.5**2))
+    assert smooth[0, 12] / smooth[1, 12] == pytest.approx(expected, rel=1e-4)
 
 
 # Files

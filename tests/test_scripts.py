@@ -81,6 +81,18 @@ def test_scripts_start_from_anywhere(script, folders_named_like_rooms):
         assert process.returncode == 0 and "usage:" in output, (name, errors)
 
 
+def test_an_unknown_matplotlib_backend_does_no_harm():
+    environment = {**os.environ, "MPLBACKEND": "module_of_another_notebook"}
+    processes = {script: subprocess.Popen([sys.executable, script, "--help"], cwd=ROOT, text=True,
+                                          env=environment, stdout=subprocess.PIPE,
+                                          stderr=subprocess.PIPE)
+                 for script in ("plot_training_csv.py", "loss_over_time_experiment.py",
+                                "analysis/hidden_analysis_plotting.py")}
+    for script, process in processes.items():
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 0 and "usage:" in output, (script, errors)
+
+
 def test_output_folders_that_bear_the_name_of_a_room_do_no_harm(tmp_path):
     """``analysis/interventions/`` stands beside the scripts of ``analysis/``, and comes first on
     their import path."""

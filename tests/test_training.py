@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -25,6 +26,7 @@ from conftest import (
     GOLDEN,
     ROOT,
     assert_same,
+    at_work_in,
     colours_of,
     figures_drawn,
     golden_weight,
@@ -41,15 +43,10 @@ import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import (
-    agent_files,
-    load_agent,
-    load_optimizer_state,
-    load_tensors,
-    save_agent,
-)
-from common.env import EnvConfig
-from common.errors import NonFiniteLoss
+from common.agent_file import agent_files, load_agent, load_optimizer_state, save_agent
+from common.env import EnvConfig, ProcgenVectorEnv
+from common.errors import NonFiniteLoss, UserError
+from common.files import load_tensors
 from common.palette import BLUE, VERMILION
 
 STEPS_AN_UPDATE = 8 * 64
@@ -127,6 +124,78 @@ def test_killed_run_resumes_to_the_same_log_and_weights(undisturbed, tmp_path):
     assert train.main(["--resume", str(folder)]) == 0
     pd.testing.assert_frame_equal(log_of(folder), log_of(undisturbed), check_exact=True)
     assert_same(weights_of(folder), weights_of(undisturbed))
+
+
+def change_state(change):
+    def damage(path):
+        state = torch.load(path, weights_only=True)
+        change(state)
+        torch.save(state, path)
+    return damage
+
+
+def put_nan(state):
+    state["model_state_dict"]["fc_value.weight"][0, 0] = float("nan")
+
+
+def damage_level(state):
+    state["train"]["env"][3][-4:] = 0
+
+
+def level_of_another_game(state):
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("heist", "easy"), 1, 0)) as env:
+        state["val"]["env"][0] = torch.frombuffer(bytearray(env.get_state()[0]), dtype=torch.uint8)
+
+
+RESUME_DAMAGE = {
+    "empty": (lambda path: torch.save({}, path), "has no 'minibatch_generator'"),
+    "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path), "has no 'mini"),
+    "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' is no state"),
+    "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is no int"),
+    "negative": (change_state(lambda s: s.update(updates=-1)), "'updates' is no int"),
+    "weights": (change_state(put_nan), "'fc_value.weight' holds NaN"),
+    "damaged level": (change_state(damage_level), "'train': 'env': .*no end mark"),
+    "level of another game": (change_state(level_of_another_game), "one of heist, not of fruitbot"),
+    "fewer levels": (change_state(lambda s: s["train"]["env"].pop()), "7 states for 8"),
+    "generator": (change_state(lambda s: s["minibatch_generator"].zero_()), "'minibatch_gen"),
+    "optimiser": (change_state(lambda s: s["optimizer_state_dict"]["state"].pop(3)), "has no '3'"),
+    "memory": (change_state(lambda s: s["val"].update(hidden=torch.zeros(8, 63))), "'hidden' is"),
+    "recent returns": (change_state(lambda s: s["val"]["statistics"].update(recent_returns=["x"])),
+                       "'recent_returns'"),
+    "normaliser": (change_state(lambda s: s["train"]["normalizer"].update(variance=-1.0)),
+                   "a variance"),
+    "log": (lambda path: (path.parent / "log.csv").write_bytes(b"\x00\xff,1\n2"), "log.csv is dam"),
+    "log with other columns": (lambda path: (path.parent / "log.csv").write_text(
+        (path.parent / "log.csv").read_text().replace("timesteps", "steps,timesteps", 1)),
+        "log.csv"),
+}
+
+
+@pytest.mark.parametrize("name", RESUME_DAMAGE)
+def test_what_a_run_cannot_go_on_from_is_refused_in_a_sentence(name, undisturbed, tmp_path, capsys):
+    damage, message = RESUME_DAMAGE[name]
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    damage(folder / "resume.pth")
+    files = {path.name for path in folder.iterdir()}
+    assert train.main(["--resume", str(folder), "--num_timesteps", str(9 * STEPS_AN_UPDATE)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1, error
+    assert {path.name for path in folder.iterdir()} <= files | {"hyperparameters.yml"}
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("seed: -7", "the seed must lie"), ("seed: 2024-02-31", "not valid YAML"),
+    ("seed: " + 5000 * "[" + 5000 * "]", "not valid YAML"),
+    ("seed: " + 60 * "[" + 60 * "]", "nested more than"), ("seed: 1" + 30 * "0", "64 bits")],
+    ids=["negative", "impossible date", "endless", "deep", "huge"])
+def test_settings_that_no_run_has_are_refused_in_a_sentence(line, message, undisturbed, tmp_path,
+                                                            capsys):
+    folder = shutil.copytree(undisturbed, tmp_path / "run")
+    settings = folder / "hyperparameters.yml"
+    settings.write_text(re.sub(r"^seed: .*$", line, settings.read_text(), flags=re.MULTILINE))
+    assert train.main(["--resume", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
@@ -341,6 +410,89 @@ def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):
         run.train()
     assert [path.read_bytes() for path in agent_files(tmp_path)] == [saved]
     assert (tmp_path / "resume.pth").read_bytes() == resume
+
+
+def test_a_run_that_stops_where_an_older_agent_file_lies_is_saved(tmp_path):
+    """As after a kill that left the agent file of a step and the resume file of an earlier one."""
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    run.save()
+    run._one_update()
+    stale = tmp_path / f"model_{STEPS_AN_UPDATE}.pth"
+    shutil.copy(tmp_path / "model_0.pth", stale)
+    run.settings = dataclasses.replace(run.settings, num_timesteps=STEPS_AN_UPDATE)
+    assert run.train() == 0
+    assert TrainingRun(tmp_path, _settings(), FLOAT32).timesteps == STEPS_AN_UPDATE
+    assert_same(dict(load_agent(stale).state_dict()), dict(run.policy.state_dict()))
+
+
+def test_what_a_full_disk_keeps_from_a_checkpoint_is_written_when_the_run_goes_on(tmp_path,
+                                                                                 monkeypatch):
+    run = TrainingRun(tmp_path, dataclasses.replace(_settings(), num_checkpoints=4), FLOAT32)
+    run._one_update()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("agents.training.save_agent", full)
+        with pytest.raises(OSError):
+            run.save()
+    assert not agent_files(tmp_path)
+    again = TrainingRun(tmp_path, run.settings, FLOAT32)
+    assert again.timesteps == STEPS_AN_UPDATE
+    monkeypatch.setattr(again, "_one_update", full)
+    with pytest.raises(OSError):
+        again.train()
+    assert [path.name for path in agent_files(tmp_path)] == [f"model_{STEPS_AN_UPDATE}.pth"]
+
+
+def test_a_resume_file_with_the_unused_normaliser_of_validation_goes_on_the_same(tmp_path):
+    """Which earlier versions saved."""
+    run = TrainingRun(tmp_path, _settings(num_timesteps=2 * STEPS_AN_UPDATE), FLOAT32)
+    run._one_update()
+    run.save()
+    resume = tmp_path / "resume.pth"
+    state = torch.load(resume, weights_only=True)
+    assert "normalizer" in state["train"] and "normalizer" not in state["val"]
+    assert TrainingRun(tmp_path, run.settings, FLOAT32).timesteps == STEPS_AN_UPDATE
+    state["val"]["normalizer"] = state["train"]["normalizer"]
+    torch.save(state, resume)
+    again = TrainingRun(tmp_path, run.settings, FLOAT32)
+    run._one_update()
+    again._one_update()
+    assert_same(dict(again.policy.state_dict()), dict(run.policy.state_dict()))
+
+
+def test_runs_of_one_name_have_folders_of_their_own(tmp_path):
+    runs = [TrainingRun(tmp_path / "run", _settings(), FLOAT32) for _ in range(2)]
+    with at_work_in(_made(tmp_path / "run_3")):
+        runs.append(TrainingRun(tmp_path / "run", _settings(), FLOAT32))
+    assert [run.folder.name for run in runs] == ["run", "run_2", "run_4"]
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+def test_one_process_at_a_time_resumes_a_run(tmp_path, capsys):
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    run.save()
+    del run
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with at_work_in(tmp_path) as words:
+        assert train.main(["--resume", str(tmp_path)]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / ".lock").unlink()
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+def test_a_run_whose_folder_is_deleted_stops(tmp_path):
+    run = TrainingRun(tmp_path / "run", _settings(), FLOAT32)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(UserError, match="was deleted or moved while this process was at work"):
+        run.train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_plots_are_drawn_from_the_log(undisturbed, capsys):

@@ -34,11 +34,11 @@ import numpy as np
 import pandas as pd
 
 from common.array_folders import ResultFolder
-from common.errors import UserError
 from common.files import atomic_path
+from common.tables import read_table
 
-_OUTCOMES = ("sum_of_reward", "ends", "mean_value", "cluster")
-_TABLES = {"table": ("aux_lv", ("start", "sample", *_OUTCOMES)),
+_OUTCOMES = {"sum_of_reward": float, "ends": float, "mean_value": float, "cluster": int}
+_TABLES = {"table": ("aux_lv", {"start": str, "sample": int, **_OUTCOMES}),
            "published_table": ("lv_inf_aux_data", _OUTCOMES)}
 
 
@@ -70,22 +70,11 @@ class BottleneckFolder(ResultFolder):
         """
         if name not in _TABLES:
             return super().read(name)
-        columns = _TABLES[name][1]
-        path = self.file(name)
-        try:
-            table = pd.read_csv(path)
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}; {self.script} writes it") from None
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
-            raise UserError(f"{path} is damaged: it is not a table") from None
-        if tuple(table.columns) != columns or table.isna().any(axis=None):
-            raise UserError(f"{path} is damaged: it must have the columns {', '.join(columns)} "
-                            "without gaps")
-        return table
+        return read_table(self.file(name), _TABLES[name][1], written_by=self.script)
 
     def store(self, name: str, values: np.ndarray | pd.DataFrame) -> None:
         if name not in _TABLES:
             super().store(name, values)
             return
         with atomic_path(self.file(name)) as temporary:
-            values.to_csv(temporary, index=False, columns=_TABLES[name][1])
+            values.to_csv(temporary, index=False, columns=list(_TABLES[name][1]))

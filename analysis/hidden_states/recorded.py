@@ -35,8 +35,6 @@ def recorded_states(folder: RolloutFolder, num_episodes: int) -> RecordedStates:
     for number in with_progress(range(num_episodes), num_episodes, "episode"):
         file = folder.array_files(number).hidden_states
         states = file.rows(1, file.shape[0])
-        if not np.isfinite(states).all():
-            raise UserError(f"{file.path} holds NaN or infinity; record this episode again")
         if parts and states.shape[1] != parts[0].shape[1]:
             raise UserError(f"{file.path} has {states.shape[1]} hidden units, but the episodes "
                             f"before it {parts[0].shape[1]}")
@@ -115,7 +113,4 @@ def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
 
 def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
     file = folder.array_files(number).log_probs
-    log_probs = file.rows(0, file.shape[0])
-    if not np.isfinite(log_probs).all():
-        raise UserError(f"{file.path} holds NaN or infinity; record this episode again")
-    return log_probs
+    return file.rows(0, file.shape[0])

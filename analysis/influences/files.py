@@ -24,16 +24,17 @@ Files marked * are ours; of the second folder only the table is spelt out by the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from analysis.results.output import SETTINGS_NAME
 from common.description import read_description
 from common.errors import UserError
 from common.files import read_array
+from common.tables import read_table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 
 COMPARISON_SCRIPT = "analysis/dynamics_grads_consistency_plots.py"
@@ -53,11 +54,15 @@ MATRIX_COLUMNS = {
     "behaviour": "its number, or all", "samples": "in it", "env_grads": "with or without",
     "lag": "", "agreement": "share of the pairs of different ICs whose signs agree",
     "p": "of it", "p_corrected": "for all lags and behaviours"}
-_TEXT = ("behaviour", "env_grads", "source", "target")
+_KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "samples": int,
+          "lag": int, "signs_agree": bool, "claimed": bool}  # all others are fractions
 
 
 class CorrelationFolder:
     """Names of the matrices of cross-correlation and cross-causation."""
+
+    PATTERNS = ("xcorr_hx_clust*.npy", "xcaus_hx_*.npy", "order_of_ics.npy",
+                "cosine_similarity_of_ics.npy")
 
     def __init__(self, path: Path):
         self.path = Path(path)
@@ -82,6 +87,9 @@ class CorrelationFolder:
 
 class ComparisonFolder:
     """Names and readers of the comparison of gradients with correlations."""
+
+    PATTERNS = ("jacobian_clust*.npy", "agreement_clust*.npy", "agreement.csv",
+                "agreement_of_matrices.csv", "sample_ids.npy", "behaviours.npy")
 
     def __init__(self, path: Path):
         self.path = Path(path)
@@ -126,11 +134,11 @@ class ComparisonFolder:
         Raises:
             UserError: if it is missing, damaged or holds NaN.
         """
-        return _read_table(self.table_file, list(TABLE_COLUMNS))
+        return _read(self.table_file, TABLE_COLUMNS)
 
     def matrix_table(self) -> pd.DataFrame:
         """The same of ``agreement_of_matrices.csv``."""
-        return _read_table(self.matrix_table_file, list(MATRIX_COLUMNS))
+        return _read(self.matrix_table_file, MATRIX_COLUMNS)
 
     def sample_ids(self) -> np.ndarray:
         return read_array(self.sample_ids_file, np.int64, 1, COMPARISON_SCRIPT)
@@ -142,19 +150,6 @@ class ComparisonFolder:
         return self.path / f"{what}_clust{group}_t-{lag}{WITHOUT_ENV_GRADS if without else ''}.npy"
 
 
-def _read_table(path: Path, columns: list[str]) -> pd.DataFrame:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}; {COMPARISON_SCRIPT} writes it")
-    try:
-        table = pd.read_csv(path, dtype={"behaviour": str}, index_col=False)
-    except (ValueError, pd.errors.ParserError):
-        raise UserError(f"{path} is damaged: it is not a table") from None
-    missing = [column for column in columns if column not in table.columns]
-    if missing:
-        raise UserError(f"{path} has no column '{missing[0]}'; write it again")
-    if table[columns].isna().any(axis=None):
-        raise UserError(f"{path} holds empty cells or NaN; write it again")
-    for column in columns:
-        if column not in _TEXT and not is_numeric_dtype(table[column]):
-            raise UserError(f"{path} is damaged: not all of its column '{column}' are numbers")
-    return table
+def _read(path: Path, columns: Iterable[str]) -> pd.DataFrame:
+    return read_table(path, {name: _KINDS.get(name, float) for name in columns},
+                      written_by=COMPARISON_SCRIPT)

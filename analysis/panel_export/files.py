@@ -58,6 +58,8 @@ _MEASURED = 24  # samples whose pictures are encoded to know the size of all
 class PanelFolder:
     """Names in one folder."""
 
+    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
+
     def __init__(self, path: Path):
         self.path = Path(path)
 

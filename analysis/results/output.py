@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
+import glob
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from analysis.parameters.config import MapConfig
 from common.array_folders import ResultFolder, ResultWriter
+from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_folder, save_json, versions
+from common.files import atomic_folder, remove_folder, save_json, unnamed_file, versions
 from common.progress import with_progress
 from generative.sample_files import SampleFolder
 
@@ -55,30 +56,63 @@ def finish(writer: ResultWriter) -> None:
         print(f"wrote {path}")
 
 
-def check_output(output: Path, flag: str = "--output_dir") -> None:
-    """See that figures or tables can be written to a folder.
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A kind of folder that a script writes whole and replaces whole.
 
-    Args:
-        flag: that chooses it, for the message.
+    Its settings name the kind and the files that were written. Those of an older output do
+    not; it counts as of any kind that writes nothing but files of such names.
 
-    Raises:
-        UserError: if it holds anything but an earlier output.
+    Attributes:
+        kind: what it holds and which script makes it, for the settings and for messages.
+        patterns: of ``Path.glob``, of all files beside the settings.
     """
-    if output.exists() and any(output.iterdir()) and not (output / SETTINGS_NAME).exists():
-        raise UserError(f"{output} holds other data; choose another {flag}")
 
+    kind: str
+    patterns: tuple[str, ...] = ("*.png", "*.gif")
 
-@contextlib.contextmanager
-def replaced_folder(output: Path, settings: dict) -> Iterator[Path]:
-    """Yield a hidden folder that takes the place of an earlier output if the body succeeds.
+    def check(self, folder: Path, flag: str = "--output_dir") -> None:
+        """See that this output can be written to a folder.
 
-    Args:
-        settings: what the output depends on; stored with it.
-    """
-    with atomic_folder(output) as temporary:
-        yield temporary
-        save_json(temporary / SETTINGS_NAME, {**settings, "versions": versions()})
-        shutil.rmtree(output, ignore_errors=True)
+        Args:
+            flag: that chooses it, for the message.
+
+        Raises:
+            UserError: if the folder holds anything but an earlier output of this kind.
+        """
+        way_out = f"choose another {flag}"
+        if folder.is_symlink():
+            raise UserError(f"{folder} is a link, which cannot be replaced; {way_out}")
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        settings = read_description(folder / SETTINGS_NAME)
+        if not settings:
+            raise UserError(f"{folder} holds other data; {way_out}")
+        kind = settings.get("made_by", self.kind)
+        if kind != self.kind:
+            raise UserError(f"{folder} holds the {kind}, not the {self.kind}; {way_out}")
+        names = map(glob.escape, settings["files"]) if "files" in settings else self.patterns
+        other = unnamed_file(folder, (SETTINGS_NAME, *names))
+        if other:
+            raise UserError(f"{other} is none of the {self.kind}, which would be replaced; move "
+                            f"it elsewhere, or {way_out}")
+
+    @contextlib.contextmanager
+    def replaced(self, folder: Path, settings: dict) -> Iterator[Path]:
+        """Yield a hidden folder that takes the place of an earlier output if the body succeeds.
+
+        Args:
+            settings: what the output depends on; stored with it.
+        """
+        with atomic_folder(folder) as temporary:
+            yield temporary
+            files = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*")
+                           if path.is_file())
+            save_json(temporary / SETTINGS_NAME, {"made_by": self.kind, **settings,
+                                                  "versions": versions(), "files": files})
+            if folder.exists():
+                self.check(folder)
+                remove_folder(folder)
 
 
 def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
@@ -87,16 +121,19 @@ def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
         job(folder / name)
 
 
-def draw(output: Path, jobs: Sequence[Job], folder: ResultFolder, settings: dict) -> None:
+def draw(output: Output, path: Path, jobs: Sequence[Job], folder: ResultFolder,
+         settings: dict) -> None:
     """Draw figures into a folder, in the place of an earlier drawing, and say how many.
 
     Args:
+        output: what the figures are.
+        path: where they belong.
         folder: what was precomputed.
         settings: what else the drawing depends on.
     """
     begin = time.perf_counter()
-    with replaced_folder(output, {
+    with output.replaced(path, {
             "precomp_dir": str(folder.path), "number": folder.number, **settings,
             "precomputed": folder.settings()}) as temporary:
         draw_jobs(temporary, jobs)
-    print(f"wrote {len(jobs)} figures to {output} in {time.perf_counter() - begin:.0f} s")
+    print(f"wrote {len(jobs)} figures to {path} in {time.perf_counter() - begin:.0f} s")

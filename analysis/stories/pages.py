@@ -28,6 +28,7 @@ from common.video import mark_action
 from generative.sample_files import SampleArrays
 
 INDEX_NAME = "index.md"
+PATTERNS = ("*.md", "*.png")  # all files
 _CHARTED = 12
 _SHOWN_OF_COMPONENT = 8
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
-from torch.nn import functional
+from scipy.ndimage import gaussian_filter
 
 from common.video import enlarge, mark_action, side_by_side
 
@@ -31,14 +30,8 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
     Returns:
         float32 (T, H, W).
     """
-    offsets = torch.arange(kernel_size) - kernel_size // 2
-    weights = torch.exp(-(offsets / sigma) ** 2 / 2)
-    weights = weights / weights.sum()
-    maps = torch.from_numpy(gradients).sum(dim=1).unsqueeze(1)  # (T, 1, H, W)
-    maps = functional.pad(maps, [kernel_size // 2] * 4, mode="reflect")
-    maps = functional.conv2d(functional.conv2d(maps, weights[None, None, :, None]),
-                             weights[None, None, None, :])
-    return maps.squeeze(1).numpy()
+    return gaussian_filter(gradients.sum(axis=1), sigma, radius=kernel_size // 2, mode="mirror",
+                           axes=(1, 2))
 
 
 def full_colour(*maps: np.ndarray) -> float:

@@ -1,0 +1,302 @@
+"""State of a Procgen level, byte by byte: the part that all 16 games share, read and written.
+
+``get_state`` of an environment gives one ``bytes``: little-endian, without padding, integers and
+truth values as int32, a text as its int32 length and its letters. In this order::
+
+    head                version (0), name of the game
+    options             how the game is drawn and which levels it draws
+    levels              range of level seeds
+    level_generator     of level seeds: whether it is seeded, and the text of C++'s mt19937
+    game_generator      of what happens in the game
+    step                reward, end, time and the like
+    grid_size
+    entities            their number, then 31 fields each
+    drawing             background, physics of the player
+    picture_generator
+    world               sizes and view
+    grid                width, height, their product, then a cell each
+    tail                what belongs to one game alone, then the mark 0xCAFECAFE
+
+The texts vary in length, so no offset is fixed. Procgen ends the whole process, without an
+exception, on a state that it cannot read or draw: hence nothing reaches ``set_state`` that
+:meth:`LevelState.parse` has not accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from common.errors import UserError
+
+_INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
+
+
+def _record(*parts: tuple[np.dtype, str]) -> np.dtype:
+    """A packed record of fields, of which each part names several of one type."""
+    return np.dtype([(name, dtype) for dtype, names in parts for name in names.split()])
+
+
+OPTIONS = _record((_INT, """paint_vel_info use_generated_assets use_monochrome_assets
+    restrict_themes use_backgrounds center_agent debug_mode distribution_mode
+    use_sequential_levels use_easy_jump plain_assets physics_mode"""))
+LEVELS = _record((_INT, "grid_step level_seed_low level_seed_high game_type game_n"))
+STEP = _record(
+    (_FLOAT, "reward"),
+    (_INT, """done level_complete action timeout current_level_seed prev_level_seed
+        episodes_remaining episode_done last_reward_timer"""),
+    (_FLOAT, "last_reward"),
+    (_INT, "default_action fixed_asset_seed cur_time is_waiting_for_step"))
+ENTITY = _record(
+    (_FLOAT, "x y vx vy rx ry"),
+    (_INT, "type image_type image_theme render_z will_erase collides_with_entities"),
+    (_FLOAT, "collision_margin rotation vrot"),
+    (_INT, "is_reflected fire_time spawn_time life_time expire_time use_abs_coords"),
+    (_FLOAT, "friction"),
+    (_INT, "smart_step avoids_collisions auto_erase"),
+    (_FLOAT, "alpha health theta grow_rate alpha_decay climber_spawn_x"))
+DRAWING = _record(
+    (_INT, "use_procgen_background background_index"),
+    (_FLOAT, "bg_tile_ratio bg_pct_x char_dim"),
+    (_INT, "last_move_action move_action special_action"),
+    (_FLOAT, """mixrate maxspeed max_jump action_vx action_vy action_vrot center_x center_y"""),
+    (_INT, "random_agent_start has_useful_vel_info step_rand_int"))
+WORLD = _record(
+    (_INT, "main_width main_height out_of_bounds_object"),
+    (_FLOAT, "unit view_dim x_off y_off visibility min_visibility"))
+
+# Tails: so many words of 4 bytes, or a list of words behind their number, or of entities.
+_LIST, _ENTITIES = "list", "entities"
+_TAILS = {
+    "bigfish": (2,), "bossfight": (_LIST, 23), "caveflyer": (), "chaser": (_LIST, _LIST, 7),
+    "climber": (7,), "coinrun": (7,), "dodgeball": (7,), "fruitbot": (3,), "heist": (2, _LIST),
+    "jumper": (7,), "leaper": (1, _LIST, 1, _LIST, 1), "maze": (2,), "miner": (1,), "ninja": (8,),
+    "plunder": (1, _LIST, _LIST, _LIST, _LIST, 9), "starpilot": (_ENTITIES,)}
+_END = (0xCAFECAFE).to_bytes(4, "little")
+_GENERATOR_SIZE = 624  # numbers of mt19937, behind which its position among them stands
+_FORK_OPTIONS = 5  # more than ours, in the fork of Langosco et al. (2022)
+_DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration is 1
+# What Procgen 0.10.7 draws; anything else ends the process. Tried for every game.
+_MAX_DRAWN = 100  # cells and kinds of picture, of either sign
+_OWN_CELLS = {"chaser": (1002,)}
+_MAX_THEMES = 10
+_BACKGROUNDS = {
+    "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
+    "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
+    "ninja": 62, "plunder": 4, "starpilot": 13}
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelState:
+    """State of a level, ready to be looked at. All arrays are read-only.
+
+    To edit one, take :meth:`offset` and replace bytes, or ``dataclasses.replace`` a part by one of
+    the same size; both ways the rest stays as it is, bit for bit.
+
+    Attributes:
+        game: its name.
+        options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
+            ``STEP``, ``DRAWING`` and ``WORLD``.
+        level_generator, game_generator, picture_generator: their bytes.
+        grid_size: as it stands there, w * h in a generated level.
+        entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
+        grid: cells, int32 (h, w); row 0 is the bottom of the picture.
+        tail: what belongs to this game alone, and the end mark.
+    """
+
+    game: str
+    options: np.void
+    levels: np.void
+    level_generator: bytes
+    game_generator: bytes
+    step: np.void
+    grid_size: int
+    entities: np.ndarray
+    drawing: np.void
+    picture_generator: bytes
+    world: np.void
+    grid: np.ndarray
+    tail: bytes
+
+    @classmethod
+    def parse(cls, data: bytes, game: str | None = None) -> LevelState:
+        """Read a state.
+
+        Args:
+            data: of one environment, from Procgen's ``get_state``.
+            game: that it must be of, if given.
+
+        Raises:
+            UserError: if Procgen could not go on from it; what is wrong is named. Two things cannot
+                be seen here: whether an entity's picture has the theme that it asks for (fewer than
+                ten are drawn for most), and what a game makes of the numbers in its tail.
+        """
+        walk = _Walk(data)
+        version, found = walk.integer("version"), walk.text("name of the game")
+        if version != 0:
+            raise walk.error(f"it has version {version}; version 0 is known")
+        name = found.decode("ascii", "replace")
+        if name not in _TAILS:
+            raise walk.error(f"there is no game {name[:40]!r}")
+        if game not in (None, name):
+            raise walk.error(f"it is one of {name}, not of {game}")
+        state = cls(
+            name, walk.records(OPTIONS, "options")[0], walk.records(LEVELS, "levels")[0],
+            walk.generator("level_generator"), walk.generator("game_generator"),
+            walk.records(STEP, "step")[0], walk.integer("grid_size"),
+            walk.records(ENTITY, "entities", walk.integer("number of entities")),
+            walk.records(DRAWING, "drawing")[0], walk.generator("picture_generator", needed=False),
+            walk.records(WORLD, "world")[0], walk.grid(), walk.tail(name))
+        state._check(walk)
+        return state
+
+    def to_bytes(self) -> bytes:
+        """The state as Procgen reads it."""
+        height, width = self.grid.shape
+        return b"".join((
+            self._head, self.options.tobytes(), self.levels.tobytes(), self.level_generator,
+            self.game_generator, self.step.tobytes(), _integers(self.grid_size,
+                                                                len(self.entities)),
+            self.entities.tobytes(), self.drawing.tobytes(), self.picture_generator,
+            self.world.tobytes(), _integers(width, height, width * height),
+            self.grid.astype(_INT, copy=False).tobytes(), self.tail))
+
+    def offset(self, name: str) -> int:
+        """Where in the bytes a field of a record lies, or the first of ``entities``, ``grid`` (its
+        cells) or ``tail``: what is of fixed size can be replaced there.
+
+        Raises:
+            KeyError: if there is no such field.
+        """
+        at = len(self._head)
+        for block in ("options", "levels", "level_generator", "game_generator", "step", "entities",
+                      "drawing", "picture_generator", "world", "grid", "tail"):
+            at += {"entities": 2, "grid": 3}.get(block, 0) * _INT.itemsize
+            value = getattr(self, block)
+            if block == name:
+                return at
+            if isinstance(value, np.void) and name in value.dtype.names:
+                return at + value.dtype.fields[name][1]
+            at += len(value) if isinstance(value, bytes) else value.nbytes
+        raise KeyError(name)
+
+    @property
+    def player(self) -> np.void:
+        """The last entity of type 0, which Procgen takes for the player."""
+        return self.entities[self.entities["type"] == 0][-1]
+
+    @property
+    def _head(self) -> bytes:
+        return _integers(0, len(self.game)) + self.game.encode("ascii")
+
+    def _check(self, walk: _Walk) -> None:
+        """Refuse what can be read but would end the process, or keep it busy for ever."""
+        height, width = self.grid.shape
+        if not (self.entities["type"] == 0).any():
+            raise walk.error("it has no player")
+        for record, name, allowed in (
+                (self.options, "use_generated_assets", (0,)),
+                (self.options, "distribution_mode", _DISTRIBUTION_MODES),
+                (self.step, "is_waiting_for_step", (0,)),
+                (self.world, "main_width", (width,)), (self.world, "main_height", (height,)),
+                (self.drawing, "background_index", range(_BACKGROUNDS[self.game]))):
+            if record[name] not in allowed:
+                raise walk.error(f"{name} is {record[name]}")
+        if self.grid_size != self.grid.size:
+            raise walk.error(f"grid_size is {self.grid_size}, but the grid has {self.grid.size} "
+                             "cells")
+        if self.levels["level_seed_low"] >= self.levels["level_seed_high"]:
+            raise walk.error("its range of levels is empty")
+        if not 0 < self.world["visibility"] <= max(width, height):
+            raise walk.error(f"visibility is {self.world['visibility']}")
+        themes = self.entities["image_theme"]
+        if (themes < 0).any() or (themes >= _MAX_THEMES).any():
+            raise walk.error("an entity has an image_theme that is not drawn")
+        for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
+                             ("out_of_bounds_object", self.world["out_of_bounds_object"])):
+            unknown = values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)]
+            unknown = np.setdiff1d(unknown, _OWN_CELLS.get(self.game, ()))
+            if unknown.size:
+                raise walk.error(f"the {name} {unknown[0]} is not drawn by {self.game}")
+
+
+class _Walk:
+    """A position in a state that moves on with what is read."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    @staticmethod
+    def error(reason: str) -> UserError:
+        return UserError(f"not a state of a Procgen level: {reason}")
+
+    def take(self, size: int, what: str) -> int:
+        """The offset of the next ``size`` bytes, which are then behind."""
+        begin = self.at
+        if size < 0:
+            raise self.error(f"a negative length of {what} at byte {begin}")
+        if begin + size > len(self.data):
+            raise self.error(f"it has {len(self.data)} bytes and ends within {what}, which begins "
+                             f"at byte {begin}")
+        self.at = begin + size
+        return begin
+
+    def integer(self, what: str) -> int:
+        begin = self.take(_INT.itemsize, what)
+        return int.from_bytes(self.data[begin:self.at], "little", signed=True)
+
+    def text(self, what: str) -> bytes:
+        begin = self.take(self.integer(f"length of {what}"), what)
+        return self.data[begin:self.at]
+
+    def records(self, dtype: np.dtype, what: str, count: int = 1) -> np.ndarray:
+        begin = self.take(count * dtype.itemsize, what)
+        return np.frombuffer(self.data, dtype, count, begin)
+
+    def generator(self, what: str, needed: bool = True) -> bytes:
+        begin = self.at
+        end = self._end_of_generator(begin)
+        if end is None:
+            if self._end_of_generator(begin + _FORK_OPTIONS * _INT.itemsize):
+                raise self.error(f"it has {_FORK_OPTIONS} more options than Procgen's, as the fork "
+                                 "of Langosco et al. writes them")
+            raise self.error(f"it has no {what} at byte {begin}")
+        if self.integer(what) not in ((1,) if needed else (0, 1)):
+            raise self.error(f"the {what} is not seeded")
+        self.at = end
+        return self.data[begin:end]
+
+    def _end_of_generator(self, begin: int) -> int | None:
+        """Where a generator that begins here ends; None if there is none."""
+        text_begin = begin + 2 * _INT.itemsize
+        length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
+        text = self.data[text_begin:text_begin + length]
+        position = text.rpartition(b" ")[2]
+        if (len(text) < length or text.count(b" ") != _GENERATOR_SIZE or len(position) > 3
+                or not text.replace(b" ", b"").isdigit() or int(position or -1) > _GENERATOR_SIZE):
+            return None
+        return text_begin + length
+
+    def grid(self) -> np.ndarray:
+        width, height, count = (self.integer(f"{what} of the grid")
+                                for what in ("width", "height", "size"))
+        if min(width, height) < 1 or count != width * height:
+            raise self.error(f"a grid of {width} x {height} cells has {count}")
+        return self.records(_INT, "grid", count).reshape(height, width)
+
+    def tail(self, game: str) -> bytes:
+        begin = self.at
+        for part in _TAILS[game]:
+            count = part if isinstance(part, int) else self.integer(f"number in the tail of {game}")
+            self.records(ENTITY if part == _ENTITIES else _INT, f"tail of {game}", count)
+        end = self.take(len(_END), "end mark")
+        if self.data[end:self.at] != _END:
+            raise self.error(f"there is no end mark at byte {end}")
+        if self.at != len(self.data):
+            raise self.error(f"it has {len(self.data) - self.at} bytes behind its end mark")
+        return self.data[begin:self.at]
+
+
+def _integers(*values: int) -> bytes:
+    return np.array(values, _INT).tobytes()

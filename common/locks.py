@@ -1,0 +1,125 @@
+"""Locks on folders: one process at a time writes to a run or a recording."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import weakref
+from pathlib import Path
+from typing import TextIO
+
+from common.errors import UserError
+
+LOCK_NAME = ".lock"
+_IN_USE = (errno.EACCES, errno.EAGAIN)
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+logger = logging.getLogger(__name__)
+
+
+class FolderInUse(UserError):
+    """Another process is at work in a folder."""
+
+
+class FolderLock:
+    """Keeps other processes out of a folder for as long as the object lives.
+
+    It is a lock of the whole process, which may open its own folder again. The system gives it
+    back however the process ends; only a killed one leaves the file, which does no harm.
+
+    Args:
+        folder: which exists.
+
+    Raises:
+        FolderInUse: naming the process and the host.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        held = _held.get(folder.resolve())
+        if held is None or not held.is_there():
+            held = _held[folder.resolve()] = _LockFile(folder)
+        self._file = held
+
+    def check(self) -> None:
+        """See that the folder is still the one that was locked.
+
+        Raises:
+            UserError: if it was deleted or moved.
+        """
+        if not self._file.is_there():
+            raise UserError(f"{self.folder} was deleted or moved while this process was at work "
+                            "in it, which cannot go on")
+
+
+class _LockFile:
+    """The locked file of a folder; deleted when the last :class:`FolderLock` of it is gone."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / LOCK_NAME
+        while True:
+            self._file = open(self._path, "a+")
+            _lock(self._file, folder)
+            if self.is_there():  # else its owner has deleted it in between
+                break
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._file.flush()
+        weakref.finalize(self, _release, self._path, self._file)
+
+    def is_there(self) -> bool:
+        return _is_at(self._file, self._path)
+
+
+_held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
+
+
+def _lock(file: TextIO, folder: Path) -> None:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _IN_USE:
+            file.seek(0)
+            raise FolderInUse(f"{file.read() or 'another process'} is at work in {folder}; wait "
+                              "until it has ended, or choose another folder") from None
+        if error.errno not in _UNSUPPORTED:
+            raise
+        logger.warning("%s is on a file system without locks: see that no other process writes "
+                       "there", folder)
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Whether an open file is the one that a path names."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _release(path: Path, file: TextIO) -> None:
+    with contextlib.suppress(OSError):
+        if _is_at(file, path):
+            path.unlink()
+    file.close()
+
+
+def claim_folder(folder: Path, marker: str) -> FolderLock:
+    """Make and lock a folder for a new run: ``folder``, or ``folder`` with _2, _3, … behind.
+
+    Args:
+        marker: name of a file that says that a run has begun in a folder, which is then left
+            alone.
+    """
+    number, path = 1, folder
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FolderInUse):
+            lock = FolderLock(path)
+            if not (path / marker).exists():
+                return lock
+        number += 1
+        path = folder.with_name(f"{folder.name}_{number}")

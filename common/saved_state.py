@@ -1,0 +1,104 @@
+"""What a run saves to go on from, checked against what it would save now."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+
+
+def check_like(found, expected, where: str) -> None:
+    """Refuse a saved value that is built otherwise than what the run itself would save.
+
+    Mappings must have the same keys, lists the same number of items, tensors the same type and
+    shape, and numbers must be finite and, where the expected one is whole, whole and not negative.
+
+    Args:
+        where: names the value in messages: "resume.pth: 'timesteps'".
+
+    Raises:
+        UserError: naming what differs.
+    """
+    if isinstance(expected, dict):
+        if not isinstance(found, dict):
+            raise UserError(f"{where} is no mapping of names to values")
+        for key in expected:
+            if key not in found:
+                raise UserError(f"{where} has no '{key}'")
+            check_like(found[key], expected[key], f"{where}: '{key}'")
+        for key in found:
+            if key not in expected:
+                raise UserError(f"{where} has an unknown '{key}'")
+    elif isinstance(expected, Tensor):
+        if not isinstance(found, Tensor) or (found.dtype, found.shape) != (expected.dtype,
+                                                                           expected.shape):
+            raise UserError(f"{where} is no {expected.dtype} tensor of the shape "
+                            f"{tuple(expected.shape)}")
+        if found.is_floating_point() and not torch.isfinite(found).all():
+            raise UserError(f"{where} holds NaN or infinity")
+    elif isinstance(expected, list):
+        if not isinstance(found, list) or len(found) != len(expected):
+            raise UserError(f"{where} is no list of {len(expected)} entries")
+        for number, (item, like) in enumerate(zip(found, expected)):
+            check_like(item, like, f"{where}[{number}]")
+    elif type(found) is not type(expected) or not math.isfinite(found) or (
+            isinstance(expected, int) and found < 0):
+        raise UserError(f"{where} is no {type(expected).__name__} that a run saves")
+
+
+def check_numbers(found, like: type, limit: int, where: str) -> None:
+    """Refuse what is no list of at most ``limit`` finite numbers of a type.
+
+    Raises:
+        UserError: see ``check_like``.
+    """
+    if not isinstance(found, list) or len(found) > limit:
+        raise UserError(f"{where} is no list of at most {limit} numbers")
+    check_like(found, [like()] * len(found), where)
+
+
+def check_generator(found, generator: torch.Generator, where: str) -> None:
+    """Refuse what a generator of this kind cannot go on from.
+
+    Raises:
+        UserError: see ``check_like``.
+    """
+    check_like(found, generator.get_state(), where)
+    try:
+        torch.Generator(generator.device).set_state(found)
+    except RuntimeError:
+        raise UserError(f"{where} is no state of a random generator") from None
+
+
+def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
+    """Refuse a state that does not belong to an optimiser like this one.
+
+    Its settings must be those of ``optimizer``, but for the learning rate; those that an older
+    torch did not know may be missing.
+
+    Raises:
+        UserError: see ``check_like``.
+    """
+    ours = optimizer.state_dict()
+    if not isinstance(found, dict) or found.keys() != ours.keys():
+        raise UserError(f"{where} is no state of an optimiser")
+    groups = found["param_groups"]
+    if not isinstance(groups, list) or len(groups) != len(ours["param_groups"]):
+        raise UserError(f"{where} has other groups of parameters")
+    for group, expected in zip(groups, ours["param_groups"]):
+        if not isinstance(group, dict) or not {"lr", "params"} <= group.keys() <= expected.keys():
+            raise UserError(f"{where} has other settings")
+        check_like(group["lr"], float(expected["lr"]), f"{where}: 'lr'")
+        for key, value in group.items():
+            if key != "lr" and (type(value) is not type(expected[key]) or value != expected[key]):
+                raise UserError(f"{where} has another '{key}'")
+    if found["state"] == {}:  # saved before the first step
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moment = torch.zeros((), dtype=torch.float32)
+    check_like(found["state"], {
+        number: {"step": moment, "exp_avg": parameter, "exp_avg_sq": parameter}
+        for number, parameter in enumerate(parameters)}, f"{where}: 'state'")

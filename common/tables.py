@@ -1,0 +1,92 @@
+"""The one reader of tables in CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.errors import UserError
+from common.files import MAX_REASON, read_bytes
+
+_LARGEST = float(np.finfo(np.float32).max)
+_TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
+
+
+def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = (),
+               written_by: str = "", content: bytes | None = None) -> pd.DataFrame:
+    """Read columns of a CSV file.
+
+    Args:
+        columns: what each column to be read holds: ``int`` whole numbers, ``float`` numbers in the
+            range of float32, ``bool`` 0 and 1 in any spelling, ``str`` text. The file may have more
+            columns.
+        gaps: columns of numbers whose cells may be empty.
+        written_by: script that a missing file comes from, for the message.
+        content: of the file, if it has been read already.
+
+    Returns:
+        The columns in this order. Numbers have the type that pandas gives them, truth is bool.
+
+    Raises:
+        UserError: if the file is missing or damaged; a column that is missing, doubled, or holds
+            something else is named.
+    """
+    if content is None:
+        content = read_bytes(path, written_by=written_by)
+    try:
+        header = next(csv.reader(io.StringIO(content.partition(b"\n")[0].decode())), [])
+        for name in columns:
+            if header.count(name) != 1:
+                raise UserError(f"{path} is damaged: it has {header.count(name) or 'no'} "
+                                f"column{'s' * (name in header)} '{name}'")
+        if max(_cells_of_lines(content)) > len(header):
+            raise UserError(f"{path} is damaged: a row has more cells than the table has columns")
+        kinds = {name: str for name, kind in columns.items() if kind is str}
+        table = pd.read_csv(io.BytesIO(content), usecols=list(columns), dtype=kinds,
+                            index_col=False, low_memory=False)[list(columns)]
+    except (ValueError, OverflowError, csv.Error) as error:  # also pandas' and of encodings
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{path} is damaged: {reason}") from None
+    for name, kind in columns.items():
+        if len(table):
+            table[name] = _checked(table[name], kind, name in gaps, f"{path} is damaged: the "
+                                   f"column {name} ")
+    return table
+
+
+def _cells_of_lines(content: bytes) -> Iterator[int]:
+    """How many cells each line has."""
+    if b'"' in content:
+        yield from map(len, csv.reader(io.StringIO(content.decode(), newline="")))
+    else:  # ten times faster
+        yield from (line.count(b",") + 1 for line in io.BytesIO(content))
+
+
+def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
+    """The column, if it holds what it should."""
+    if kind is str:
+        if column.isna().any():
+            raise UserError(f"{what}has an empty cell")
+        return column
+    if kind is bool:
+        if not pd.api.types.is_numeric_dtype(column):  # pandas counts truth values as numbers
+            column = column.astype(str).str.strip().map(_TRUTH)
+        if not column.isin((0, 1)).all():
+            raise UserError(f"{what}holds something else than true and false")
+        return column.astype(bool)
+    if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
+        raise UserError(f"{what}holds something that is no number")
+    values = column.to_numpy(np.float64)
+    values = values[~np.isnan(values)] if gaps else values
+    if not np.isfinite(values).all():
+        raise UserError(f"{what}has a missing or infinite value")
+    if len(values) and np.abs(values).max() > _LARGEST:
+        raise UserError(f"{what}holds a number that is too large")
+    if kind is int and len(values) and ((values % 1 != 0) | (np.abs(values) > 2**53)).any():
+        raise UserError(f"{what}holds something that is no whole number")
+    return column

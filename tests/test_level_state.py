@@ -1,0 +1,151 @@
+"""States of Procgen levels: read, written back, and refused where Procgen would end the process."""
+
+import contextlib
+import dataclasses
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from common.env import GAMES_OF_MODE, EnvConfig, ProcgenVectorEnv
+from common.errors import UserError
+from common.level_state import LevelState
+
+NUM_ENVS, STEPS = 4, 40
+
+
+def play(env, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        env.observe()
+        env.act(rng.integers(15, size=NUM_ENVS).astype(np.int32))
+    return env.observe()
+
+
+@pytest.fixture(scope="module")
+def states():
+    """By game and mode: states of several levels, at the start and in mid-episode."""
+    found = {}
+    for mode in ("easy", "hard"):
+        for game in GAMES_OF_MODE[mode]:
+            with contextlib.closing(ProcgenVectorEnv(EnvConfig(game, mode), NUM_ENVS, 5)) as env:
+                at_start = env.get_state()
+                play(env, STEPS)
+                found[game, mode] = at_start + env.get_state()
+    return found
+
+
+@pytest.fixture(scope="module")
+def maze(states):
+    return states["maze", "hard"][0]
+
+
+def with_number(state, name, value, code="i", row=0):
+    """The bytes of a state with 4 of them replaced."""
+    at = LevelState.parse(state).offset(name) + 4 * row
+    return state[:at] + struct.pack("<" + code, value) + state[at + 4:]
+
+
+def test_every_game_is_written_back_as_it_was_read(states):
+    for (game, mode), group in states.items():
+        for data in group:
+            state = LevelState.parse(data, game)
+            assert state.to_bytes() == data
+            assert state.options["distribution_mode"] == ("easy", "hard").index(mode)
+            assert 0 <= state.player["x"] <= state.grid.shape[1]
+            assert state.tail == data[state.offset("tail"):]
+        assert [state.step["cur_time"] == 0 for state in map(LevelState.parse, group)][:4] == [
+            True] * 4
+    times = [int(LevelState.parse(group[4]).step["cur_time"]) for group in states.values()]
+    assert max(times) == STEPS
+
+
+def test_what_is_read_is_what_the_environment_shows(maze):
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "hard", 54, 1), NUM_ENVS, 0)) as env:
+        state = LevelState.parse(env.get_state()[2])
+        frame = env.observe().frames[2]
+    assert (state.step["current_level_seed"], state.step["timeout"]) == (54, 500)
+    assert (state.levels["level_seed_low"], state.levels["level_seed_high"]) == (54, 55)
+    brightness = frame.sum(axis=-1)[::-1]  # from the bottom
+    for row, column in ((2, 3), (12, 4), (20, 7), (24, 24)):
+        pixel = brightness[64 * row // 25 + 1, 64 * column // 25 + 1]
+        assert (pixel > 0) == (state.grid[row, column] == 51)
+    assert (state.grid == 2).sum() == 1
+
+
+def test_an_edit_changes_its_bytes_alone_and_procgen_takes_it(maze):
+    state = LevelState.parse(maze)
+    row, column = np.argwhere(state.grid == 2)[0]
+    cells = state.grid.copy()
+    cells[row, column] = 100
+    edited = dataclasses.replace(state, grid=cells).to_bytes()
+    assert edited == with_number(maze, "grid", 100, row=row * state.grid.shape[1] + column)
+    assert sum(a != b for a, b in zip(edited, maze)) == 1
+    later = with_number(edited, "cur_time", 499)
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "hard"), NUM_ENVS, 5)) as env:
+        env.set_state([later] * NUM_ENVS)
+        env.observe()
+        env.act(np.full(NUM_ENVS, 4, np.int32))
+        assert env.observe().first.all()
+
+
+def test_states_cut_anywhere_or_with_more_behind_them_are_refused(states):
+    rng = np.random.default_rng(0)
+    for group in states.values():
+        data = group[-1]
+        for length in (0, 1, len(data) - 1, *rng.integers(len(data), size=20)):
+            with pytest.raises(UserError, match="not a state of a Procgen level"):
+                LevelState.parse(data[:length])
+        with pytest.raises(UserError, match="4 bytes behind"):
+            LevelState.parse(data + data[-4:])
+
+
+@pytest.mark.parametrize(("name", "value", "what"), [
+    ("use_generated_assets", 1, "use_generated_assets is 1"),
+    ("distribution_mode", 3, "distribution_mode is 3"),
+    ("level_seed_high", 0, "range of levels"),
+    ("is_waiting_for_step", 1, "is_waiting"), ("background_index", 9, "background_index is 9"),
+    ("main_width", 24, "main_width is 24"), ("visibility", 0x7f800000, "visibility is inf"),
+    ("grid", 101, "cell 101"), ("grid", -2**31, "cell -2147483648"),
+    ("out_of_bounds_object", 101, "out_of_bounds_object"),
+    ("level_generator", 0, "level_generator is not seeded"),
+])
+def test_what_would_end_procgen_is_refused(maze, name, value, what):
+    with pytest.raises(UserError, match=what):
+        LevelState.parse(with_number(maze, name, value))
+
+
+def test_other_kinds_of_state_are_refused(states, maze):
+    with pytest.raises(UserError, match="one of coinrun, not of maze"):
+        LevelState.parse(states["coinrun", "easy"][0], "maze")
+    with pytest.raises(UserError, match="version 1"):
+        LevelState.parse(struct.pack("<i", 1) + maze[4:])
+    with pytest.raises(UserError, match="no player"):
+        LevelState.parse(with_number(maze, "entities", 1, row=6))
+    with pytest.raises(UserError, match="no end mark"):
+        LevelState.parse(maze[:-1] + b"\0")
+    fork = LevelState.parse(maze).offset("use_easy_jump")
+    with pytest.raises(UserError, match="fork"):
+        LevelState.parse(maze[:fork] + bytes(20) + maze[fork:])
+
+
+def test_environments_refuse_states_that_would_end_the_process(states, maze):
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "hard"), NUM_ENVS, 5)) as env:
+        before = env.get_state()
+        for wrong in ([maze] * 3, [maze, maze, b"", maze],
+                      [*states["maze", "hard"][:3], states["heist", "hard"][0]]):
+            with pytest.raises(UserError):
+                env.set_state(wrong)
+        assert env.get_state() == before
+
+
+def test_reading_takes_less_than_a_millisecond(states):
+    data = [state for group in states.values() for state in group]
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        for state in data:
+            LevelState.parse(state)
+        seconds.append(time.process_time() - begin)
+    assert min(seconds) < 1e-3 * len(data)
