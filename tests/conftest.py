@@ -16,12 +16,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 import record
 from common.agent_file import load_agent, save_agent
 from common.config import load_agent_config
 from common.devices import Compute
-from common.files import sha256
+from common.files import TEMPORARY_SUFFIX, sha256
 from common.networks import build_policy
 from common.parameters import ParameterSet
 from common.rollout_files import EpisodeArrays, RolloutWriter
@@ -154,6 +157,27 @@ def simulator_file(agent_path, tmp_path_factory) -> Path:
         "t", str(agent_path), sha256(agent_path), "", "", 0, "float32", 0, config,
         parameters.get(TrainingConfig), LossScales()))
     return path
+
+
+@contextlib.contextmanager
+def figures_drawn():
+    """Gathers the figures that are saved inside, by the names of their files: a test that looks at
+    what they show fails for more than an empty picture."""
+    figures, save = {}, Figure.savefig
+
+    def keep(figure, path, **more):
+        figures[Path(path).name.removeprefix(".").replace(TEMPORARY_SUFFIX, "")] = figure
+        save(figure, path, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", keep)
+        yield figures
+
+
+def colours_of(artists):
+    """The colours of lines or bars, as "#rrggbb"."""
+    return [to_hex(artist.get_facecolor() if isinstance(artist, Patch) else artist.get_color())
+            .upper() for artist in artists]
 
 
 def assert_same(a, b):

@@ -14,7 +14,16 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, assert_same, at_work_in, start, tiny_policy, wait_for
+from conftest import (
+    FLOAT32,
+    assert_same,
+    at_work_in,
+    colours_of,
+    figures_drawn,
+    start,
+    tiny_policy,
+    wait_for,
+)
 from PIL import Image, ImageDraw
 
 import plot_training_csv
@@ -25,6 +34,7 @@ from common.config import typed
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
+from common.palette import BLUE, VERMILION
 from common.parameters import ParameterSet
 from generative import export
 from generative.alignment import align
@@ -143,15 +153,15 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     columns = {name: column.reshape(5, 4, 64, 2, 64, 2, 3).mean(axis=(3, 5))
                for name, column in columns.items()}  # (T, windows, H, W, C)
 
-    dataset = RolloutDataset(recording / "data", TINY.simulator.num_init_steps,
-                             TINY.simulator.num_sim_steps)
+    sizes = TINY.get(SimulatorConfig)
+    dataset = RolloutDataset(recording / "data", sizes.num_init_steps, sizes.num_sim_steps)
     recorded = dataset.batch(range(len(dataset))).frames[-5:, :, :, ::8, ::8].numpy()
     recorded = np.moveaxis(recorded, 2, -1)  # (T, N, H, W, C), few pixels
     windows = [np.abs(recorded - columns["truth"][:, [row], ::8, ::8]).mean(axis=(0, 2, 3, 4))
                .argmin() for row in range(4)]
     assert len(set(windows)) == 4
-    batch = align(dataset.batch(windows), TINY.simulator)
-    simulator = open_simulator(checkpoints(tmp_path)[-1], agent_path, TINY.simulator, FLOAT32)
+    batch = align(dataset.batch(windows), sizes)
+    simulator = open_simulator(checkpoints(tmp_path)[-1], agent_path, sizes, FLOAT32)
     draw = LatentDraw("mode")
     start_state = simulator.start_from(simulator.encode(batch.initial_images), draw)
     expected = {"truth": batch.images, "reconstruction": simulator(batch, draw).images,
@@ -173,8 +183,20 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
 
 
 def test_plot_is_drawn_from_the_log(undisturbed, capsys):
-    assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
+    with figures_drawn() as figures:
+        assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
     assert f"wrote {undisturbed / 'plot.png'}" in capsys.readouterr().out
+    log = pd.read_csv(undisturbed / "progress.csv")
+    panels = {axes.get_title(): axes for axes in figures["plot.png"].axes}
+    assert len(panels) == 12
+    lines = panels["image loss of a window"].lines
+    for (raw, smooth), column in zip(zip(lines[::2], lines[1::2]), (
+            "loss_image", "held_out_loss_image")):
+        np.testing.assert_array_equal(raw.get_xdata(), log["batches"])
+        np.testing.assert_array_equal(raw.get_ydata(), log[column])
+        assert smooth.get_ydata()[-1] == pytest.approx(log[column].mean())  # fewer than 20 rows
+    assert colours_of(lines) == [BLUE, BLUE, VERMILION, VERMILION]
+    assert [line.get_label() for line in lines[1::2]] == ["training episodes", "held-out episodes"]
     assert np.asarray(Image.open(undisturbed / "plot.png")).std() > 10
 
 

@@ -7,6 +7,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from conftest import figures_drawn
+from matplotlib.colors import to_rgba_array
 from PIL import Image
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import adjusted_rand_score
@@ -28,6 +30,7 @@ from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
 from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.hidden_states_folder import HiddenStatesFolder
+from common.palette import COLOURS
 from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
@@ -480,7 +483,8 @@ def test_steps_are_those_of_the_states(recording):
 def test_all_figures_are_drawn(precomputed, recording, tmp_path, capsys):
     output = tmp_path / "hx_plots"
     argv = [*arguments(recording / "data", None, precomputed.path), "--output_dir", str(output)]
-    assert hidden_analysis_plotting.main(argv) == 0
+    with figures_drawn() as figures:
+        assert hidden_analysis_plotting.main(argv) == 0
     colourings = ["entropy", "likeliest_action", "action", "cluster", "nmf_factor", "ic_factor",
                   "episode_length", "part_of_episode", "done", "value", "episode_rewarded",
                   "reward"]
@@ -493,6 +497,17 @@ def test_all_figures_are_drawn(precomputed, recording, tmp_path, capsys):
         assert min(image.size) > 400 and np.asarray(image.convert("L")).std() > 5, name
     assert Image.open(output / "rotating_value.gif").n_frames == 36
     assert json.loads((output / "settings.json").read_text())["num_epi_paths"] == 3
+    labels, variances = precomputed.read("clusters"), precomputed.read("variances")
+    table = to_rgba_array(["#BBBBBB", *COLOURS])  # the first for states of no cluster
+    for plane, what in (("pca", "principal"), ("tsne", "tsne")):
+        points, *_simulated = figures[f"{plane}_cluster.png"].axes[0].collections
+        shown = np.column_stack([points.get_offsets(), points.get_facecolors()])
+        expected = np.column_stack([precomputed.read(what)[:, :2], table[labels + 1]])
+        np.testing.assert_array_equal(np.sort(shown.view("f8,f8,f8,f8,f8,f8"), axis=0),
+                                      np.sort(expected.view("f8,f8,f8,f8,f8,f8"), axis=0))
+    bars = figures["variance_explained.png"].axes[0].patches
+    heights = np.array([bar.get_height() for bar in bars])
+    np.testing.assert_allclose(heights / heights[0], variances / variances[0], rtol=1e-5)
 
 
 def test_figures_without_their_data_are_refused(precomputed, recording, samples, tmp_path, capsys):

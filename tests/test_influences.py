@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import golden_projector, tiny_policy
+from conftest import figures_drawn, golden_projector, tiny_policy
 from PIL import Image
 from torch import nn
 
@@ -402,9 +402,15 @@ def arguments(root, *more):
 
 
 @pytest.fixture(scope="module")
-def compared(folders):
+def figures_of_correlation(folders):
+    with figures_drawn() as figures:
+        assert xcorr_and_xcaus_plots.main(arguments(folders)) == 0
+    return figures
+
+
+@pytest.fixture(scope="module")
+def compared(folders, figures_of_correlation):
     """The same folders after all scripts have run."""
-    assert xcorr_and_xcaus_plots.main(arguments(folders)) == 0
     assert dynamics_grads_consistency_plots.main(
         arguments(folders, "--num_shuffles", "300")) == 0
     assert causal_stories.main(story_arguments(folders)) == 0
@@ -455,6 +461,24 @@ def test_extreme_samples_are_those_at_the_ends_at_the_saliency_step(compared, pr
                 "hidden_states", f"hx_direction_{i}_ica", [row])[0, STEP - 2]), "ica").numpy()
             for i in range(UNITS)], axis=-1) * COPIES
         np.testing.assert_allclose(np.load(folder.extreme_file(2, end, 2)), expected, atol=1e-5)
+
+
+def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
+                                                                   figures_of_correlation):
+    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    order = np.load(folder.order_file)
+    for name, group, lags, file in (
+            ("xcorr_all", ALL_SAMPLES, range(5), folder.correlation_file),
+            ("xcorr_behaviour_01", 1, range(5), folder.correlation_file),
+            ("xcaus_behaviour_01", 1, range(1, STEP + 1), folder.causation_file)):
+        panels = [axes for axes in figures_of_correlation[f"{name}.png"].axes if axes.images]
+        assert len(panels) == len(lags)
+        for lag, axes in zip(lags, panels):
+            assert axes.get_title().split(" (")[0] == f"k = {lag}"
+            np.testing.assert_array_equal(axes.images[0].get_array(),
+                                          np.load(file(group, lag))[order][:, order])
+        assert [label.get_text() for label in panels[0].get_yticklabels()] == [
+            str(i) for i in order]
 
 
 def test_the_figures_of_correlation_are_drawn(compared):

@@ -27,6 +27,8 @@ from conftest import (
     ROOT,
     assert_same,
     at_work_in,
+    colours_of,
+    figures_drawn,
     golden_weight,
     module_of_layout,
     start,
@@ -45,6 +47,7 @@ from common.agent_file import agent_files, load_agent, load_optimizer_state, sav
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors
+from common.palette import BLUE, VERMILION
 
 STEPS_AN_UPDATE = 8 * 64
 
@@ -493,9 +496,23 @@ def test_a_run_whose_folder_is_deleted_stops(tmp_path):
 
 
 def test_plots_are_drawn_from_the_log(undisturbed, capsys):
-    assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
+    with figures_drawn() as figures:
+        assert plot_training_csv.main(["--datapath", str(undisturbed.parent)]) == 0
     printed = capsys.readouterr().out
-    for name in ("plot.png", "plot_for_fig.png"):
+    log = pd.read_csv(undisturbed / "log.csv")
+    assert list(figures) == ["plot.png", "plot_for_fig.png"]
+    everything, for_figure = figures["plot.png"].axes, figures["plot_for_fig.png"].axes
+    assert len(everything) == 8 and everything[0].get_title().startswith("return")
+    assert [axes.get_title() for axes in everything].count("") == 0
+    mean, low, high, unseen = everything[0].lines[:4]
+    for line, column in ((mean, "mean"), (low, "min"), (high, "max"), (unseen, "val_mean"),
+                         *zip(for_figure[0].lines, ("mean", "val_mean"))):
+        np.testing.assert_array_equal(line.get_xdata(), log["timesteps"])
+        np.testing.assert_array_equal(line.get_ydata(), log[f"{column}_episode_rewards"])
+    assert colours_of([mean, unseen]) == colours_of(for_figure[0].lines) == [BLUE, VERMILION]
+    assert [text.get_text() for text in for_figure[0].get_legend().texts] == [
+        "training levels", "unseen levels"]
+    for name in figures:
         assert np.asarray(Image.open(undisturbed / name)).std() > 10
         assert str(undisturbed / name) in printed
 
