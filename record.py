@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from agents.action_noise import load_action_noise
+from agents.config import load_agent_config
 from agents.episodes import Episode, play_episodes
 from common.agent_file import load_agent
 from common.cli import (
@@ -21,7 +22,6 @@ from common.cli import (
     env_config,
     seed,
 )
-from common.config import load_agent_config
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions

@@ -8,6 +8,7 @@ import random
 import shlex
 from pathlib import Path
 
+from agents.config import load_agent_config
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings
 from common.agent_file import agent_files, load_agent
 from common.cli import (
@@ -22,7 +23,6 @@ from common.cli import (
     threads,
     time_steps,
 )
-from common.config import load_agent_config
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256

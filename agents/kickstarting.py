@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agents.acting import embed_frames
-from common.config import AgentConfig
+from agents.config import AgentConfig
 from common.devices import Compute
 from common.networks import Policy, PolicyOutput
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from agents.acting import embed_frames
+from agents.config import AgentConfig
 from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
-from common.config import AgentConfig
 from common.devices import Compute
 from common.networks import Policy, PolicyOutput
 

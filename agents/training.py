@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agents.acting import draw_actions, reset_hidden, run_policy
+from agents.config import AgentConfig
 from agents.kickstarting import Teacher
 from agents.model_card import save_model_card
 from agents.ppo import Rollout, UpdateSummary, update
@@ -29,7 +30,7 @@ from common.agent_file import (
     load_weights,
     save_agent,
 )
-from common.config import AgentConfig, check_seed
+from common.config import check_seed
 from common.devices import Compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.errors import NonFiniteLoss, UserError

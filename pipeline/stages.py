@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from agents.action_noise import load_action_noise
+from agents.config import load_agent_config
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
 from analysis.panel_export.files import built_page
 from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
-from common.config import load_agent_config
 from common.description import read_description
 from common.errors import UserError
 from common.files import read_array

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import record
+from agents.config import load_agent_config
 from common.agent_file import load_agent, save_agent
-from common.config import load_agent_config
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, sha256
 from common.networks import build_policy

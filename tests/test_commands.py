@@ -23,8 +23,8 @@ import render
 import saliency_experiments
 import train
 import train_gen_model
+from agents.config import AgentConfig, load_agent_config
 from analysis import causal_stories
-from common.config import AgentConfig, load_agent_config
 from common.devices import bfloat16_features, resolve_compute
 from common.errors import UserError, script_main
 from common.rollout_files import RolloutFolder
