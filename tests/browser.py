@@ -5,22 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+from common.doctor import chromium
+
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync")
 SHOWN = "main[aria-busy='false']"  # when all that the view needs is loaded and drawn
-
-
-def chromium() -> str | None:
-    """The program, or None where there is none."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import av
 import numpy as np
 import pytest
-from browser import SHOWN, chromium, opened_page, running_browser, served
+from browser import SHOWN, opened_page, running_browser, served
 from panel_run import (
     BEHAVIOURS,
     LACKING,
@@ -25,6 +25,7 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_export.files import PanelFolder
+from common.doctor import chromium
 from common.game_constants import ACTION_NAMES
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this machine; "
