@@ -14,7 +14,7 @@ from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import Experiment
 from pipeline.report import write_report
 from pipeline.runner import Pipeline
-from pipeline.stages import Places, all_stages
+from pipeline.stages import PathResolver, all_stages
 from pipeline.summary import print_plan, print_table
 
 FORBIDDEN = set("/\\\0")
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     stages = all_stages(preset, ParameterSet(preset.parameters), name)
     experiment = Experiment(output)
     experiment.check(args.preset)
-    pipeline = Pipeline(experiment, stages, Places(output, preset),
+    pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
                         hyperparams, args.force, args.check_contents)

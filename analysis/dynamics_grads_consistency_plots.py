@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.influences.comparison import Comparison
+from analysis.influences.comparison import SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.inputs import open_inputs, open_reader
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     for without in variants:
         influences = reader.read(answers, without, policy)
         found[without] = agreements(influences, inputs.groups, args.num_shuffles, args.seed)
-    comparison = Comparison(found, influences.target_names, influences.lags,
+    comparison = SignAgreementTable(found, influences.target_names, influences.lags,
                             influences.num_ics, influences.step)
     settings = {**inputs.description(), "saliency_step": influences.step,
                 "answers": answers, "answers_from": "read-out weights" if policy else "saliency",

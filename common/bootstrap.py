@@ -10,7 +10,7 @@ import numpy as np
 RESAMPLINGS = 2000
 
 
-class EpisodeBootstrap:
+class ClusterBootstrap:
     """95 % intervals of means over windows, from episodes drawn anew with replacement.
 
     Windows of one episode overlap and resemble each other, so drawing windows would make the

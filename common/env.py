@@ -109,7 +109,7 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
+class EnvObservation:
     """What N environments show at one moment.
 
     Attributes:
@@ -145,10 +145,10 @@ class ProcgenVectorEnv:
         self.config = config
         self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
 
-    def observe(self) -> Observation:
+    def observe(self) -> EnvObservation:
         """Wait for the environments and return what they show."""
         rewards, observation, first = self._env.observe()
-        return Observation(observation["rgb"], rewards, first)
+        return EnvObservation(observation["rgb"], rewards, first)
 
     def act(self, actions: np.ndarray) -> None:
         """Start the next step with int32 actions (N,)."""

@@ -18,7 +18,7 @@ _HEAD_WIDTH = 400
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
+class DecodedObservation:
     """What the decoder predicts; the leading dimensions are those of its input.
 
     Attributes:
@@ -89,8 +89,8 @@ class Decoder(nn.Module):
         self.reward = Head(in_size, config.reward_decoder_layers, 1, config.layer_norm)
         self.terminal = Head(in_size, config.terminal_decoder_layers, 1, config.layer_norm)
 
-    def forward(self, h: Tensor, z: Tensor) -> Observation:
+    def forward(self, h: Tensor, z: Tensor) -> DecodedObservation:
         """h (N, H) and one-hot z (N, S, K)."""
         features = torch.cat([h, z.flatten(-2)], dim=-1)  # (N, H + S·K)
-        return Observation(self.image(features), self.reward(features).squeeze(-1).float(),
+        return DecodedObservation(self.image(features), self.reward(features).squeeze(-1).float(),
                            self.terminal(features).squeeze(-1).float())

@@ -28,7 +28,7 @@ from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import Draw, LatentDraw, PresetDraw
+from generative.straight_through import Draw, LatentSampler, PresetDraw
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
@@ -185,7 +185,7 @@ class Sampler:
         """Samples of one start draw the same numbers."""
         plan = self.plan
         if not plan.sample_latents:
-            return LatentDraw("mode")
+            return LatentSampler("mode")
         shape = (plan.num_steps + 1, self._simulator.config.stoch_dim)
         uniform = [np.random.default_rng([plan.seed, _LATENTS, start]).random(shape, np.float32)
                    for start in starts]
@@ -220,7 +220,7 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
     Args:
         simulator: where ``compute`` says.
     """
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     with compute.autocast():
         start = simulator.start_from(vectors.to(compute.device), draw)
         simulation = simulator.imagine(start, draw, num_steps).stacked()

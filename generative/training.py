@@ -40,7 +40,7 @@ from generative.runs import (
     prune_checkpoints,
 )
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 GRADIENT_NORM_LIMIT = 100.0
 SECONDS_BETWEEN_SAVES = 600
@@ -214,7 +214,7 @@ class SimulatorTraining:
     def _pass(self, batch: AlignedBatch,
               generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
         with self.compute.autocast():
-            simulation = self.simulator(batch, LatentDraw("sample", generator))
+            simulation = self.simulator(batch, LatentSampler("sample", generator))
         return simulation, simulator_losses(simulation, batch, self.settings.simulator,
                                             self.settings.loss_scales)
 
@@ -269,7 +269,7 @@ class SimulatorTraining:
         config = self.settings.simulator
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
-        draw = LatentDraw("mode")
+        draw = LatentSampler("mode")
         with self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
             start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)

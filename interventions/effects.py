@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from common.bootstrap import EpisodeBootstrap
+from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 from interventions.files import ArmRuns
@@ -181,7 +181,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
     after = np.stack([outcomes_of(runs[arm.name], unaltered, simulated)
                       for arm in arms])  # (arms, N, outcomes)
     differences = (after - before).transpose(1, 0, 2).reshape(len(before), -1)  # (N, C)
-    low, high = EpisodeBootstrap(np.arange(len(before)), seed).interval(
+    low, high = ClusterBootstrap(np.arange(len(before)), seed).interval(
         differences.T, np.ones(differences.T.shape, dtype=bool))
     num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
     rows = [(arm.name, arm.label, arm.pattern, arm.control, float(runs[arm.name].moved), name)

@@ -30,7 +30,7 @@ from pipeline.records import (
     find,
     matches,
 )
-from pipeline.stages import Places, Stage
+from pipeline.stages import PathResolver, Stage
 
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
 NOT_RUN = "it has not been run yet"
@@ -52,7 +52,7 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class StageOutcome:
     """What became of a stage in this call."""
 
     stage: Stage
@@ -73,7 +73,7 @@ class Pipeline:
         check_contents: read every file, even if size and time of change are as they were.
     """
 
-    def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: Places,
+    def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
                  chosen: set[str], hyperparams: dict[Path, dict], force: bool = False,
                  check_contents: bool = False):
         self.experiment, self.stages, self._places = experiment, stages, places
@@ -104,20 +104,20 @@ class Pipeline:
                                          else "completed")
             yield stage, decision
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[StageOutcome]:
         """Do it; ends with the first stage that does not finish."""
         for stage in self.stages:
             if stage.name not in self._chosen:
-                yield Outcome(stage, Decision(LEAVE, "not asked for"), 0,
+                yield StageOutcome(stage, Decision(LEAVE, "not asked for"), 0,
                               self.experiment.record(stage.name))
                 continue
             decision = self.decide(stage)
             if decision.action == SKIP:
                 print(f"\n{stage.name}: skipped, {decision.why}", flush=True)
-                yield Outcome(stage, decision, 0, self.experiment.record(stage.name))
+                yield StageOutcome(stage, decision, 0, self.experiment.record(stage.name))
                 continue
             status = self._run(stage, decision)
-            yield Outcome(stage, decision, status, self.experiment.record(stage.name))
+            yield StageOutcome(stage, decision, status, self.experiment.record(stage.name))
             if status:
                 return
         self._digests.save()

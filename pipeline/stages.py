@@ -106,7 +106,7 @@ class Stage:
     continued: Continuation = same_command
 
 
-class Places:
+class PathResolver:
     """Fills in the places that flags and files name.
 
     Args:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniformity
 from analysis.methods.clustering import NO_CLUSTER
-from analysis.methods.components import Scale
+from analysis.methods.components import Standardizer
 from analysis.methods.embedding import embed
 from analysis.parameters.config import BottleneckConfig
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
@@ -43,7 +43,7 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
     """
     writer.step("uniformity", lambda: _uniformity(informed, random))
     mean = writer.step("mean", lambda: Result({"mean": informed.mean(axis=0)}, {}))["mean"]
-    scale = Scale(mean, np.ones_like(mean), ())
+    scale = Standardizer(mean, np.ones_like(mean), ())
     principal = principal_step(informed, scale, config, seed, writer)
     projected = writer.step("random", lambda: Result(
         {"random": scale.standardise(random) @ principal.components.T}, {}))["random"]

@@ -9,7 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 from common.errors import UserError
-from common.parameters import one_of, positive, share_of_an_end
+from common.parameters import one_of, positive, tail_fraction
 from generative.config import SAMPLE_STARTS
 
 CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
@@ -144,7 +144,7 @@ class XplotsConfig:
     extrema_threshold: float
 
     def __post_init__(self):
-        share_of_an_end(self, "extrema_threshold")
+        tail_fraction(self, "extrema_threshold")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
 from generative.encoder import on_unit_sphere
 from generative.simulator import Simulator, Step
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 Coordinates = Callable[[Tensor, str], Tensor]
 """Hidden states (…, D) and "ica" or "pca" to coordinates along the directions of that type."""
@@ -131,7 +131,7 @@ class Gradients:
     env_h: Tensor
 
 
-def perturbed_copies(vector: Tensor, num_copies: int, scale: float, seed: int,
+def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
                      number: int) -> Tensor:
     """A bottleneck vector (V,) and copies that are moved a little, all of length 1 (N, V).
 
@@ -174,7 +174,7 @@ class SaliencyPass:
                  coordinates: Coordinates | None = None):
         self._shape, self._num_steps = copies.shape[:2], num_steps
         self._common_timesteps, self._coordinates = common_timesteps, coordinates
-        draw = LatentDraw("mode")
+        draw = LatentSampler("mode")
         simulated = max(function.num_steps(common_timesteps, num_steps) for function in functions)
         with compute.autocast(), torch.enable_grad():
             with torch.no_grad():

@@ -29,7 +29,7 @@ from generative.saliency.gradients import (
     SaliencyFunction,
     SaliencyPass,
     combined_vector,
-    perturbed_copies,
+    smoothgrad_starts,
 )
 from generative.saliency.pictures import (
     FRAMES_PER_SECOND,
@@ -133,7 +133,7 @@ class SaliencyMaker:
         """
         plan = self.plan
         copies = torch.stack([
-            perturbed_copies(torch.from_numpy(vector), plan.num_copies, plan.perturbation_scale,
+            smoothgrad_starts(torch.from_numpy(vector), plan.num_copies, plan.perturbation_scale,
                              plan.seed, number)
             for number, vector in zip(numbers, samples.bottleneck_vec)])
         one_pass = SaliencyPass(self._simulator, self._compute, copies, functions,
