@@ -78,7 +78,6 @@ def batch(golden):
     return align(Windows(frames=golden["data/ims"], actions=actions,
                          rewards=golden["data/reward"], values=torch.zeros(actions.shape),
                          terminals=golden["data/terminal"],
-                         log_probs=torch.zeros(*actions.shape, 15),
                          hidden_states=golden["data/hx"]), SMALL)
 
 
