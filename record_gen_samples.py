@@ -128,7 +128,7 @@ class SamplerRun:
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
               simulator: Simulator) -> SamplingPlan:
-    """What the flags ask for; a number of steps on the command line wins."""
+    """The plan of the flags; a number of steps on the command line wins."""
     actions = manual_actions(args.manual_action)
     saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps

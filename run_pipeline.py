@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """What was asked for, with these contents of the files of parameters; returns the status."""
+    """Run the chosen stages with these contents of the parameter files; returns the status."""
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain

@@ -81,7 +81,7 @@ class ResultFolder:
         return array
 
     def settings(self) -> dict:
-        """What made the arrays; empty for published ones, which do not say."""
+        """Settings that made the arrays; empty for published ones, which do not store them."""
         return read_description(self.settings_file)
 
     def at(self, path: Path) -> ResultFolder:
@@ -91,7 +91,7 @@ class ResultFolder:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a step gives.
+    """Result of one step of an analysis.
 
     Attributes:
         arrays: by their names in the folder.

@@ -1,4 +1,4 @@
-"""What made a folder: a JSON file in it, which also decides whether more may be added to it."""
+"""Description of a folder: a JSON file that says what made it; only the same may add to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
 
 
 def read_description(path: Path) -> dict:
-    """What stands in a description file; empty if there is none.
+    """Read a description file; empty if there is none.
 
     Raises:
         UserError: if the file is damaged or holds no mapping.

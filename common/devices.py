@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What convolutions compute in."""
+        """Data type in which convolutions compute."""
         return torch.bfloat16 if self.bfloat16 else torch.float32
 
     def autocast(self) -> torch.autocast:

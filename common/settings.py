@@ -1,4 +1,4 @@
-"""What a run was asked to do, resolved, beside its results as YAML."""
+"""Resolved settings of a run, stored beside its results as YAML."""
 
 from __future__ import annotations
 

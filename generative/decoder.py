@@ -19,7 +19,7 @@ _HEAD_WIDTH = 400
 
 @dataclasses.dataclass(frozen=True)
 class DecodedObservation:
-    """What the decoder predicts; the leading dimensions are those of its input.
+    """Predictions of the decoder; the leading dimensions are those of its input.
 
     Attributes:
         images: (…, C, 64, 64), nominally in [0, 1] but not clamped.

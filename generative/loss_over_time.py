@@ -161,7 +161,7 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                           draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """What was recorded and what the simulator imagines instead, uint8 (N, T, H, W, C) each."""
+    """Recorded frames and the frames imagined instead, uint8 (N, T, H, W, C) each."""
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)

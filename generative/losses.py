@@ -1,4 +1,4 @@
-"""What the simulator is trained on.
+"""Losses of the simulator.
 
 Letters in shape comments: T simulated steps, B batch, S latent variables, K classes of each.
 """
@@ -80,7 +80,7 @@ class SimulatorLosses:
 
     @property
     def total(self) -> Tensor:
-        """What is minimised (): summed over time, averaged over the batch."""
+        """The minimised loss (): summed over time, averaged over the batch."""
         start = (self.first_hidden + self.first_action).mean()
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 

@@ -40,7 +40,7 @@ _VECTORS, _LATENTS = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class SamplingPlan:
-    """What is simulated.
+    """Settings of a folder of simulated samples.
 
     Attributes:
         random_start: start from random vectors instead of recorded frames.
@@ -214,8 +214,8 @@ class Sampler:
 @torch.no_grad()
 def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
                   num_steps: int) -> list[SampleArrays]:
-    """What happens from bottleneck vectors (B, V), with the agent's own actions and the most
-    likely latents.
+    """Simulate from bottleneck vectors (B, V), with the agent's own actions and the most likely
+    latents.
 
     Args:
         simulator: where ``compute`` says.

@@ -86,7 +86,7 @@ def _pairs(text: str) -> tuple[list[int], list[int | None]]:
 
 
 def change_of(alteration: Alteration, projector: Projector, compute: Compute) -> MeasuredChange:
-    """What an alteration does to the agent's state."""
+    """The change that an alteration makes to the agent's state."""
     if alteration.turn is not None:
         projector = projector.turned(alteration.turn)
     step = projector.swapped_step(alteration.taken, alteration.put, "ica", compute.device)

@@ -1,4 +1,4 @@
-"""What altering a direction of the agent's hidden state does to its behaviour, counted.
+"""Effects of altered directions of the agent's hidden state on its behaviour.
 
 Runs come in arms that share their starts and random draws: one arm is unaltered, some alter
 directions of interest, and for each kind of alteration there are controls, which do the same in

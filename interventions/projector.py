@@ -142,7 +142,7 @@ class Projector:
         return gradient @ self.directions(kind).T
 
     def directions(self, kind: DirectionType) -> Tensor:
-        """What one unit of each coordinate adds to hx, as rows: (P, D) or (k, D).
+        """Change of hx for one unit of each coordinate, as rows: (P, D) or (k, D).
 
         These are columns of the inverse map. The ICs are not orthogonal, so they differ from the
         rows of the forward map.

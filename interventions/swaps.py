@@ -21,7 +21,7 @@ from interventions.projector import Projector
 
 @dataclasses.dataclass(frozen=True)
 class Swap:
-    """What is done to every change of the agent's state.
+    """A swap of directions in every change of the agent's state.
 
     Attributes:
         name: for folders, such as ``10_5_to_12_None``.

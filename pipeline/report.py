@@ -388,7 +388,7 @@ def _loss_table(output: Path) -> Table:
 
 
 def _effects_table(output: Path) -> Table:
-    """What each direction does to each outcome."""
+    """Table of the effect of each direction on each outcome."""
     table = InterventionsFolder(output / "analysis" / "interventions").effects()
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",

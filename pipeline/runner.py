@@ -39,7 +39,7 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is to be done about a stage, and why.
+    """Whether to run, continue or skip a stage, and why.
 
     Attributes:
         action: SKIP, CONTINUE, RUN (anew) or LEAVE (it was not asked for).
@@ -53,7 +53,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class StageOutcome:
-    """What became of a stage in this call."""
+    """Result of a stage in this call."""
 
     stage: Stage
     decision: Decision
@@ -83,7 +83,7 @@ class Pipeline:
         self._code = code_of({stage.script for stage in stages})
 
     def plan(self) -> Iterator[tuple[Stage, Decision]]:
-        """What would be done, without doing it.
+        """Decide about every stage, without running any.
 
         What a stage that would run will write is not known, so all that reads it is said to run,
         too; it is skipped after all if the contents come out the same.

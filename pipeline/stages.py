@@ -392,7 +392,7 @@ class _Builder:
             also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
-        """What components do to components and to what the agent answers."""
+        """Stages of the influences of components on components and on the agent's answers."""
         needs = {**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS}
         parameters = self._of("analysis.saliency.", "analysis.xplots.",
                               "analysis.agent_h.num_episodes",

@@ -59,7 +59,7 @@ def exported(tmp_path_factory):
 
 
 def content(folder: PanelFolder, name: str) -> dict:
-    """What a file of data hands to the page."""
+    """Content that a file of data gives to the page."""
     text = folder.data_file(name).read_text(encoding="ascii")
     match = re.fullmatch(r'panelData\("([\w]+)", (.*)\);\n', text)
     assert match and match[1] == name

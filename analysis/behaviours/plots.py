@@ -22,7 +22,7 @@ FRAME_FACTOR = 2  # frames are enlarged, for the arrow of the action to be reada
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """What a set of samples does.
+    """Values and actions of a set of samples.
 
     Attributes:
         values: the agent's (M, T).

@@ -16,7 +16,7 @@ from common.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Uniformity:
-    """What uniform vectors would have beside what these have.
+    """Statistics of vectors on the sphere, beside their values for uniform vectors.
 
     Attributes:
         num_vectors: N.

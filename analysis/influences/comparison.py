@@ -104,7 +104,7 @@ class SignAgreementTable:
                  self._plot(path, group, lag)) for group in self.groups for lag in lags]
 
     def summary(self) -> Iterator[str]:
-        """What was claimed, a line each kind of gradient."""
+        """Numbers of claimed influences in sentences, one for each kind of gradient."""
         for without, groups in self.found.items():
             claimed = sum(int(agreement.claimed.sum()) for agreement in groups.values())
             itself = sum(int(np.diagonal(agreement.claimed, axis1=1, axis2=2).sum())

@@ -117,7 +117,7 @@ class ComparisonFolder:
         return self.path / "behaviours.npy"
 
     def settings(self) -> dict:
-        """What made the comparison.
+        """Settings that made the comparison.
 
         Raises:
             UserError: if it is missing or damaged.

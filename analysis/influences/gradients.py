@@ -1,9 +1,9 @@
-"""What independent components (ICs) at earlier steps do to ICs and to the agent's answers at a
-later one: gradients of saliency_experiments.py, in the space of the ICs.
+"""Gradients of independent components (ICs) and of the agent's answers with respect to earlier ICs,
+from the gradients of saliency_experiments.py.
 
-The stored gradients of a sample are means over its copies of the gradient of a mean over its
-copies, so they are divided by the number of copies twice; here they are gradients of the sample
-itself, which is once.
+The stored gradients of a sample are divided by its number of copies twice: the scalar is a mean
+over the copies, and so is the gradient that is stored. Here they are multiplied by that number
+once, which gives gradients of the sample itself.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
 answers.
@@ -44,7 +44,7 @@ def ic_name(number: int) -> str:
 
 
 def answer_name(function: str) -> str:
-    """What a function of ``OUTPUTS`` is to a reader."""
+    """Name of a function of ``OUTPUTS`` in texts and figures."""
     return _ANSWERS[function]
 
 
@@ -287,7 +287,7 @@ def _check_finite(array: np.ndarray, numbers: Sequence[int], name: Callable[[int
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the analyses of influences begin with.
+    """Inputs of the analyses of influences.
 
     Attributes:
         samples: the folder of samples.

@@ -133,7 +133,7 @@ class PanelSteps:
 
 @dataclasses.dataclass(frozen=True)
 class PanelSample:
-    """What is large of a sample.
+    """Frames, saliency pictures and gradients of a sample.
 
     Attributes:
         frames: uint8 (T, H, W, C).

@@ -158,7 +158,7 @@ def most_central(places: np.ndarray, mean: np.ndarray, sequences: np.ndarray) ->
 
 
 def pictures_of(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
-    """What the simulator shows in these samples (n,) at these steps (n,)."""
+    """Simulated frames of these samples (n,) at these steps (n,)."""
     frames = samples.stacked_field("frames", numbers.tolist())  # (n, T, H, W, C)
     return Pictures([of_sample[step] for of_sample, step in zip(frames, steps)],
                     [f"sample {number}, step {step}" for number, step in zip(numbers, steps)],

@@ -78,7 +78,7 @@ class Heatmap:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What rows and columns are.
+    """Names of rows and columns.
 
     Attributes:
         rows, columns: the names of each.

@@ -62,7 +62,7 @@ def simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedSteps:
-    """What happened at each step of several samples, all (M * T,).
+    """Simulated quantities at each step of several samples, all (M * T,).
 
     Attributes:
         sample: number of the sample.

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PrincipalStep:
-    """What the step of principal components gives.
+    """Result of the step of principal components.
 
     Attributes:
         coordinates: of the states (N, P).

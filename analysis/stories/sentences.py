@@ -49,7 +49,7 @@ def p_words(p: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SampleFacts:
-    """What happens in a group of samples.
+    """Summary of a group of samples.
 
     Attributes:
         number: of them.

@@ -66,7 +66,7 @@ class SaliencyFunction:
 
     @property
     def direction_name(self) -> str:
-        """What a direction is called in figures: IC 3, PC 0."""
+        """Name of the direction in figures: IC 3, PC 0."""
         return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
 
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
@@ -185,7 +185,7 @@ class SaliencyPass:
                                             simulated, without_env_grads=without_env_grads).steps
 
     def unmoved_images(self) -> Tensor:
-        """What the first copy of each sample sees at the simulated steps (G, T', C, H, W)."""
+        """Images of each sample's first copy at the simulated steps (G, T', C, H, W)."""
         images = torch.stack([step.images.detach() for step in self._steps])  # (T', G*N, …)
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 

@@ -49,7 +49,7 @@ NOTICEABLE = 8
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyPlan:
-    """What is computed.
+    """Settings of a saliency run.
 
     Attributes:
         functions: whose gradients are taken.
@@ -97,7 +97,7 @@ class SaliencyMaker:
         self.diverging: set[int] = set()  # samples that the simulator does not repeat
 
     def description(self, function: SaliencyFunction) -> dict:
-        """What makes the files of a function."""
+        """Settings that make the files of a function."""
         settings = dataclasses.asdict(self.plan)
         del settings["functions"]
         return {"function": function.name, **settings, **self._description,
@@ -164,7 +164,7 @@ class SaliencyMaker:
 
 
 def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> SaliencyArrays:
-    """What is stored of one sample, with its pictures (T, H, W, C)."""
+    """Arrays to store for one sample, with its pictures (T, H, W, C)."""
     return SaliencyArrays(gradients.images[row].numpy(), gradients.hidden_states[row].numpy(),
                           gradients.env_h[row].numpy(), processed)
 
