@@ -1,6 +1,6 @@
-"""Hold the gradients between independent components of the agent's state against how these go
-together: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag, with
-and without gradients through the environment."""
+"""Compare the gradients between independent components of the agent's state with their
+correlations: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag,
+with and without gradients through the environment."""
 
 from __future__ import annotations
 

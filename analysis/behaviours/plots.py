@@ -1,4 +1,4 @@
-"""Figures that show what a behaviour is, and how the behaviours differ.
+"""Figures of single behaviours, and of all of them beside each other.
 
 Letters in shape comments: M samples, T steps of each, B behaviours.
 """

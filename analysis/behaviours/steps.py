@@ -1,4 +1,4 @@
-"""Behaviours: what the agent's and the environment's states do together, over several steps.
+"""Behaviours: clusters of the agent's and the environment's states and of their changes.
 
 Letters in shape comments: M samples, T steps of each, F features of a step.
 """

@@ -1,5 +1,5 @@
-"""Read-out weights of the agent in the space of its independent components (ICs): what one unit of
-an IC, a standard deviation over the recorded states, adds to the logits and the value.
+"""Read-out weights of the agent in the space of its independent components (ICs): the change
+of logits and value for one unit of an IC, a standard deviation over the recorded states.
 
 Letters in shape comments: A actions, I ICs, D hidden units.
 """

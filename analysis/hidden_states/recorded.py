@@ -1,4 +1,4 @@
-"""The hidden states of recorded episodes, and what happened at each of them."""
+"""The hidden states of recorded episodes, and the recorded quantities at each of them."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ WITH, WITHOUT = "with", "without"  # gradients through the environment, in the t
 
 @dataclasses.dataclass(frozen=True)
 class SignAgreementTable:
-    """All that was found.
+    """Agreement of gradients and correlations in all groups, as tables.
 
     Attributes:
         found: agreements of each group, with gradients through the environment (False) and
@@ -125,7 +125,7 @@ class SignAgreementTable:
                 yield without, group, agreement
 
     def _plot(self, path: Path, group: Group, lag: int) -> None:
-        # ICs have nothing to say about ICs of their own step.
+        # ICs do not influence ICs of their own step.
         columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
         rows = [(without, groups[group]) for without, groups in self.found.items()]
         panels: list[Heatmap | None] = []

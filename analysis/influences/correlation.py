@@ -52,7 +52,7 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class Seriation:
-    """An order in which coordinates that go together stand together.
+    """An order that puts correlated coordinates next to each other.
 
     Attributes:
         order: the coordinates (I,).
@@ -64,7 +64,7 @@ class Seriation:
 
 
 def seriate(products: np.ndarray) -> Seriation:
-    """Order coordinates so that those which go together at any lag stand together.
+    """Order coordinates so that those correlated at any lag are next to each other.
 
     Average linkage of 1 less the largest absolute product of two coordinates at any lag, one way
     or the other, divided by their root mean squares; the sign of an independent component means
@@ -116,7 +116,7 @@ def cosine_similarity(directions: np.ndarray) -> np.ndarray:
 
 
 def members(labels: np.ndarray) -> dict[int, np.ndarray]:
-    """The rows of each behaviour that has any, by its number; -1 stands for none.
+    """The rows of each behaviour that has any, by its number; -1 is none.
 
     Args:
         labels: (M,).

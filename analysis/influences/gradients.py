@@ -101,7 +101,7 @@ class Influences:
     Attributes:
         step: at which the targets are read, from 0.
         lags: 0 … ``step``, from the step itself backwards.
-        answers: functions of ``OUTPUTS`` among the targets, which stand behind the ICs.
+        answers: functions of ``OUTPUTS`` among the targets, after the ICs.
         gradients: float32 (M, L, I, J): how many standard deviations a target at ``step`` moves
             for each one that an IC moves at ``step`` - lag. At lag 0 the part of the ICs is the
             identity.
@@ -310,7 +310,7 @@ class Inputs:
 
         Args:
             numbers: of the samples.
-            precomputed: folder of the directions, found in ``num_episodes`` episodes.
+            precomputed: folder of the directions, computed from ``num_episodes`` episodes.
             behaviours: None to leave them out.
 
         Raises:
@@ -341,7 +341,7 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
     """The behaviour of each of these samples, -1 for none (M,).
 
     Raises:
-        UserError: if the file is missing or damaged, or they were not found in these samples.
+        UserError: if the file is missing or damaged, or they are of other samples.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
     if labels.shape != (behaviours.num_samples,) or labels.dtype.kind != "i":

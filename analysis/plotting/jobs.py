@@ -59,9 +59,9 @@ class Variances:
     """The variances of principal components, for axes and for a figure of their own.
 
     Args:
-        folder: what was precomputed; published results do not say the total variance, and the sum
-            of what is there stands for it.
-        principal: coordinates (N, P), whose variances stand for those that the folder has not.
+        folder: what was precomputed; published results do not store the total variance; the
+            sum of the stored variances is used instead.
+        principal: coordinates (N, P), whose variances are used if the folder has none.
     """
 
     def __init__(self, folder: ResultFolder, principal: np.ndarray):
@@ -129,7 +129,7 @@ def cluster_jobs(planes: Sequence[Plane], labels: np.ndarray, numbers: Iterable[
     Args:
         labels: cluster of each state (N,).
         note: what to write above the figure of a cluster.
-        pictures: of a cluster, to stand below; None for none.
+        pictures: of a cluster, drawn below it; None for none.
     """
     plots = ClusterPlots(planes, labels)
     return [(f"cluster_{number:02d}.png", lambda path, number=number:

@@ -101,7 +101,7 @@ def plot_matrices(path: Path, panels: Sequence[Heatmap | None], names: Names,
         scales: one for all, or one for each column of panels.
         columns: panels in a row.
         seriation: the order of rows and columns; None: as they are.
-        tree: whether its dendrogram stands at the left.
+        tree: whether its dendrogram is drawn at the left.
     """
     rows = -(-len(panels) // columns)
     order = np.arange(len(names.rows)) if seriation is None else seriation.order

@@ -22,8 +22,8 @@ from PIL import Image
 
 from common.palette import COLOURS, DARK_GREY, DPI, SKY_BLUE, VERMILION
 
-# Where there are more categories than colours the marker changes, and their numbers stand where
-# their states are.
+# Where there are more categories than colours the marker changes, and their numbers are written
+# where their states are.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
 OTHERS_SIZE = 6  # at least, in square points: they are few
@@ -199,7 +199,7 @@ class ClusterPlots:
         self._densities = [_density(plane.places) for plane in planes]
 
     def plot(self, path: Path, cluster: int, note: str, pictures: Pictures | None = None) -> None:
-        """Draw a cluster; ``note`` is written above it, pictures of it stand below."""
+        """Draw a cluster; ``note`` is written above it, pictures of it are drawn below."""
         width = 6.5 * len(self.planes)
         if pictures is None:
             figure = Figure(figsize=(width, 5.8), layout="constrained")

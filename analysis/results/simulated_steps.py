@@ -1,4 +1,4 @@
-"""The steps of simulated samples that are analysed, and what happened at each of them.
+"""The steps of simulated samples that are analysed, and the simulated quantities at each of them.
 
 Letters in shape comments: M samples, T steps of each.
 """
