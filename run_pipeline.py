@@ -1,5 +1,5 @@
 """Run the whole experiment, from training to a page that ties it together. What is done and still
-valid is skipped, what was interrupted goes on, and what has changed is made anew."""
+valid is skipped, what was interrupted goes on, and what has changed is made again."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.files import check_nested, read_bytes, remove_folder, save_json, unnamed_file
 from common.locks import LOCK_NAME, FolderLock
 
-# What an entry of a description stands for, where its name does not say it.
+# Plain names of the entries whose keys do not explain themselves.
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
             "model_sha256": "simulator", "num_steps": "number of steps"}
 

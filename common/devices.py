@@ -58,8 +58,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 def keep_freed_memory() -> None:
     """Tell the C library to keep memory it has been given back, instead of returning it.
 
-    A training step frees and takes the same gigabyte again and again; fetching it anew from the
-    operating system, page by page, costs about a tenth of the step. Does nothing where the C
+    A training step frees and takes the same gigabyte again and again; fetching it each time from
+    the operating system, page by page, costs about a tenth of the step. Does nothing where the C
     library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

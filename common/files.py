@@ -201,7 +201,7 @@ def check_nested(content, path: Path) -> None:
 
 
 def load_tensors(path: Path, what: str) -> dict:
-    """``torch.load`` of a trusted-by-nobody file: tensors only, and a clear error.
+    """``torch.load`` of an untrusted file: tensors only, and a clear error.
 
     All tensors are dense, on the CPU, and no larger than what the file stores for them.
 

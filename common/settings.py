@@ -24,7 +24,7 @@ def save_settings(folder: Path, settings) -> None:
 
 
 def load_settings(folder: Path, cls: type[Settings]) -> Settings:
-    """Read back what :func:`save_settings` wrote.
+    """Read settings that :func:`save_settings` wrote.
 
     Raises:
         UserError: if the file is missing or does not hold ``cls``; the key is named.

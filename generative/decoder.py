@@ -1,4 +1,4 @@
-"""From the environment's state to what it shows: image, reward, whether the episode ends.
+"""Networks from the environment's state to image, reward and whether the episode ends.
 
 Letters in shape comments: N states of any kind, H deterministic state, S·K latent, C channels,
 d = cnn_depth.

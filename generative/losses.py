@@ -87,7 +87,7 @@ class SimulatorLosses:
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
                      scales: LossScales = UNSCALED) -> SimulatorLosses:
-    """Hold a pass with posterior against its labels.
+    """Losses of a pass with posterior, against its labels.
 
     Raises:
         ValueError: if the pass has no posterior.

@@ -76,7 +76,7 @@ class SimulatorTraining:
 
     Args:
         folder: the run's folder. If it holds checkpoints, the run goes on from the newest one;
-            else the run is new, and the attribute ``folder`` has a number behind if another run
+            else the run is new, and the attribute ``folder`` has a number appended if another run
             has this name.
         settings: what to train.
         compute: where to compute.

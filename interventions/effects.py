@@ -164,7 +164,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
         A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
         ``control``, ``moved`` (see ``ArmRuns``), ``outcome``, ``unaltered`` and ``altered``
         (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the controls it is held against),
+        ``control_high`` (smallest and largest effect of the controls it is compared with),
         ``num_controls``, ``p_control``, ``claimed``.
 
     Raises:
@@ -196,7 +196,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the corrected p, what the controls say, and whether an effect is claimed.
+    """Add the corrected p, p and range of the controls, and whether an effect is claimed.
 
     Directions are one family of the correction; the controls of each pattern are another.
 

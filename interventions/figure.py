@@ -1,4 +1,4 @@
-"""Figure of what altered directions of the hidden state do to the agent's behaviour."""
+"""Figure of the effects of altered directions of the hidden state on the agent's behaviour."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def find(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """The files that ``matches`` gives; what is hidden is still unfinished."""
+    """The files that ``matches`` gives, without hidden ones, which are unfinished."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 

@@ -42,7 +42,7 @@ class Decision:
     """Whether to run, continue or skip a stage, and why.
 
     Attributes:
-        action: SKIP, CONTINUE, RUN (anew) or LEAVE (it was not asked for).
+        action: SKIP, CONTINUE, RUN (from its start) or LEAVE (it was not asked for).
         basis: None where it is not known yet.
     """
 
@@ -69,7 +69,7 @@ class Pipeline:
         chosen: names of those that were asked for.
         hyperparams: contents of the YAML files of parameters that the stages were made from;
             their scripts get the same.
-        force: make these anew, whatever their records say.
+        force: run these again, whatever their records say.
         check_contents: read every file, even if size and time of change are as they were.
     """
 

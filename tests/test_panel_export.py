@@ -1,4 +1,4 @@
-"""export_panel.py: what stands in the files of a panel, and every mistake as one sentence."""
+"""export_panel.py: the contents of a panel's files, and every mistake as one sentence."""
 
 import base64
 import io

@@ -1,8 +1,9 @@
-"""Saliency: gradients of what the agent values, does and remembers, through the simulator.
+"""Saliency: gradients of the agent's value, actions and hidden state, through the simulator.
 
 A sample is simulated again from its bottleneck vector and from copies of it that are moved a
 little, with the agent's own actions and the most likely latents. The gradients of a scalar with
-respect to what every step holds are averaged over the copies.
+respect to the images and states of every step are averaged over the copies (SmoothGrad over the
+start vector).
 
 Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
 D agent hidden state, E deterministic state of the environment, V bottleneck vector.
@@ -118,7 +119,7 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Gradients of a scalar with respect to what the steps hold, averaged over the copies.
+    """Gradients of a scalar with respect to images and states, averaged over the copies.
 
     Attributes:
         images: after the clamp, float32 (G, T, C, H, W).
