@@ -52,7 +52,7 @@ def parser() -> Parser:
     flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
                        help="action that enters every step: one or several of "
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
-                            "a video in which each stands where it points")
+                            "a video in which each is placed where it points")
     add_swap_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")

@@ -41,7 +41,7 @@ def parser() -> Parser:
                        help="run nothing, and record that these stages are valid as they are, "
                             "after a change that does not matter to them")
     flags.add_argument("--force", action="store_true",
-                       help="make the stages that were asked for anew, whatever there is of them")
+                       help="run the chosen stages again, whatever their records say")
     flags.add_argument("--dry_run", action="store_true",
                        help="say what would be run and why, and run nothing")
     flags.add_argument("--check_contents", action="store_true",
