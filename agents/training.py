@@ -94,7 +94,7 @@ class TrainSettings:
 
 
 class Worker:
-    """One set of environments, with the agent's memory of each of them."""
+    """Environments, with the agent's hidden state in each of them."""
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
                  seed: int, num_threads: int):

@@ -1,4 +1,4 @@
-"""Speed of the simulator's training and of reading its data, compared with a plain variant.
+"""Speed of the simulator's training and data reading, against a plain variant and the published.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
 the other, with the memory that the C library gives by default, as a direct transcription of the

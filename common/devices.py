@@ -16,7 +16,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """How networks are run.
+    """Device, precision and memory layout in which networks run.
 
     Attributes:
         device: where parameters and rollouts live.

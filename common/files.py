@@ -1,6 +1,7 @@
-"""Files: written so that nothing half-written is ever found under its final name, and readers of
-tensors and arrays that check what they return, so that what they raise on any file is a
-``UserError`` or an ``OSError``.
+"""Atomic writing of files, and checked reading of tensors and arrays.
+
+Nothing half-written is ever under its final name. On any file, however damaged, a reader raises
+nothing but a ``UserError`` or an ``OSError``.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class SimulatorLosses:
         agent_state: 0.5 times the sum of squared errors, 0 after the first terminal step (T, B).
         kl: balanced KL divergence of posterior and prior (T, B).
         update: norm of the change of h (T, B).
-        bottleneck: how close the vectors of the batch lie together ().
+        bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: squared error of the agent's first state, as a sum (B,).
         first_action: cross-entropy of the action that enters the first step (B,).
     """

@@ -29,7 +29,8 @@ class Alteration:
 
     Attributes:
         taken, put: see ``Projector.swap``.
-        turn: seed of the random directions (``Projector.turned``), None for the directions.
+        turn: seed of the random directions (``Projector.turned``); None for the directions as
+            they are.
     """
 
     arm: Arm

@@ -239,7 +239,7 @@ def check_starts(num_starts: int) -> None:
 
 
 def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:
-    """Two-sided p of the hypothesis that the sign of a paired difference is a matter of chance.
+    """Two-sided p-values of a sign-flip test on paired differences.
 
     Args:
         differences: altered minus unaltered (N, C).
@@ -260,7 +260,7 @@ def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarra
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p corrected for their number (Holm 1979), in their order."""
+    """p-values after Holm's correction (1979), in their order."""
     p = np.asarray(p)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])

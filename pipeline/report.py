@@ -62,7 +62,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page: what was asked, and what shows the answer.
+    """A section of the page: a question, and the files that answer it.
 
     Attributes:
         answered_by: the stage whose result is beside the title at the head of the page.

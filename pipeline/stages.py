@@ -459,7 +459,7 @@ def _number(pattern: str, unit: str) -> Callable[[Path], str]:
 
 
 def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path], str]:
-    """How many of the files that match patterns have a name of this kind."""
+    """Number of the files that match patterns and have a name of this kind."""
     return lambda output: (
         f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
 

@@ -37,7 +37,7 @@ class Members:
         return Members(self.values[chosen], self.actions[chosen])
 
     def action_shares(self) -> np.ndarray:
-        """How often each action is taken, as a share of the known ones (A,)."""
+        """Share of each action among the known ones (A,)."""
         known = self.actions[self.actions >= 0]
         return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 

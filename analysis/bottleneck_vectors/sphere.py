@@ -1,4 +1,4 @@
-"""How far vectors are from uniform on the unit sphere.
+"""Tests of uniformity on the unit sphere.
 
 Letters in shape comments: N vectors, V dimensions.
 """

@@ -1,4 +1,4 @@
-"""Figures that show how far vectors are from uniform on the unit sphere.
+"""Figures of the uniformity of vectors on the unit sphere.
 
 Letters in shape comments: N vectors of each kind, V dimensions, P principal components.
 """

@@ -24,7 +24,7 @@ def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
 
 
 def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
-    """The mean over samples and steps t of a coordinate at t times another at t + lag.
+    """Mean products of coordinates at t and others at t + lag, over samples and steps t.
 
     The coordinates are taken as they are: about their mean in recorded episodes, which is 0 for
     independent components, and not about their mean in these samples.
@@ -35,7 +35,7 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
         lag: from 0 to T - 1.
 
     Returns:
-        float64 (I, J): rows are what is read at t, columns what is read at t + lag.
+        float64 (I, J): rows are coordinates at t, columns those at t + lag.
 
     Raises:
         UserError: if there is no sample, or none is longer than the lag.

@@ -112,7 +112,7 @@ def paths_job(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
 
     Args:
         sequences: number of each state's sequence (N,).
-        what: a sequence is: "episode".
+        what: name of a sequence, such as "episode".
         note: what to write above the panel of a sequence.
     """
     rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster
     """The colouring by clusters (N,).
 
     Args:
-        what: each of them is: "cluster".
+        what: name of one of them, such as "cluster".
         label: what the colours mean, if that is not ``what``.
     """
     return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
@@ -189,12 +189,12 @@ def step_colourings(steps: SimulatedSteps) -> Colourings:
 
 def note_on_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
                     actions: np.ndarray) -> str:
-    """How many states a cluster has, where they come from and what the agent does there.
+    """Text on a cluster: number of states, their sequences, and the agent's actions there.
 
     Args:
         members: bool (N,).
         sequences: number of each state's sequence (N,).
-        what: a sequence is: "episode".
+        what: name of a sequence, such as "episode".
         values: the agent's (N,).
         actions: (N,), -1 where it is not known.
     """

@@ -29,7 +29,7 @@ _NARROWEST = 7.0  # inches, of a figure, so that its title fits
 
 @dataclasses.dataclass(frozen=True)
 class ColourScale:
-    """How numbers become colours.
+    """Map from numbers to colours.
 
     Attributes:
         norm: the range.
@@ -49,8 +49,8 @@ def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True
 
     Args:
         square: whether rows and columns are the same things, so that the numbers on the diagonals
-            do not count: what a component has to do with itself is often many times larger and
-            would bleach all else.
+            do not count: the relation of a component to itself is often many times larger
+            and would bleach all else.
     """
     stacked = np.abs(np.stack(matrices)).astype(np.float64)
     largest = float(stacked.max(initial=0))

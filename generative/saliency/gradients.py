@@ -71,7 +71,7 @@ class SaliencyFunction:
         return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
 
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
-        """How many of a sample's steps have to be simulated."""
+        """Number of a sample's steps that have to be simulated."""
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
