@@ -1,6 +1,6 @@
 """Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
 
-Beside the simulator stand three predictors that it must beat: the last initial frame, the mean
+The simulator is compared with three predictors that it must beat: the last initial frame, the mean
 frame of the training episodes, and the simulator with the actions of another window.
 """
 

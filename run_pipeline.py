@@ -1,5 +1,5 @@
 """Run the whole experiment, from training to a page that ties it together. What is done and still
-valid is skipped, what was interrupted goes on, and what has changed is made anew."""
+valid is skipped, what was interrupted goes on, and what has changed is made again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parser() -> Parser:
                        help="run nothing, and record that these stages are valid as they are, "
                             "after a change that does not matter to them")
     flags.add_argument("--force", action="store_true",
-                       help="make the stages that were asked for anew, whatever there is of them")
+                       help="run the chosen stages again, whatever their records say")
     flags.add_argument("--dry_run", action="store_true",
                        help="say what would be run and why, and run nothing")
     flags.add_argument("--check_contents", action="store_true",
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """What was asked for, with these contents of the files of parameters; returns the status."""
+    """Run the chosen stages with these contents of the parameter files; returns the status."""
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain

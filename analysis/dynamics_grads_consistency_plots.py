@@ -1,6 +1,6 @@
-"""Hold the gradients between independent components of the agent's state against how these go
-together: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag, with
-and without gradients through the environment."""
+"""Compare the gradients between independent components of the agent's state with their
+correlations: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag,
+with and without gradients through the environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parser() -> Parser:
     flags.add_argument("--only_with_env_grads", action="store_true",
                        help="go on without the gradients that do not pass through the environment")
     flags.add_argument("--agent_file", type=Path,
-                       help="agent, whose read-out weights stand for the saliency of its answers "
+                       help="agent, whose read-out weights replace the saliency of its answers "
                             "where the samples have none; not given: leave the answers out")
     flags.add_argument("--num_shuffles", type=count, default=2000,
                        help="of the null distribution; its smallest p-value is one in so many")

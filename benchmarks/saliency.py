@@ -1,4 +1,4 @@
-"""How fast saliency maps are made, against one function at a time and against the published.
+"""Speed of saliency maps, compared with one function at a time and with the published code.
 
 The plain variant is a direct transcription of the definition: for every function a forward pass
 over all steps and the gradients of its scalar. That the two agree is checked first. A map is one

@@ -1,4 +1,4 @@
-"""How fast the simulator trains and its data is read, against a plain variant and the published.
+"""Speed of the simulator's training and data reading, against a plain variant and the published.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
 the other, with the memory that the C library gives by default, as a direct transcription of the
@@ -261,7 +261,7 @@ def large_steps(recording: str) -> None:
 
 
 def measure_following(recording: Path) -> None:
-    """Whether training in bfloat16 goes the way of training in float32."""
+    """Compare training in bfloat16 with training in float32."""
     curves = {}
     for bfloat16 in (False, True):
         compute = Compute(torch.device("cpu"), bfloat16)

@@ -110,7 +110,7 @@ class EnvConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvObservation:
-    """What N environments show at one moment.
+    """Observation of N environments at one step.
 
     Attributes:
         frames: uint8 (N, H, W, C), a copy that is yours to keep.
@@ -224,7 +224,7 @@ class LevelSlots:
         return float(reward[0]), bool(first[0])
 
     def person_view(self, slot: int) -> np.ndarray:
-        """What a person sees, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
+        """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]

@@ -97,7 +97,7 @@ class RolloutFolder:
         return self.path / f"sample_{number:05d}.mp4"
 
     def description(self) -> dict:
-        """What made the data; empty for a published data set, which does not say."""
+        """Settings that made the data; empty for published data, which does not store them."""
         return read_description(self.description_file)
 
     def index(self) -> pd.DataFrame:

@@ -93,7 +93,7 @@ class SimulatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How a simulator is trained."""
+    """Parameters of the training of a simulator."""
 
     section: ClassVar[str] = "gen_model"
 

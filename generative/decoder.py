@@ -1,4 +1,4 @@
-"""From the environment's state to what it shows: image, reward, whether the episode ends.
+"""Networks from the environment's state to image, reward and whether the episode ends.
 
 Letters in shape comments: N states of any kind, H deterministic state, S·K latent, C channels,
 d = cnn_depth.
@@ -19,7 +19,7 @@ _HEAD_WIDTH = 400
 
 @dataclasses.dataclass(frozen=True)
 class DecodedObservation:
-    """What the decoder predicts; the leading dimensions are those of its input.
+    """Predictions of the decoder; the leading dimensions are those of its input.
 
     Attributes:
         images: (…, C, 64, 64), nominally in [0, 1] but not clamped.

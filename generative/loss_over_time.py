@@ -1,7 +1,7 @@
 """Loss against simulated step: how long imagination stays close to what was recorded.
 
 The simulator imagines windows from their initial frames with the recorded actions, z from the
-prior. Beside it stand three predictors that any simulator must beat:
+prior. It is compared with three predictors that any simulator must beat:
 
 - ``last_frame``: the last initial frame at every step;
 - ``mean_frame``: the mean frame of the training episodes at every step;
@@ -94,7 +94,7 @@ def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Draw at most ``most`` of the held-out windows, without repetition.
 
     Raises:
-        UserError: if there are no two, so that none has another one's actions to be given.
+        UserError: if there are no two, so that there are no actions of another window.
     """
     chosen = np.random.default_rng(seed).permutation(held_out)[:most]
     if len(chosen) < 2:
@@ -124,7 +124,7 @@ def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tenso
 def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                    batch_size: int, mean: Tensor, draw: LatentSampler,
                    compute: Compute) -> LossOverTime:
-    """Hold all predictors against recorded windows.
+    """Losses of all predictors on recorded windows.
 
     Args:
         dataset: its windows have as many steps as are to be simulated.
@@ -161,7 +161,7 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
                           draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """What was recorded and what the simulator imagines instead, uint8 (N, T, H, W, C) each."""
+    """Recorded frames and the frames imagined instead, uint8 (N, T, H, W, C) each."""
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)
@@ -260,7 +260,7 @@ class BaselineComparison:
 
 
 def comparisons(result: LossOverTime, seed: int) -> list[BaselineComparison]:
-    """Hold the simulator's image loss against that of each other predictor."""
+    """Compare the simulator's image loss with that of each other predictor."""
     bootstrap = ClusterBootstrap(result.episodes, seed)
     steps = [step for step in COMPARED_STEPS
              if step < len(result.counted) and result.counted[step].any()]

@@ -1,4 +1,4 @@
-"""Simulating rollouts: from where, with whose actions, and storing what comes out.
+"""Simulating rollouts, and storing them as samples.
 
 Everything random belongs to a start and is decided by the seed and the start's number alone, so
 a sample does not depend on how many there are, nor on the batch it is simulated in, beyond the
@@ -40,7 +40,7 @@ _VECTORS, _LATENTS = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class SamplingPlan:
-    """What is simulated.
+    """Settings of a folder of simulated samples.
 
     Attributes:
         random_start: start from random vectors instead of recorded frames.
@@ -91,7 +91,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
     """The actions that are meant by names on the command line.
 
     Raises:
-        UserError: if there is no such action (naming the nearest), or one stands there twice.
+        UserError: if there is no such action (naming the nearest), or one is given twice.
     """
     names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
@@ -214,8 +214,8 @@ class Sampler:
 @torch.no_grad()
 def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
                   num_steps: int) -> list[SampleArrays]:
-    """What happens from bottleneck vectors (B, V), with the agent's own actions and the most
-    likely latents.
+    """Simulate from bottleneck vectors (B, V), with the agent's own actions and the most likely
+    latents.
 
     Args:
         simulator: where ``compute`` says.

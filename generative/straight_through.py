@@ -19,7 +19,7 @@ Draw = Callable[[Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class LatentSampler:
-    """How z is chosen.
+    """Choice of z from its logits.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most

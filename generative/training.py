@@ -50,7 +50,7 @@ VIDEO_FRAMES_PER_SECOND = 5
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses) -> dict[str, Tensor]:
-    """What is logged of a batch, by the names of MEASURES, each ().
+    """Logged figures of a batch, by the names of MEASURES, each ().
 
     Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
     latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
@@ -76,7 +76,7 @@ class SimulatorTraining:
 
     Args:
         folder: the run's folder. If it holds checkpoints, the run goes on from the newest one;
-            else the run is new, and the attribute ``folder`` has a number behind if another run
+            else the run is new, and the attribute ``folder`` has a number appended if another run
             has this name.
         settings: what to train.
         compute: where to compute.

@@ -29,7 +29,7 @@ def read_hyperparams() -> dict[Path, dict]:
 
 @dataclasses.dataclass(frozen=True)
 class AgentTrainingPreset:
-    """How the agent is trained."""
+    """Training of the agent."""
 
     param_name: str
     num_levels: int
@@ -40,7 +40,7 @@ class AgentTrainingPreset:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorTrainingPreset:
-    """How the simulator is trained, beyond the parameter set."""
+    """Training of the simulator, beyond the parameter set."""
 
     max_batches: int
     batch_size: int | None

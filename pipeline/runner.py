@@ -39,10 +39,10 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is to be done about a stage, and why.
+    """Whether to run, continue or skip a stage, and why.
 
     Attributes:
-        action: SKIP, CONTINUE, RUN (anew) or LEAVE (it was not asked for).
+        action: SKIP, CONTINUE, RUN (from its start) or LEAVE (it was not asked for).
         basis: None where it is not known yet.
     """
 
@@ -53,7 +53,7 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class StageOutcome:
-    """What became of a stage in this call."""
+    """Result of a stage in this call."""
 
     stage: Stage
     decision: Decision
@@ -69,7 +69,7 @@ class Pipeline:
         chosen: names of those that were asked for.
         hyperparams: contents of the YAML files of parameters that the stages were made from;
             their scripts get the same.
-        force: make these anew, whatever their records say.
+        force: run these again, whatever their records say.
         check_contents: read every file, even if size and time of change are as they were.
     """
 
@@ -83,7 +83,7 @@ class Pipeline:
         self._code = code_of({stage.script for stage in stages})
 
     def plan(self) -> Iterator[tuple[Stage, Decision]]:
-        """What would be done, without doing it.
+        """Decide about every stage, without running any.
 
         What a stage that would run will write is not known, so all that reads it is said to run,
         too; it is skipped after all if the contents come out the same.

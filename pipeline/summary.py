@@ -1,4 +1,4 @@
-"""What the pipeline says on the terminal: the plan beforehand, the table afterwards."""
+"""Terminal output of the pipeline: the plan before a run, the table after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tests share. Everything runs on real Procgen with real networks, on the CPU."""
+"""Shared fixtures and helpers: real Procgen and real networks, on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""saliency_experiments.py: gradients are the slopes of what the simulator does, and the files."""
+"""saliency_experiments.py: gradients compared with finite differences, and the files."""
 
 import dataclasses
 import itertools

@@ -60,7 +60,7 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
 
 
 def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -> pd.DataFrame:
-    """What comes of each vector: the auxiliary table.
+    """Outcomes of each vector: the auxiliary table.
 
     Args:
         steps: of the informed and of the random samples.
@@ -72,7 +72,7 @@ def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -
 
 
 def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
-    """What comes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    """Outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
     return pd.DataFrame({
         "sample": steps.by_sample(steps.sample)[:, 0],
         "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),

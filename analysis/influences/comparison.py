@@ -38,7 +38,7 @@ WITH, WITHOUT = "with", "without"  # gradients through the environment, in the t
 
 @dataclasses.dataclass(frozen=True)
 class SignAgreementTable:
-    """All that was found.
+    """Agreement of gradients and correlations in all groups, as tables.
 
     Attributes:
         found: agreements of each group, with gradients through the environment (False) and
@@ -104,7 +104,7 @@ class SignAgreementTable:
                  self._plot(path, group, lag)) for group in self.groups for lag in lags]
 
     def summary(self) -> Iterator[str]:
-        """What was claimed, a line each kind of gradient."""
+        """Numbers of claimed influences in sentences, one for each kind of gradient."""
         for without, groups in self.found.items():
             claimed = sum(int(agreement.claimed.sum()) for agreement in groups.values())
             itself = sum(int(np.diagonal(agreement.claimed, axis1=1, axis2=2).sum())
@@ -125,7 +125,7 @@ class SignAgreementTable:
                 yield without, group, agreement
 
     def _plot(self, path: Path, group: Group, lag: int) -> None:
-        # ICs have nothing to say about ICs of their own step.
+        # ICs do not influence ICs of their own step.
         columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
         rows = [(without, groups[group]) for without, groups in self.found.items()]
         panels: list[Heatmap | None] = []

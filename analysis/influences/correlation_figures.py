@@ -38,7 +38,7 @@ _PANELS_IN_A_ROW = 5
 
 @dataclasses.dataclass(frozen=True)
 class Correlations:
-    """What is drawn and stored.
+    """Matrices of cross-correlation and cross-causation.
 
     Attributes:
         lags: of the products, K of them.

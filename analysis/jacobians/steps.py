@@ -1,4 +1,4 @@
-"""Jacobians: how the agent's components at a later step depend on the states at an earlier one.
+"""Jacobians: gradients of the agent's components with respect to the states at an earlier step.
 
 Letters in shape comments: M samples, k components of the agent's state, D units of the agent's
 state, E of the environment's, F = k (D + E) features.

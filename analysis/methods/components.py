@@ -69,7 +69,7 @@ class PrincipalComponents:
         return states @ self.components.T
 
     def number_for(self, share: float) -> int:
-        """How many components hold this share of the variance; all, if they hold less."""
+        """Number of components that hold this share of the variance; all, if they hold less."""
         held = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
         return min(int((held < share).sum()) + 1, len(self.variances))
 

@@ -63,8 +63,8 @@ class AgentHiddenConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MapConfig:
-    """What the analyses of simulated samples have in common: principal components, clusters and a
-    t-SNE map.
+    """Parameters that the analyses of simulated samples share: principal components, clusters and
+    a t-SNE map.
 
     Attributes:
         num_samples: simulated samples.
@@ -149,7 +149,7 @@ class XplotsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TsneConfig:
-    """What all t-SNE maps have in common."""
+    """Parameters of all t-SNE maps."""
 
     section: ClassVar[str] = "analysis"
 

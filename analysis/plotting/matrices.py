@@ -29,7 +29,7 @@ _NARROWEST = 7.0  # inches, of a figure, so that its title fits
 
 @dataclasses.dataclass(frozen=True)
 class ColourScale:
-    """How numbers become colours.
+    """Map from numbers to colours.
 
     Attributes:
         norm: the range.
@@ -49,8 +49,8 @@ def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True
 
     Args:
         square: whether rows and columns are the same things, so that the numbers on the diagonals
-            do not count: what a component has to do with itself is often many times larger and
-            would bleach all else.
+            do not count: the relation of a component to itself is often many times larger
+            and would bleach all else.
     """
     stacked = np.abs(np.stack(matrices)).astype(np.float64)
     largest = float(stacked.max(initial=0))
@@ -78,7 +78,7 @@ class Heatmap:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What rows and columns are.
+    """Names of rows and columns.
 
     Attributes:
         rows, columns: the names of each.
@@ -101,7 +101,7 @@ def plot_matrices(path: Path, panels: Sequence[Heatmap | None], names: Names,
         scales: one for all, or one for each column of panels.
         columns: panels in a row.
         seriation: the order of rows and columns; None: as they are.
-        tree: whether its dendrogram stands at the left.
+        tree: whether its dendrogram is drawn at the left.
     """
     rows = -(-len(panels) // columns)
     order = np.arange(len(names.rows)) if seriation is None else seriation.order

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PrincipalStep:
-    """What the step of principal components gives.
+    """Result of the step of principal components.
 
     Attributes:
         coordinates: of the states (N, P).
@@ -48,7 +48,7 @@ def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne
 
     Args:
         states: float32 (N, D).
-        what: a unit of them is: "hidden unit".
+        what: name of a unit, such as "hidden unit".
         seed: of every random choice but those of t-SNE.
         writer: gets the results; steps that it has are not computed again.
 
