@@ -1,4 +1,4 @@
-"""Count what altering directions of the agent's hidden state does to its behaviour.
+"""Measure the effects of altered directions of the agent's hidden state on its behaviour.
 
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
 each alteration, and with alterations of random directions of equal size. A killed run goes on

@@ -46,7 +46,7 @@ def parser() -> Parser:
                        "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
     flags.add_argument("--num_behaviour_samples", type=count,
                        key="analysis.combined_agent_env_hx.num_samples",
-                       help="samples that it was made of, which stands in the names of its files; "
+                       help="samples that it was made of, which is in the names of its files; "
                             "without these files no behaviours are shown")
     flags.add_argument("--max_states", type=count, default=20000,
                        help="recorded states in the scatter plot, evenly spaced")

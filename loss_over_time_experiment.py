@@ -1,6 +1,6 @@
 """Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
 
-Beside the simulator stand three predictors that it must beat: the last initial frame, the mean
+The simulator is compared with three predictors that it must beat: the last initial frame, the mean
 frame of the training episodes, and the simulator with the actions of another window.
 """
 
@@ -27,7 +27,7 @@ from generative.loss_over_time import (
     PREDICTORS,
     SETTINGS_NAME,
     TABLE_NAME,
-    Comparison,
+    BaselineComparison,
     choose_windows,
     comparisons,
     loss_over_time,
@@ -37,8 +37,8 @@ from generative.loss_over_time import (
     truth_and_imagination,
 )
 from generative.loss_over_time_figure import plot_losses
-from generative.runs import open_simulator, run_of, why_perhaps_trained_on
-from generative.straight_through import LatentDraw
+from generative.runs import leakage_reason, open_simulator, run_of
+from generative.straight_through import LatentSampler
 
 SHOWN_STEPS = range(1, 11)
 NUM_STRIPS = 8
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     num_batches = parameters.get(LossOverTimeConfig).num_batches
     batch_size = parameters.get(TrainingConfig).batch_size
     windows = choose_windows(split.held_out, num_batches * batch_size, args.seed)
-    doubt = why_perhaps_trained_on(run, common.data_dir, len(dataset.episodes))
+    doubt = leakage_reason(run, common.data_dir, len(dataset.episodes))
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
     print(f"{len(windows)} of {len(split.held_out)} held-out windows, showing {num_episodes} "
           f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"these episodes may have been trained on: {doubt}", flush=True)
 
     mean = mean_frame(dataset, split.train, args.seed)
-    draw = LatentDraw("sample" if args.sample_latents else "mode",
+    draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute)
     table = table_of(result, args.seed)
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {output}")
 
 
-def print_summary(table: pd.DataFrame, compared: list[Comparison]) -> None:
+def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
     """Each predictor's image error at the first steps, and which ones the simulator beats."""
     rows = table[(table["kind"] == IMAGE_MSE) & table["step"].isin(SHOWN_STEPS)]
     means = rows.pivot(index="predictor", columns="step", values="mean").reindex(PREDICTORS)

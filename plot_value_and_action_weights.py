@@ -1,5 +1,5 @@
-"""Draw what each independent component of the agent's state does to its value and to the logits of
-its actions: the read-out weights in the space of the components."""
+"""Draw the agent's read-out weights in the space of its independent components: the effect of each
+component on the value and on the logits of the actions."""
 
 from __future__ import annotations
 

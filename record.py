@@ -71,13 +71,12 @@ def steps_table(episode: Episode) -> pd.DataFrame:
 
 
 def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
-    frames = np.ascontiguousarray(episode.frames.transpose(0, 3, 1, 2))  # (L, C, H, W)
     video = None
     if with_video:
         video = (mark_action(enlarge(frame, VIDEO_SCALE), action)
                  for frame, action in zip(episode.frames, episode.actions))
-    writer.add(episode.number, EpisodeArrays(frames, episode.hidden_states, episode.log_probs,
-                                             steps_table(episode)), video)
+    writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
+                                             episode.log_probs, steps_table(episode)), video)
 
 
 @script_main

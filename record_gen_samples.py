@@ -52,7 +52,7 @@ def parser() -> Parser:
     flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
                        help="action that enters every step: one or several of "
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
-                            "a video in which each stands where it points")
+                            "a video in which each is placed where it points")
     add_swap_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
@@ -128,7 +128,7 @@ class SamplerRun:
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
               simulator: Simulator) -> SamplingPlan:
-    """What the flags ask for; a number of steps on the command line wins."""
+    """The plan of the flags; a number of steps on the command line wins."""
     actions = manual_actions(args.manual_action)
     saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps

@@ -1,5 +1,5 @@
 """Run the whole experiment, from training to a page that ties it together. What is done and still
-valid is skipped, what was interrupted goes on, and what has changed is made anew."""
+valid is skipped, what was interrupted goes on, and what has changed is made again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import Experiment
 from pipeline.report import write_report
 from pipeline.runner import Pipeline
-from pipeline.stages import Places, all_stages
+from pipeline.stages import PathResolver, all_stages
 from pipeline.summary import print_plan, print_table
 
 FORBIDDEN = set("/\\\0")
@@ -41,7 +41,7 @@ def parser() -> Parser:
                        help="run nothing, and record that these stages are valid as they are, "
                             "after a change that does not matter to them")
     flags.add_argument("--force", action="store_true",
-                       help="make the stages that were asked for anew, whatever there is of them")
+                       help="run the chosen stages again, whatever their records say")
     flags.add_argument("--dry_run", action="store_true",
                        help="say what would be run and why, and run nothing")
     flags.add_argument("--check_contents", action="store_true",
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
-    """What was asked for, with these contents of the files of parameters; returns the status."""
+    """Run the chosen stages with these contents of the parameter files; returns the status."""
     preset = load_preset(args.preset, args.agent_file, args.model_file)
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     stages = all_stages(preset, ParameterSet(preset.parameters), name)
     experiment = Experiment(output)
     experiment.check(args.preset)
-    pipeline = Pipeline(experiment, stages, Places(output, preset),
+    pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
                         hyperparams, args.force, args.check_contents)

@@ -95,7 +95,7 @@ def parser() -> Parser:
                             "run beside each other")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
     flags.add_argument("--overwrite", action="store_true",
-                       help="make what is asked for anew where it is already there")
+                       help="make what is asked for again where it is already there")
     return flags
 
 

@@ -1,4 +1,4 @@
-"""Running an agent on what the environments show.
+"""Running an agent on observations.
 
 Letters in shape comments: N environments, M frames, E embedding, H W C a frame, D hidden state,
 A actions.

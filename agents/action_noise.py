@@ -20,7 +20,7 @@ ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise
 
 @dataclasses.dataclass(frozen=True)
 class ActionNoise:
-    """How logits are altered before an action is drawn, in this order.
+    """Alterations of the logits before an action is drawn, in this order.
 
     Attributes:
         enabled: whether record.py does it unless told otherwise.

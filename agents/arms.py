@@ -35,7 +35,7 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
 def played(episodes: Iterable[Episode], change: MeasuredChange | None) -> ArmRuns:
     """The runs of one arm on real levels, in the order of the episodes' numbers."""
     episodes = sorted(episodes, key=lambda episode: episode.number)
-    # The last row is no step of the agent's; the reward of a step stands in the row after it.
+    # The last row is no step of the agent's; the reward of a step is in the row after it.
     return ArmRuns(
         np.array([episode.level_seed for episode in episodes], dtype=np.int64),
         np.array([episode.length for episode in episodes]),

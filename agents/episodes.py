@@ -30,7 +30,7 @@ class Episode:
     """One episode, row by row.
 
     The last row is the terminal step: ``dones`` 1, the final reward and a black frame. A reward
-    stands in the row of the frame it arrived with, so the first is 0.
+    is in the row of the frame it arrived with, so the first is 0.
 
     Attributes:
         number: place in the list of levels.
@@ -176,8 +176,8 @@ def _run_in_passes(policy: Policy, compute: Compute, frames: np.ndarray, hidden:
                    altered: list[bool]) -> PolicyOutput:
     """Run one step on frames (N, H, W, C) and states (N, D), ``frames_a_pass`` at a time.
 
-    The last ones are joined by as many others as a pass lacks. The states of rows that are to
-    be altered (N,) are.
+    The last pass is filled up with empty rows. ``altered`` (N,) tells the rows whose states are
+    altered.
     """
     number = len(frames)
     lacking = -number % frames_a_pass

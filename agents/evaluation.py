@@ -1,4 +1,4 @@
-"""How good an agent is: success rate and mean return over levels, with intervals."""
+"""Evaluation of an agent: success rate and mean return over levels, with intervals."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from common.networks import Policy, PolicyOutput
 
 @dataclasses.dataclass(frozen=True)
 class Guidance:
-    """A teacher's outputs for a rollout, and how much they count.
+    """A teacher's outputs for a rollout, and the weights of the losses on them.
 
     Attributes:
         log_probs: the teacher's log-probabilities (T, N, A).

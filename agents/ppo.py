@@ -72,7 +72,7 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """The parts of the loss, and what tells how the update goes: means over frames.
+    """Terms of the loss, and diagnostics of the update: means over frames.
 
     Attributes:
         approx_kl: from the policy that acted to the present one, (r - 1) - log r (Schulman 2020,
@@ -113,7 +113,7 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
                      compute: Compute) -> PolicyOutput:
-    """The training pass over whole environments: what the policy now says of what they did.
+    """The training pass over whole environments: outputs of the present policy on their rollout.
 
     Args:
         envs: indices of the environments (B,).

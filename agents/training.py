@@ -94,7 +94,7 @@ class TrainSettings:
 
 
 class Worker:
-    """One set of environments, with the agent's memory of each of them."""
+    """Environments, with the agent's hidden state in each of them."""
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
                  seed: int, num_threads: int):
@@ -135,7 +135,7 @@ class Worker:
             rollout.values[n_steps] = self._run()[2].values
 
     def _run(self) -> tuple[Tensor, Tensor, PolicyOutput]:
-        """Frames and episode starts on the device, and what the policy makes of them."""
+        """Frames and episode starts on the device, and the outputs of the policy."""
         frames = torch.from_numpy(self.observation.frames).to(self.compute.device)
         first = torch.from_numpy(self.observation.first).to(self.compute.device)
         hidden_in = reset_hidden(self.policy, self.hidden, first)
@@ -194,7 +194,7 @@ class TrainingRun:
 
     Args:
         folder: the run's folder. If it holds a resumable run, that is continued; else the run is
-            new, and the attribute ``folder`` has a number behind if another run has this name.
+            new, and the attribute ``folder`` has a number appended if another run has this name.
         settings: what to train. When continuing, a longer ``num_timesteps`` stretches the
             learning-rate schedule from there on.
         compute: where to compute.
@@ -258,7 +258,7 @@ class TrainingRun:
         self._session_timesteps = self.timesteps
 
     def _open_teacher(self, state: dict | None) -> Teacher | None:
-        """The teacher of this run, if it still has a say at the step that ``state`` was saved at.
+        """The teacher of this run, if it still has a weight at the step of ``state``.
 
         Raises:
             UserError: if the file is missing, no agent, or not the one that the run began with.

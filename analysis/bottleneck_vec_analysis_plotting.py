@@ -1,4 +1,4 @@
-"""Draw what bottleneck_vec_analysis_precompute.py has found in the vectors from which simulations
+"""Draw the results of bottleneck_vec_analysis_precompute.py: the vectors from which simulations
 start."""
 
 from __future__ import annotations

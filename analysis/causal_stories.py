@@ -1,5 +1,5 @@
-"""Write causal stories: for each behaviour a page with its samples and the influences on components
-of the agent's state and on what it answers that gradients and correlations agree on."""
+"""Write causal stories: for each behaviour a page with its samples and with the influences on
+components and on the agent's answers on which gradients and correlations agree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def named(text: str) -> tuple[int, str]:
 
 
 def _once(named: list[tuple[int, str]]) -> dict[int, str]:
-    """Names by numbers, of which each stands once."""
+    """Names by numbers; refuse a number that is given twice."""
     names = dict(named)
     if len(names) < len(named):
         raise UserError("--behaviour_names gives two names to one behaviour")

@@ -1,4 +1,4 @@
-"""Draw the behaviours that combined_agent_env_hx_analysis_precompute.py has found: all on maps, and
+"""Draw the results of combined_agent_env_hx_analysis_precompute.py: all behaviours on maps, and
 each with frames, actions and values of its samples."""
 
 from __future__ import annotations

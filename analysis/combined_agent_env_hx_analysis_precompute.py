@@ -30,7 +30,7 @@ def parser() -> Parser:
                             f"{EnvStatesFolder.script}; <save_dir>/env_analysis_precomp if not "
                             "given")
     flags.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
-                       help="samples that those were made of, which stands in their names")
+                       help="samples that those were made of, which is in their names")
     add_precompute_flags(flags, "combined_agent_env_hx", "samples")
     return flags
 

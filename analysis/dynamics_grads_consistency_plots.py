@@ -1,6 +1,6 @@
-"""Hold the gradients between independent components of the agent's state against how these go
-together: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag, with
-and without gradients through the environment."""
+"""Compare the gradients between independent components of the agent's state with their
+correlations: Jacobian, cross-correlation and agreement of their signs, for each behaviour and lag,
+with and without gradients through the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.influences.comparison import Comparison
+from analysis.influences.comparison import SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.inputs import open_inputs, open_reader
@@ -33,7 +33,7 @@ def parser() -> Parser:
     flags.add_argument("--only_with_env_grads", action="store_true",
                        help="go on without the gradients that do not pass through the environment")
     flags.add_argument("--agent_file", type=Path,
-                       help="agent, whose read-out weights stand for the saliency of its answers "
+                       help="agent, whose read-out weights replace the saliency of its answers "
                             "where the samples have none; not given: leave the answers out")
     flags.add_argument("--num_shuffles", type=count, default=2000,
                        help="of the null distribution; its smallest p-value is one in so many")
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     for without in variants:
         influences = reader.read(answers, without, policy)
         found[without] = agreements(influences, inputs.groups, args.num_shuffles, args.seed)
-    comparison = Comparison(found, influences.target_names, influences.lags,
+    comparison = SignAgreementTable(found, influences.target_names, influences.lags,
                             influences.num_ics, influences.step)
     settings = {**inputs.description(), "saliency_step": influences.step,
                 "answers": answers, "answers_from": "read-out weights" if policy else "saliency",

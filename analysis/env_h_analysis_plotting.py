@@ -1,4 +1,4 @@
-"""Draw what env_h_analysis_precompute.py has found in the states of the simulated environment."""
+"""Draw the results of env_h_analysis_precompute.py: the states of the simulated environment."""
 
 from __future__ import annotations
 

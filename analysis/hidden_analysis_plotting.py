@@ -1,4 +1,4 @@
-"""Draw what hidden_analysis_precompute.py has found in the agent's hidden states."""
+"""Draw the results of hidden_analysis_precompute.py: the agent's hidden states."""
 
 from __future__ import annotations
 

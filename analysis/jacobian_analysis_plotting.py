@@ -1,4 +1,4 @@
-"""Draw what jacobian_analysis_precompute.py has found in the gradients of components."""
+"""Draw the results of jacobian_analysis_precompute.py: the gradients of components."""
 
 from __future__ import annotations
 

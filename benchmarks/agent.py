@@ -1,4 +1,4 @@
-"""How fast training and recording are, against a plain variant of the same mathematics.
+"""Speed of training and recording, compared with a plain variant of the same mathematics.
 
 The plain variant computes in float32 on contiguous tensors and takes the training pass one time
 step after the other, with the memory that the C library gives by default, as a direct

@@ -26,7 +26,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from analysis.hidden_states.steps import analyse
 from analysis.methods.clustering import find_clusters
-from analysis.methods.components import principal_components, scale_of
+from analysis.methods.components import principal_components, standardizer_of
 from analysis.methods.embedding import PERPLEXITY, embed
 from analysis.methods.neighbours import nearest_neighbours
 from analysis.parameters.config import AgentHiddenConfig
@@ -78,7 +78,7 @@ def measure(number: int, clustering: str) -> None:
 def measure_agreement() -> None:
     """Print how the methods for many states compare with exact ones on few."""
     states = synthetic_states(AGREEMENT_STATES)
-    standardised = scale_of(states).standardise(states)
+    standardised = standardizer_of(states).standardise(states)
     rows = principal_components(standardised, 32).coordinates(standardised)
     exact = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0)
     fast = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)

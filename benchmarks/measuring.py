@@ -1,4 +1,4 @@
-"""How long a piece of work takes, and how much memory a process has used."""
+"""Time of a piece of work, and memory that a process has used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the interpretability panel opens and steps, with as many samples as were published.
+"""Speed of the interpretability panel, with as many samples as were published.
 
 4000 samples of 10 steps with 18 saliency types, and 20 000 recorded states. The numbers are
 random, the pictures blurred noise whose strips are about as large as those of real samples; the

@@ -1,4 +1,4 @@
-"""How fast saliency maps are made, against one function at a time and against the published.
+"""Speed of saliency maps, compared with one function at a time and with the published code.
 
 The plain variant is a direct transcription of the definition: for every function a forward pass
 over all steps and the gradients of its scalar. That the two agree is checked first. A map is one
@@ -32,14 +32,14 @@ from generative.saliency.gradients import (
     Gradients,
     SaliencyFunction,
     SaliencyPass,
-    perturbed_copies,
     saliency_functions,
+    smoothgrad_starts,
 )
 from generative.saliency.run import SaliencyMaker, SaliencyPlan, write_saliency
 from generative.sample_files import SampleOrigin, SampleWriter
 from generative.sampling import imagined_from
 from generative.simulator import Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 PUBLISHED_SECONDS_A_MAP = 0.96
 WANTED = 5  # times as fast as that
@@ -65,7 +65,7 @@ def some_directions() -> Coordinates:
 def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunction,
                  settings: SaliencyConfig, coordinates: Coordinates) -> Gradients:
     """The gradients of one function in one sample (N, V), from a pass of its own."""
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     start = simulator.start_from(copies.clone().requires_grad_(), draw)
     steps = simulator.imagine(start, draw, settings.num_sim_steps).steps
     scalar = function(steps, settings.common_timesteps, coordinates).mean()
@@ -111,7 +111,7 @@ def main() -> None:
                                    settings.direction_type)
     simulator, coordinates = published_simulator(compute), some_directions()
     vectors = simulator.random_vectors(max(NUM_SAMPLES), torch.Generator().manual_seed(0))
-    copies = torch.stack([perturbed_copies(vector, settings.batch_size,
+    copies = torch.stack([smoothgrad_starts(vector, settings.batch_size,
                                            settings.perturbation_scale, 0, number)
                           for number, vector in enumerate(vectors)])
 

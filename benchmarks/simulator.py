@@ -1,4 +1,4 @@
-"""How fast the simulator trains and its data is read, against a plain variant and the published.
+"""Speed of the simulator's training and data reading, against a plain variant and the published.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
 the other, with the memory that the C library gives by default, as a direct transcription of the
@@ -40,7 +40,7 @@ from generative.dataset import RolloutDataset
 from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +78,7 @@ def as_plain():
                              plain_transposed_conv)
 
 
-def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentDraw) -> Simulation:
+def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentSampler) -> Simulation:
     """The plain training pass."""
     predicted = simulator.start_from(simulator.encode(batch.initial_images), draw)
     start = dataclasses.replace(predicted, agent_hidden=batch.first_hidden)
@@ -98,7 +98,7 @@ class PlainTraining(SimulatorTraining):
 
     def _pass(self, batch: AlignedBatch,
               generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
-        simulation = step_by_step(self.simulator, batch, LatentDraw("sample", generator))
+        simulation = step_by_step(self.simulator, batch, LatentSampler("sample", generator))
         return simulation, simulator_losses(simulation, batch, self.settings.simulator,
                                             self.settings.loss_scales)
 
@@ -149,7 +149,7 @@ def measure_training(recording: Path) -> None:
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
     """Both passes give the same losses, in float32 and without chance."""
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     with torch.no_grad():
         ours, plain = (simulator_losses(simulation, batch, simulator.config).means()
                        for simulation in (simulator(batch, draw),
@@ -172,7 +172,7 @@ def report_training(batch_size: int, ours: float, plain: float) -> None:
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
     """Print which part of a step takes how much of it, forward and backward together."""
-    simulator, draw = run.simulator, LatentDraw("sample")
+    simulator, draw = run.simulator, LatentSampler("sample")
     frames = batch.images.flatten(0, 1)  # (T*B, C, H, W)
     with torch.no_grad(), run.compute.autocast():
         simulation = simulator(batch, draw)
@@ -261,7 +261,7 @@ def large_steps(recording: str) -> None:
 
 
 def measure_following(recording: Path) -> None:
-    """Whether training in bfloat16 goes the way of training in float32."""
+    """Compare training in bfloat16 with training in float32."""
     curves = {}
     for bfloat16 in (False, True):
         compute = Compute(torch.device("cpu"), bfloat16)

@@ -1,4 +1,4 @@
-"""What every stage shares: environments, networks, configuration, files and video."""
+"""Code that all stages share: environments, networks, configuration, files and video."""
 
 import os
 

@@ -25,7 +25,7 @@ def in_order(state_dict: dict, order: Sequence[int | None]) -> dict:
 
 
 def num_parameters(state_dict: object) -> int:
-    """Parameters that an Adam's state dict, read from a file, is of; 0 if it is none.
+    """Number of parameters in an Adam's state dict, read from a file; 0 if it is none.
 
     An entry without any moments counts as none: there is nothing to go on with.
     """

@@ -93,7 +93,7 @@ def _weights_of(content: dict) -> object:
 
 
 def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tensor]]:
-    """Read what an agent file, ours or a published one, says of Adam's moments.
+    """Read Adam's moments from an agent file, ours or a published one.
 
     Args:
         policy: of the kind in the file.
@@ -123,10 +123,10 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
-    """A policy of the sizes that the tensors tell.
+    """A policy with the sizes of these tensors.
 
     Raises:
-        UserError: if they tell none.
+        UserError: if they are not those of an agent.
     """
     def width(key: str) -> int:
         if key not in state or not state[key].ndim:

@@ -1,4 +1,4 @@
-"""Results of an analysis on disk, whichever it is: arrays and what made them.
+"""Results of an analysis on disk: arrays, and the settings that made them.
 
 Each analysis has a module that says what its files are called and hold; what is common to all is
 here. Results for several numbers N of episodes or samples lie side by side in one folder, with N in
@@ -81,7 +81,7 @@ class ResultFolder:
         return array
 
     def settings(self) -> dict:
-        """What made the arrays; empty for published ones, which do not say."""
+        """Settings that made the arrays; empty for published ones, which do not store them."""
         return read_description(self.settings_file)
 
     def at(self, path: Path) -> ResultFolder:
@@ -91,7 +91,7 @@ class ResultFolder:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a step gives.
+    """Result of one step of an analysis.
 
     Attributes:
         arrays: by their names in the folder.
@@ -105,7 +105,7 @@ class Result:
 class ResultWriter:
     """Collects the results of the steps in a hidden folder and moves them into place at the end.
 
-    A killed run goes on behind the last step it finished, if it is asked for the same again. Old
+    A killed run continues after the last step it finished, if it is asked for the same again. Old
     results are removed before new ones take their places, so that no reader ever finds a mixture
     of both: at worst it misses a file.
 

@@ -1,4 +1,4 @@
-"""Intervals from episodes drawn anew, for means over what several of them show.
+"""Cluster bootstrap over episodes.
 
 Letters in shape comments: N windows, E episodes, T steps or other quantities, R resamplings.
 """
@@ -10,8 +10,8 @@ import numpy as np
 RESAMPLINGS = 2000
 
 
-class EpisodeBootstrap:
-    """95 % intervals of means over windows, from episodes drawn anew with replacement.
+class ClusterBootstrap:
+    """95 % intervals of means over windows, by a cluster bootstrap over their episodes.
 
     Windows of one episode overlap and resemble each other, so drawing windows would make the
     intervals far too narrow. With few episodes these are too narrow still.

@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def explicit(self, argv: list[str] | None) -> set[str]:
-        """Names of the flags that stand on the command line."""
+        """Names of the flags that are given on the command line."""
         unset = object()
         blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
         given = vars(self.parse_args(argv, blank))

@@ -1,4 +1,4 @@
-"""What made a folder: a JSON file in it, which also decides whether more may be added to it."""
+"""Description of a folder: a JSON file that says what made it; only the same may add to it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from common.errors import UserError
 from common.files import check_nested, read_bytes, remove_folder, save_json, unnamed_file
 from common.locks import LOCK_NAME, FolderLock
 
-# What an entry of a description stands for, where its name does not say it.
+# Plain names of the entries whose keys do not explain themselves.
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
             "model_sha256": "simulator", "num_steps": "number of steps"}
 
 
 def read_description(path: Path) -> dict:
-    """What stands in a description file; empty if there is none.
+    """Read a description file; empty if there is none.
 
     Raises:
         UserError: if the file is damaged or holds no mapping.

@@ -16,7 +16,7 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-    """How networks are run.
+    """Device, precision and memory layout in which networks run.
 
     Attributes:
         device: where parameters and rollouts live.
@@ -36,7 +36,7 @@ class Compute:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What convolutions compute in."""
+        """Data type in which convolutions compute."""
         return torch.bfloat16 if self.bfloat16 else torch.float32
 
     def autocast(self) -> torch.autocast:
@@ -58,8 +58,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 def keep_freed_memory() -> None:
     """Tell the C library to keep memory it has been given back, instead of returning it.
 
-    A training step frees and takes the same gigabyte again and again; fetching it anew from the
-    operating system, page by page, costs about a tenth of the step. Does nothing where the C
+    A training step frees and takes the same gigabyte again and again; fetching it each time from
+    the operating system, page by page, costs about a tenth of the step. Does nothing where the C
     library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -109,8 +109,8 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
-    """What N environments show at one moment.
+class EnvObservation:
+    """Observation of N environments at one step.
 
     Attributes:
         frames: uint8 (N, H, W, C), a copy that is yours to keep.
@@ -145,10 +145,10 @@ class ProcgenVectorEnv:
         self.config = config
         self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
 
-    def observe(self) -> Observation:
+    def observe(self) -> EnvObservation:
         """Wait for the environments and return what they show."""
         rewards, observation, first = self._env.observe()
-        return Observation(observation["rgb"], rewards, first)
+        return EnvObservation(observation["rgb"], rewards, first)
 
     def act(self, actions: np.ndarray) -> None:
         """Start the next step with int32 actions (N,)."""
@@ -224,7 +224,7 @@ class LevelSlots:
         return float(reward[0]), bool(first[0])
 
     def person_view(self, slot: int) -> np.ndarray:
-        """What a person sees, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
+        """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]

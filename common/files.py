@@ -1,6 +1,7 @@
-"""Files: written so that nothing half-written is ever found under its final name, and readers of
-tensors and arrays that check what they return, so that what they raise on any file is a
-``UserError`` or an ``OSError``.
+"""Atomic writing of files, and checked reading of tensors and arrays.
+
+Nothing half-written is ever under its final name. On any file, however damaged, a reader raises
+nothing but a ``UserError`` or an ``OSError``.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def check_nested(content, path: Path) -> None:
 
 
 def load_tensors(path: Path, what: str) -> dict:
-    """``torch.load`` of a trusted-by-nobody file: tensors only, and a clear error.
+    """``torch.load`` of an untrusted file: tensors only, and a clear error.
 
     All tensors are dense, on the CPU, and no larger than what the file stores for them.
 

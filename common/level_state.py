@@ -74,7 +74,7 @@ _TAILS = {
     "jumper": (7,), "leaper": (1, _LIST, 1, _LIST, 1), "maze": (2,), "miner": (1,), "ninja": (8,),
     "plunder": (1, _LIST, _LIST, _LIST, _LIST, 9), "starpilot": (_ENTITIES,)}
 _END = (0xCAFECAFE).to_bytes(4, "little")
-_GENERATOR_SIZE = 624  # numbers of mt19937, behind which its position among them stands
+_GENERATOR_SIZE = 624  # numbers of mt19937, followed by its position among them
 _FORK_OPTIONS = 5  # more than ours, in the fork of Langosco et al. (2022)
 _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration is 1
 # What Procgen 0.10.7 draws; anything else ends the process. Tried for every game.
@@ -99,7 +99,7 @@ class LevelState:
         options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
             ``STEP``, ``DRAWING`` and ``WORLD``.
         level_generator, game_generator, picture_generator: their bytes.
-        grid_size: as it stands there, w * h in a generated level.
+        grid_size: as stored, w * h in a generated level.
         entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
         grid: cells, int32 (h, w); row 0 is the bottom of the picture.
         tail: what belongs to this game alone, and the end mark.

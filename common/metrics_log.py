@@ -61,7 +61,7 @@ class MetricsLog:
 
 
 def _read_rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
-    """The rows as they stand there, but for those cut short by a kill."""
+    """The rows as stored, but for those cut short by a kill."""
     read_metrics(path, columns, may_be_empty=True)
     reader = csv.DictReader(io.StringIO(read_bytes(path).decode(), newline=""))
     if tuple(reader.fieldnames or ()) != columns:

@@ -184,7 +184,7 @@ class Memory(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class PolicyOutput:
-    """What the agent computes from frames; the leading dimensions are those of its input.
+    """Outputs of the agent; the leading dimensions are those of its input.
 
     Attributes:
         logits: the policy head's output (…, A).

@@ -41,7 +41,7 @@ def positive(config, *names: str) -> None:
             raise UserError(f"{name} must be above 0, not {getattr(config, name)}")
 
 
-def share_of_an_end(config, name: str) -> None:
+def tail_fraction(config, name: str) -> None:
     """Check that a field is a share that can be taken at both ends of a quantity.
 
     Raises:

@@ -74,7 +74,7 @@ def _key(bits):
 
 @njit(inline="always", **_JIT)
 def _bits(key):
-    """The inverse of :func:`_key`; the bits of one NaN stand for all."""
+    """The inverse of :func:`_key`; all NaN get the same bits."""
     return np.int16(key ^ ((key >> np.int16(15)) & np.int16(0x7FFF)))
 
 

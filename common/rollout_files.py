@@ -49,10 +49,10 @@ _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeArrays:
-    """One episode as it lies on disk.
+    """One episode; on disk the channels of its frames come first, as published.
 
     Attributes:
-        frames: uint8 (L, 3, 64, 64).
+        frames: uint8 (L, 64, 64, 3).
         hidden_states: float32 (L + 1, D): row t enters the agent at frame t, row t + 1 leaves.
         log_probs: float32 (L, A).
         steps: one row a frame, columns STEP_COLUMNS.
@@ -66,7 +66,7 @@ class EpisodeArrays:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeFiles:
-    """The arrays of ``EpisodeArrays`` before they are read."""
+    """The arrays of ``EpisodeArrays`` before they are read; frames as on disk (L, 3, 64, 64)."""
 
     frames: ArrayFile
     hidden_states: ArrayFile
@@ -97,7 +97,7 @@ class RolloutFolder:
         return self.path / f"sample_{number:05d}.mp4"
 
     def description(self) -> dict:
-        """What made the data; empty for a published data set, which does not say."""
+        """Settings that made the data; empty for published data, which does not store them."""
         return read_description(self.description_file)
 
     def index(self) -> pd.DataFrame:
@@ -168,9 +168,11 @@ class RolloutFolder:
             UserError: see ``array_files`` and ``steps``.
         """
         files = self.array_files(number)
-        arrays = (file.rows(0, file.shape[0]) for file in
-                  (files.frames, files.hidden_states, files.log_probs))
-        return EpisodeArrays(*arrays, self.steps(number))
+        frames, hidden_states, log_probs = (
+            file.rows(0, file.shape[0])
+            for file in (files.frames, files.hidden_states, files.log_probs))
+        return EpisodeArrays(np.moveaxis(frames, 1, -1), hidden_states, log_probs,
+                             self.steps(number))
 
     def finished(self) -> list[int]:
         """The episodes that have a folder, in ascending order."""
@@ -239,7 +241,8 @@ class RolloutWriter:
             arrays.steps.to_csv(temporary, index=False)
         if video is not None:
             write_video(folder.video_file(number), video)
-        files = {"ob": arrays.frames, "hx": arrays.hidden_states, "lp": arrays.log_probs}
+        frames = np.ascontiguousarray(np.moveaxis(arrays.frames, -1, 1))
+        files = {"ob": frames, "hx": arrays.hidden_states, "lp": arrays.log_probs}
         size = sum(array.nbytes for array in files.values())
         with atomic_folder(folder.episode_folder(number), size) as temporary:
             for name, array in files.items():
@@ -261,8 +264,9 @@ class RolloutWriter:
         while self.has(number):
             if not folder.steps_file(number).exists():
                 steps = read_table(self._waiting_steps(number), {
-                    name: int if kind is bool else kind for name, kind in _STEP_KINDS.items()
+                    name: kind for name, kind in _STEP_KINDS.items()
                     if name not in ("episode", "global_step")})
+                steps["done"] = steps["done"].astype(int)
                 steps["episode"] = number
                 steps["global_step"] = global_step + np.arange(len(steps))
                 with atomic_path(folder.steps_file(number)) as temporary:

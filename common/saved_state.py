@@ -1,4 +1,4 @@
-"""What a run saves to go on from, checked against what it would save now."""
+"""Checks of a run's saved state against the state that it would save now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run was asked to do, resolved, beside its results as YAML."""
+"""Resolved settings of a run, stored beside its results as YAML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_settings(folder: Path, settings) -> None:
 
 
 def load_settings(folder: Path, cls: type[Settings]) -> Settings:
-    """Read back what :func:`save_settings` wrote.
+    """Read settings that :func:`save_settings` wrote.
 
     Raises:
         UserError: if the file is missing or does not hold ``cls``; the key is named.

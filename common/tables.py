@@ -60,7 +60,7 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
 
 
 def _cells_of_lines(content: bytes) -> Iterator[int]:
-    """How many cells each line has."""
+    """Number of cells in each line."""
     if b'"' in content:
         yield from map(len, csv.reader(io.StringIO(content.decode(), newline="")))
     else:  # ten times faster

@@ -142,8 +142,8 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
     """Frames that show several films beside each other, each below its title.
 
     Args:
-        columns: films by title, uint8 (T, rows, H, W, C); a column's films stand below each
-            other.
+        columns: films by title, uint8 (T, rows, H, W, C); a column's films are drawn
+            below each other.
         factor: by which they are enlarged.
 
     Returns:

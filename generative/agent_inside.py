@@ -16,7 +16,7 @@ from common.networks import HiddenChange, Policy, PolicyOutput
 
 @dataclasses.dataclass(frozen=True)
 class AgentOutput:
-    """What the agent makes of images; leading dimensions are those of the images.
+    """Outputs of the agent on images; leading dimensions are those of the images.
 
     Attributes:
         hidden_states: states that leave the step (…, D), the input of both heads.

@@ -17,7 +17,7 @@ _READ_AHEAD = 2
 
 
 class BatchOrder:
-    """Batches of windows, shuffled anew in every epoch.
+    """Batches of windows, shuffled again in every epoch.
 
     Which windows batch i holds depends on the arguments and i alone, so a run can go on anywhere.
     What an epoch has left over for less than a batch is skipped; the next one shuffles again.

@@ -11,7 +11,7 @@ import dataclasses
 from typing import ClassVar
 
 from common.errors import UserError
-from common.parameters import id_list, one_of, positive, share_of_an_end
+from common.parameters import id_list, one_of, positive, tail_fraction
 
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
@@ -93,7 +93,7 @@ class SimulatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """How a simulator is trained."""
+    """Parameters of the training of a simulator."""
 
     section: ClassVar[str] = "gen_model"
 
@@ -165,7 +165,7 @@ class SaliencyConfig:
     def __post_init__(self):
         positive(self, "num_sim_steps", "num_sim_steps_manual_actions", "batch_size",
                  "gaussian_kernel_size", "sigma")
-        share_of_an_end(self, "extrema_threshold")
+        tail_fraction(self, "extrema_threshold")
         one_of("direction_type", self.direction_type, ("ica", "pca"))
         if self.gaussian_kernel_size % 2 == 0:
             raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")

@@ -63,7 +63,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlace:
-    """What a window shows.
+    """Where in the recorded data the simulated steps of a window begin.
 
     Attributes:
         episode: its number on disk.

@@ -1,4 +1,4 @@
-"""From the environment's state to what it shows: image, reward, whether the episode ends.
+"""Networks from the environment's state to image, reward and whether the episode ends.
 
 Letters in shape comments: N states of any kind, H deterministic state, S·K latent, C channels,
 d = cnn_depth.
@@ -18,8 +18,8 @@ _HEAD_WIDTH = 400
 
 
 @dataclasses.dataclass(frozen=True)
-class Observation:
-    """What the decoder predicts; the leading dimensions are those of its input.
+class DecodedObservation:
+    """Predictions of the decoder; the leading dimensions are those of its input.
 
     Attributes:
         images: (…, C, 64, 64), nominally in [0, 1] but not clamped.
@@ -89,8 +89,8 @@ class Decoder(nn.Module):
         self.reward = Head(in_size, config.reward_decoder_layers, 1, config.layer_norm)
         self.terminal = Head(in_size, config.terminal_decoder_layers, 1, config.layer_norm)
 
-    def forward(self, h: Tensor, z: Tensor) -> Observation:
+    def forward(self, h: Tensor, z: Tensor) -> DecodedObservation:
         """h (N, H) and one-hot z (N, S, K)."""
         features = torch.cat([h, z.flatten(-2)], dim=-1)  # (N, H + S·K)
-        return Observation(self.image(features), self.reward(features).squeeze(-1).float(),
+        return DecodedObservation(self.image(features), self.reward(features).squeeze(-1).float(),
                            self.terminal(features).squeeze(-1).float())

@@ -1,4 +1,4 @@
-"""From frames to the bottleneck vector, and from that to the start of a simulation.
+"""Networks from frames to the bottleneck vector, and from it to the start of a simulation.
 
 Letters in shape comments: I initial frames, B batch, N frames of any kind, C H W a frame,
 V bottleneck vector, E embedding (1024).

@@ -1,7 +1,7 @@
 """Loss against simulated step: how long imagination stays close to what was recorded.
 
 The simulator imagines windows from their initial frames with the recorded actions, z from the
-prior. Beside it stand three predictors that any simulator must beat:
+prior. It is compared with three predictors that any simulator must beat:
 
 - ``last_frame``: the last initial frame at every step;
 - ``mean_frame``: the mean frame of the training episodes at every step;
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.bootstrap import EpisodeBootstrap
+from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -32,7 +32,7 @@ from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.losses import balanced_kl, until_first_terminal
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")
@@ -94,7 +94,7 @@ def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Draw at most ``most`` of the held-out windows, without repetition.
 
     Raises:
-        UserError: if there are no two, so that none has another one's actions to be given.
+        UserError: if there are no two, so that there are no actions of another window.
     """
     chosen = np.random.default_rng(seed).permutation(held_out)[:most]
     if len(chosen) < 2:
@@ -122,9 +122,9 @@ def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tenso
 
 @torch.no_grad()
 def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
-                   batch_size: int, mean: Tensor, draw: LatentDraw,
+                   batch_size: int, mean: Tensor, draw: LatentSampler,
                    compute: Compute) -> LossOverTime:
-    """Hold all predictors against recorded windows.
+    """Losses of all predictors on recorded windows.
 
     Args:
         dataset: its windows have as many steps as are to be simulated.
@@ -160,8 +160,8 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
 
 @torch.no_grad()
 def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
-                          draw: LatentDraw, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
-    """What was recorded and what the simulator imagines instead, uint8 (N, T, H, W, C) each."""
+                          draw: LatentSampler, compute: Compute) -> tuple[np.ndarray, np.ndarray]:
+    """Recorded frames and the frames imagined instead, uint8 (N, T, H, W, C) each."""
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     batch = align(dataset.batch(windows).to(compute.device), config)
@@ -171,13 +171,13 @@ def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows
 
 
 def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
-             draw: LatentDraw) -> Simulation:
+             draw: LatentSampler) -> Simulation:
     start = simulator.start_from(simulator.encode(batch.initial_images), draw)
     return simulator.imagine(start, draw, len(actions), true_actions=actions).stacked()
 
 
 def _batch_losses(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, mean: Tensor,
-                  draw: LatentDraw, compute: Compute) -> dict[tuple[str, str], Tensor]:
+                  draw: LatentSampler, compute: Compute) -> dict[tuple[str, str], Tensor]:
     """By predictor and kind, at all steps (T, B)."""
     losses = {}
     for predictor, actions in ((SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_actions)):
@@ -220,7 +220,7 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
         ``standard_deviation`` between them, and the ends ``low_95`` and ``high_95`` of the
         mean's interval.
     """
-    bootstrap = EpisodeBootstrap(result.episodes, seed)
+    bootstrap = ClusterBootstrap(result.episodes, seed)
     num_windows = result.counted.sum(axis=1)  # (T,)
     steps = np.flatnonzero(num_windows)
     rows = []
@@ -242,7 +242,7 @@ def _with_pixel_errors(result: LossOverTime) -> dict[tuple[str, str], np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class BaselineComparison:
     """Whether the simulator's images are better than another predictor's.
 
     Attributes:
@@ -259,9 +259,9 @@ class Comparison:
     clearly: int
 
 
-def comparisons(result: LossOverTime, seed: int) -> list[Comparison]:
-    """Hold the simulator's image loss against that of each other predictor."""
-    bootstrap = EpisodeBootstrap(result.episodes, seed)
+def comparisons(result: LossOverTime, seed: int) -> list[BaselineComparison]:
+    """Compare the simulator's image loss with that of each other predictor."""
+    bootstrap = ClusterBootstrap(result.episodes, seed)
     steps = [step for step in COMPARED_STEPS
              if step < len(result.counted) and result.counted[step].any()]
     found = []
@@ -269,5 +269,5 @@ def comparisons(result: LossOverTime, seed: int) -> list[Comparison]:
         gain = result.losses[predictor, "image"] - result.losses[SIMULATOR, "image"]  # (T, N)
         better = sum(np.nanmean(gain[step]) > 0 for step in steps)
         clearly = (bootstrap.interval(gain, result.counted)[0, steps] > 0).sum()
-        found.append(Comparison(predictor, tuple(steps), int(better), int(clearly)))
+        found.append(BaselineComparison(predictor, tuple(steps), int(better), int(clearly)))
     return found

@@ -1,4 +1,4 @@
-"""What the simulator is trained on.
+"""Losses of the simulator.
 
 Letters in shape comments: T simulated steps, B batch, S latent variables, K classes of each.
 """
@@ -49,7 +49,7 @@ class SimulatorLosses:
         agent_state: 0.5 times the sum of squared errors, 0 after the first terminal step (T, B).
         kl: balanced KL divergence of posterior and prior (T, B).
         update: norm of the change of h (T, B).
-        bottleneck: how close the vectors of the batch lie together ().
+        bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: squared error of the agent's first state, as a sum (B,).
         first_action: cross-entropy of the action that enters the first step (B,).
     """
@@ -80,14 +80,14 @@ class SimulatorLosses:
 
     @property
     def total(self) -> Tensor:
-        """What is minimised (): summed over time, averaged over the batch."""
+        """The minimised loss (): summed over time, averaged over the batch."""
         start = (self.first_hidden + self.first_action).mean()
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
                      scales: LossScales = UNSCALED) -> SimulatorLosses:
-    """Hold a pass with posterior against its labels.
+    """Losses of a pass with posterior, against its labels.
 
     Raises:
         ValueError: if the pass has no posterior.

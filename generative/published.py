@@ -84,7 +84,7 @@ _PREFIXES = (
 
 @dataclasses.dataclass(frozen=True)
 class PublishedSimulator:
-    """What a file holds.
+    """Contents of a simulator file.
 
     Attributes:
         simulator: ready to use.

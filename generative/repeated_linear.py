@@ -20,7 +20,7 @@ _Steps = list[tuple[Tensor, Tensor]]
 
 
 class RepeatedLinear(nn.Linear):
-    """An ``nn.Linear`` whose steps within :func:`gathered_steps` have their gradient in common."""
+    """An ``nn.Linear`` whose steps within :func:`gathered_steps` share one weight gradient."""
 
     _weight: Tensor | None = None
     _steps: _Steps

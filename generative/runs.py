@@ -158,7 +158,7 @@ def prepared(simulator: Simulator, compute: Compute) -> Simulator:
     return simulator.to(compute.device)
 
 
-def why_perhaps_trained_on(run: SimulatorRunSettings | None, data_dir: str,
+def leakage_reason(run: SimulatorRunSettings | None, data_dir: str,
                            num_episodes: int) -> str:
     """Why the evaluated episodes may have been trained on, or "" if they were not."""
     if run is None:

@@ -115,7 +115,7 @@ class SampleFolder:
         return self.path / "videos" / f"start_{start:05d}.mp4"
 
     def description(self) -> dict:
-        """What made the samples; empty for published ones, which do not say."""
+        """Settings that made the samples; empty for published ones, which do not store them."""
         return read_description(self.description_file)
 
     def numbers(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Simulating rollouts: from where, with whose actions, and storing what comes out.
+"""Simulating rollouts, and storing them as samples.
 
 Everything random belongs to a start and is decided by the seed and the start's number alone, so
 a sample does not depend on how many there are, nor on the batch it is simulated in, beyond the
@@ -28,7 +28,7 @@ from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import Draw, LatentDraw, PresetDraw
+from generative.straight_through import Draw, LatentSampler, PresetDraw
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
@@ -40,7 +40,7 @@ _VECTORS, _LATENTS = 1, 2
 
 @dataclasses.dataclass(frozen=True)
 class SamplingPlan:
-    """What is simulated.
+    """Settings of a folder of simulated samples.
 
     Attributes:
         random_start: start from random vectors instead of recorded frames.
@@ -91,7 +91,7 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
     """The actions that are meant by names on the command line.
 
     Raises:
-        UserError: if there is no such action (naming the nearest), or one stands there twice.
+        UserError: if there is no such action (naming the nearest), or one is given twice.
     """
     names = [OTHER_NAMES.get(name, name) for name in names]
     for name in names:
@@ -185,7 +185,7 @@ class Sampler:
         """Samples of one start draw the same numbers."""
         plan = self.plan
         if not plan.sample_latents:
-            return LatentDraw("mode")
+            return LatentSampler("mode")
         shape = (plan.num_steps + 1, self._simulator.config.stoch_dim)
         uniform = [np.random.default_rng([plan.seed, _LATENTS, start]).random(shape, np.float32)
                    for start in starts]
@@ -214,13 +214,13 @@ class Sampler:
 @torch.no_grad()
 def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
                   num_steps: int) -> list[SampleArrays]:
-    """What happens from bottleneck vectors (B, V), with the agent's own actions and the most
-    likely latents.
+    """Simulate from bottleneck vectors (B, V), with the agent's own actions and the most likely
+    latents.
 
     Args:
         simulator: where ``compute`` says.
     """
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     with compute.autocast():
         start = simulator.start_from(vectors.to(compute.device), draw)
         simulation = simulator.imagine(start, draw, num_steps).stacked()

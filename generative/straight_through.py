@@ -18,8 +18,8 @@ Draw = Callable[[Tensor], Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class LatentDraw:
-    """How z is chosen.
+class LatentSampler:
+    """Choice of z from its logits.
 
     Attributes:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
@@ -70,7 +70,7 @@ class PresetDraw:
         self._uniform = iter(uniform)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Choose S one-hot variables (B, S, K), as ``LatentDraw`` does."""
+        """Choose S one-hot variables (B, S, K), as ``LatentSampler`` does."""
         probs = torch.softmax(logits, dim=-1)  # (B, S, K)
         passed = probs.cumsum(dim=-1) <= next(self._uniform).unsqueeze(-1)
         classes = passed.sum(dim=-1).clamp(max=probs.shape[-1] - 1)  # (B, S)

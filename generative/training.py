@@ -40,7 +40,7 @@ from generative.runs import (
     prune_checkpoints,
 )
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 GRADIENT_NORM_LIMIT = 100.0
 SECONDS_BETWEEN_SAVES = 600
@@ -50,7 +50,7 @@ VIDEO_FRAMES_PER_SECOND = 5
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses) -> dict[str, Tensor]:
-    """What is logged of a batch, by the names of MEASURES, each ().
+    """Logged figures of a batch, by the names of MEASURES, each ().
 
     Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
     latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
@@ -76,7 +76,7 @@ class SimulatorTraining:
 
     Args:
         folder: the run's folder. If it holds checkpoints, the run goes on from the newest one;
-            else the run is new, and the attribute ``folder`` has a number behind if another run
+            else the run is new, and the attribute ``folder`` has a number appended if another run
             has this name.
         settings: what to train.
         compute: where to compute.
@@ -214,7 +214,7 @@ class SimulatorTraining:
     def _pass(self, batch: AlignedBatch,
               generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
         with self.compute.autocast():
-            simulation = self.simulator(batch, LatentDraw("sample", generator))
+            simulation = self.simulator(batch, LatentSampler("sample", generator))
         return simulation, simulator_losses(simulation, batch, self.settings.simulator,
                                             self.settings.loss_scales)
 
@@ -269,7 +269,7 @@ class SimulatorTraining:
         config = self.settings.simulator
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
-        draw = LatentDraw("mode")
+        draw = LatentSampler("mode")
         with self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
             start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)

@@ -29,7 +29,8 @@ class Alteration:
 
     Attributes:
         taken, put: see ``Projector.swap``.
-        turn: seed of the random directions (``Projector.turned``), None for the directions.
+        turn: seed of the random directions (``Projector.turned``); None for the directions as
+            they are.
     """
 
     arm: Arm
@@ -86,7 +87,7 @@ def _pairs(text: str) -> tuple[list[int], list[int | None]]:
 
 
 def change_of(alteration: Alteration, projector: Projector, compute: Compute) -> MeasuredChange:
-    """What an alteration does to the agent's state."""
+    """The change that an alteration makes to the agent's state."""
     if alteration.turn is not None:
         projector = projector.turned(alteration.turn)
     step = projector.swapped_step(alteration.taken, alteration.put, "ica", compute.device)

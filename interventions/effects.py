@@ -1,4 +1,4 @@
-"""What altering a direction of the agent's hidden state does to its behaviour, counted.
+"""Effects of altered directions of the agent's hidden state on its behaviour.
 
 Runs come in arms that share their starts and random draws: one arm is unaltered, some alter
 directions of interest, and for each kind of alteration there are controls, which do the same in
@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from common.bootstrap import EpisodeBootstrap
+from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 from interventions.files import ArmRuns
@@ -164,7 +164,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
         A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
         ``control``, ``moved`` (see ``ArmRuns``), ``outcome``, ``unaltered`` and ``altered``
         (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the controls it is held against),
+        ``control_high`` (smallest and largest effect of the controls it is compared with),
         ``num_controls``, ``p_control``, ``claimed``.
 
     Raises:
@@ -181,7 +181,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
     after = np.stack([outcomes_of(runs[arm.name], unaltered, simulated)
                       for arm in arms])  # (arms, N, outcomes)
     differences = (after - before).transpose(1, 0, 2).reshape(len(before), -1)  # (N, C)
-    low, high = EpisodeBootstrap(np.arange(len(before)), seed).interval(
+    low, high = ClusterBootstrap(np.arange(len(before)), seed).interval(
         differences.T, np.ones(differences.T.shape, dtype=bool))
     num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
     rows = [(arm.name, arm.label, arm.pattern, arm.control, float(runs[arm.name].moved), name)
@@ -196,7 +196,7 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the corrected p, what the controls say, and whether an effect is claimed.
+    """Add the corrected p, p and range of the controls, and whether an effect is claimed.
 
     Directions are one family of the correction; the controls of each pattern are another.
 
@@ -239,7 +239,7 @@ def check_starts(num_starts: int) -> None:
 
 
 def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:
-    """Two-sided p of the hypothesis that the sign of a paired difference is a matter of chance.
+    """Two-sided p-values of a sign-flip test on paired differences.
 
     Args:
         differences: altered minus unaltered (N, C).
@@ -260,7 +260,7 @@ def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarra
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """p corrected for their number (Holm 1979), in their order."""
+    """p-values after Holm's correction (1979), in their order."""
     p = np.asarray(p)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])

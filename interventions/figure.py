@@ -1,4 +1,4 @@
-"""Figure of what altered directions of the hidden state do to the agent's behaviour."""
+"""Figure of the effects of altered directions of the hidden state on the agent's behaviour."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _plot_outcome(axes: Axes, part: pd.DataFrame) -> None:
 
 
 def _plot_moved(axes: Axes, table: pd.DataFrame) -> None:
-    """How far each alteration moves a state, and how far its controls do."""
+    """Distance by which each alteration moves a state, and that of its controls."""
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()

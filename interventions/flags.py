@@ -30,7 +30,7 @@ def add_direction_folder_flag(parser: Parser) -> None:
 def add_direction_number_flag(parser: Parser, name: str = "--num_episodes") -> None:
     """The flag that says which directions of a folder are meant."""
     parser.add_argument(name, type=count, key="analysis.agent_h.num_episodes",
-                        help="recorded episodes that the directions were found in, which stands "
+                        help="recorded episodes that the directions were computed from, which is "
                              "in the names of their files")
 
 

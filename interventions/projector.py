@@ -104,15 +104,15 @@ class Projector:
                             for field in dataclasses.fields(self)})
 
     def turned(self, seed: int) -> Projector:
-        """The same with random directions of equal size in place of the independent components.
+        """A projector with random directions of equal size instead of the independent components.
 
         The axes s of the independent coordinates become Q s with an orthogonal Q drawn evenly by
         the seed (Haar measure). Over the states the components were made of, independent
-        coordinates have variance 1 and are uncorrelated, and so have and are the random ones; to
-        take one out takes as much of that variance away as an independent component does.
+        coordinates have variance 1 and are uncorrelated, and the same holds for the random ones:
+        taking one out removes as much of that variance as taking out an independent component.
 
         Raises:
-            UserError: if there is only one component, which has nowhere to turn to.
+            UserError: if there is only one component, which cannot be turned.
         """
         if self.num_ics < 2:
             raise UserError("random directions need at least 2 independent components, but the "
@@ -142,7 +142,7 @@ class Projector:
         return gradient @ self.directions(kind).T
 
     def directions(self, kind: DirectionType) -> Tensor:
-        """What one unit of each coordinate adds to hx, as rows: (P, D) or (k, D).
+        """Change of hx for one unit of each coordinate, as rows: (P, D) or (k, D).
 
         These are columns of the inverse map. The ICs are not orthogonal, so they differ from the
         rows of the forward map.

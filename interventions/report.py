@@ -56,7 +56,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], title: str, what: s
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
-    """How many claims, and how many the same rule makes of random directions."""
+    """Number of claims, and of those that the same rule makes of random directions."""
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]

@@ -23,7 +23,7 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
     Args:
         simulated: whether the runs are simulations.
         seed: of bootstrap and sign flips.
-        what: was run, how often; stands in report and figure.
+        what: was run, how often; written in report and figure.
 
     Returns:
         The table of effects, see ``interventions.effects.compare``.

@@ -21,7 +21,7 @@ from interventions.projector import Projector
 
 @dataclasses.dataclass(frozen=True)
 class Swap:
-    """What is done to every change of the agent's state.
+    """A swap of directions in every change of the agent's state.
 
     Attributes:
         name: for folders, such as ``10_5_to_12_None``.
@@ -46,7 +46,7 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
     Args:
         kind: of the directions: "ica" or "pca".
         folder: of the matrices that define the directions.
-        num_episodes: recorded episodes that they were found in.
+        num_episodes: recorded episodes that they were computed from.
         num_units: of the agent.
         device: where the states are.
         random_directions: seed of random directions that take the place of the independent

@@ -28,8 +28,8 @@ def read_hyperparams() -> dict[Path, dict]:
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentTraining:
-    """How the agent is trained."""
+class AgentTrainingPreset:
+    """Training of the agent."""
 
     param_name: str
     num_levels: int
@@ -39,8 +39,8 @@ class AgentTraining:
 
 
 @dataclasses.dataclass(frozen=True)
-class SimulatorTraining:
-    """How the simulator is trained, beyond the parameter set."""
+class SimulatorTrainingPreset:
+    """Training of the simulator, beyond the parameter set."""
 
     max_batches: int
     batch_size: int | None
@@ -66,8 +66,8 @@ class Preset:
     env_name: str
     distribution_mode: str
     seed: int
-    agent_training: AgentTraining | None
-    simulator_training: SimulatorTraining | None
+    agent_training: AgentTrainingPreset | None
+    simulator_training: SimulatorTrainingPreset | None
     evaluated_levels: int
     rendered_episodes: int
     recorded_episodes: int | None
@@ -109,7 +109,7 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}; see {flag}")
     if agent_file is not None:
-        training = preset.simulator_training or SimulatorTraining(0, None, None)
+        training = preset.simulator_training or SimulatorTrainingPreset(0, None, None)
         preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None,
                                      agent_training=None, simulator_training=training)
     if model_file is not None:

@@ -1,4 +1,4 @@
-"""What the pipeline remembers of the stages of an experiment: reader and writer of its records.
+"""Records of the stages of an experiment: reader and writer.
 
 In the output folder lie::
 
@@ -57,7 +57,7 @@ class Basis:
                               .encode()).hexdigest()
 
     def difference(self, earlier: Basis) -> str:
-        """What is not as it was: the first change of each kind."""
+        """The first change of each kind from an earlier basis, in words."""
         if not earlier.code:
             return "it was made before code was recorded"
         if self.script != earlier.script:
@@ -85,7 +85,7 @@ def _change(kind: str, old: dict, new: dict, tell: bool) -> str:
 
 
 def _flags(argv: Iterable[str]) -> dict[str, str]:
-    """What follows each flag."""
+    """The values of each flag, as one text."""
     found: dict[str, str] = {}
     flag = ""
     for word in argv:
@@ -129,7 +129,7 @@ class Record:
 
 
 def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """What matches patterns below a folder, sorted; "!" begins a pattern of what does not count."""
+    """Paths below a folder that match patterns, sorted; "!" begins a pattern that excludes."""
     found: set[Path] = set()
     for pattern in patterns:
         if pattern.startswith("!"):
@@ -140,7 +140,7 @@ def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def find(folder: Path, patterns: Iterable[str]) -> list[Path]:
-    """The files that ``matches`` gives; what is hidden is still unfinished."""
+    """The files that ``matches`` gives, without hidden ones, which are unfinished."""
     return [path for path in matches(folder, patterns) if path.is_file()
             and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 

@@ -62,10 +62,10 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A part of the page: what was asked, and what shows the answer.
+    """A section of the page: a question, and the files that answer it.
 
     Attributes:
-        answered_by: the stage whose result stands beside the title at the head of the page.
+        answered_by: the stage whose result is beside the title at the head of the page.
         text: what was asked and done.
         look_for: how to read what is shown.
         parts: what is shown.
@@ -200,7 +200,7 @@ class Medium:
         kind: picture, film or link.
         source: its address, as seen from the page.
         name: of the file, or of the document.
-        poster: address of the picture that stands for a film until it plays; "" if there is none.
+        poster: address of the picture that is shown until a film plays; "" if there is none.
     """
 
     kind: str
@@ -223,7 +223,7 @@ class Table:
     """A table under a section.
 
     Attributes:
-        caption: what stands in it.
+        caption: what it shows.
         header: names of the columns, of which the first are text.
         rows: of cells.
         text_columns: number of the columns that hold text.
@@ -388,7 +388,7 @@ def _loss_table(output: Path) -> Table:
 
 
 def _effects_table(output: Path) -> Table:
-    """What each direction does to each outcome."""
+    """Table of the effect of each direction on each outcome."""
     table = InterventionsFolder(output / "analysis" / "interventions").effects()
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",

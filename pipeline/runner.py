@@ -30,7 +30,7 @@ from pipeline.records import (
     find,
     matches,
 )
-from pipeline.stages import Places, Stage
+from pipeline.stages import PathResolver, Stage
 
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
 NOT_RUN = "it has not been run yet"
@@ -39,10 +39,10 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What is to be done about a stage, and why.
+    """Whether to run, continue or skip a stage, and why.
 
     Attributes:
-        action: SKIP, CONTINUE, RUN (anew) or LEAVE (it was not asked for).
+        action: SKIP, CONTINUE, RUN (from its start) or LEAVE (it was not asked for).
         basis: None where it is not known yet.
     """
 
@@ -52,8 +52,8 @@ class Decision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of a stage in this call."""
+class StageOutcome:
+    """Result of a stage in this call."""
 
     stage: Stage
     decision: Decision
@@ -69,11 +69,11 @@ class Pipeline:
         chosen: names of those that were asked for.
         hyperparams: contents of the YAML files of parameters that the stages were made from;
             their scripts get the same.
-        force: make these anew, whatever their records say.
+        force: run these again, whatever their records say.
         check_contents: read every file, even if size and time of change are as they were.
     """
 
-    def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: Places,
+    def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
                  chosen: set[str], hyperparams: dict[Path, dict], force: bool = False,
                  check_contents: bool = False):
         self.experiment, self.stages, self._places = experiment, stages, places
@@ -83,7 +83,7 @@ class Pipeline:
         self._code = code_of({stage.script for stage in stages})
 
     def plan(self) -> Iterator[tuple[Stage, Decision]]:
-        """What would be done, without doing it.
+        """Decide about every stage, without running any.
 
         What a stage that would run will write is not known, so all that reads it is said to run,
         too; it is skipped after all if the contents come out the same.
@@ -104,20 +104,20 @@ class Pipeline:
                                          else "completed")
             yield stage, decision
 
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[StageOutcome]:
         """Do it; ends with the first stage that does not finish."""
         for stage in self.stages:
             if stage.name not in self._chosen:
-                yield Outcome(stage, Decision(LEAVE, "not asked for"), 0,
+                yield StageOutcome(stage, Decision(LEAVE, "not asked for"), 0,
                               self.experiment.record(stage.name))
                 continue
             decision = self.decide(stage)
             if decision.action == SKIP:
                 print(f"\n{stage.name}: skipped, {decision.why}", flush=True)
-                yield Outcome(stage, decision, 0, self.experiment.record(stage.name))
+                yield StageOutcome(stage, decision, 0, self.experiment.record(stage.name))
                 continue
             status = self._run(stage, decision)
-            yield Outcome(stage, decision, status, self.experiment.record(stage.name))
+            yield StageOutcome(stage, decision, status, self.experiment.record(stage.name))
             if status:
                 return
         self._digests.save()

@@ -62,7 +62,7 @@ BEHAVIOURS = {"behaviours": ("analysis/combined_agent_env_hx_analysis_precomp/*.
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
-# Flags that go on with an interrupted stage, or None to begin anew.
+# Flags that continue an interrupted stage, or None to begin again.
 Continuation = Callable[[list[str], Path], "list[str] | None"]
 
 
@@ -90,7 +90,7 @@ class Stage:
         needs: patterns of what it reads of what earlier stages have written, by stage.
         files: other files that it reads: AGENT, SIMULATOR, PAGE.
         parameters: those that it depends on beyond its flags, by dotted name.
-        clears: patterns of what is deleted before it runs anew, if not ``outputs``.
+        clears: patterns of what is deleted before it runs again, if not ``outputs``.
         continued: how it goes on when it was interrupted.
     """
 
@@ -106,7 +106,7 @@ class Stage:
     continued: Continuation = same_command
 
 
-class Places:
+class PathResolver:
     """Fills in the places that flags and files name.
 
     Args:
@@ -353,7 +353,7 @@ class _Builder:
     def _map(self, name: str, script: str, precomputed: str, plots: str, section: str,
              needs: dict[str, tuple[str, ...]], also: tuple[str, ...] = (),
              more: tuple[str, ...] = ()) -> list[Stage]:
-        """An analysis of simulated samples, and a stage that draws what it found.
+        """An analysis of simulated samples, and a stage that draws its results.
 
         Args:
             also: names of further parameters.
@@ -392,7 +392,7 @@ class _Builder:
             also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
-        """What components do to components and to what the agent answers."""
+        """Stages of the influences of components on components and on the agent's answers."""
         needs = {**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS}
         parameters = self._of("analysis.saliency.", "analysis.xplots.",
                               "analysis.agent_h.num_episodes",
@@ -459,7 +459,7 @@ def _number(pattern: str, unit: str) -> Callable[[Path], str]:
 
 
 def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path], str]:
-    """How many of the files that match patterns have a name of this kind."""
+    """Number of the files that match patterns and have a name of this kind."""
     return lambda output: (
         f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
 

@@ -1,11 +1,11 @@
-"""What the pipeline says on the terminal: the plan beforehand, the table afterwards."""
+"""Terminal output of the pipeline: the plan before a run, the table after it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pipeline.records import DONE, Record
-from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Outcome, Pipeline
+from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Pipeline, StageOutcome
 from pipeline.stages import MADE_BY
 
 WOULD = {SKIP: "would be skipped", CONTINUE: "would go on", RUN: "would run", LEAVE: "is left"}
@@ -25,7 +25,7 @@ def print_plan(pipeline: Pipeline) -> None:
         print(f"{mark} stands for the file that {name} will write")
 
 
-def print_table(outcomes: Sequence[Outcome]) -> None:
+def print_table(outcomes: Sequence[StageOutcome]) -> None:
     """A line a stage: what was done, time, size, result, and why."""
     rows = [("stage", "", "time", "size", "result", "because")]
     for outcome in outcomes:
@@ -38,7 +38,7 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
                         for place, (cell, width) in enumerate(zip(row, widths))).rstrip())
 
 
-def what_was_done(outcome: Outcome) -> str:
+def what_was_done(outcome: StageOutcome) -> str:
     return "stopped" if outcome.status > 128 else "failed" if outcome.status else (
         DID[outcome.decision.action])
 

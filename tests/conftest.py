@@ -1,4 +1,4 @@
-"""What several tests share. Everything runs on real Procgen with real networks, on the CPU."""
+"""Shared fixtures and helpers: real Procgen and real networks, on the CPU."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def write_recording(path, lengths):
                               "action": rng.integers(0, 15, length)})
         steps.loc[length - 1, "done"] = 1
         episodes.append(EpisodeArrays(
-            rng.integers(1, 256, (length, 3, 64, 64), dtype=np.uint8),
+            rng.integers(1, 256, (length, 64, 64, 3), dtype=np.uint8),
             rng.normal(size=(length + 1, 64)).astype(np.float32),
             rng.normal(size=(length, 15)).astype(np.float32), steps))
         writer.add(number, episodes[-1])

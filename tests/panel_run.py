@@ -31,7 +31,7 @@ MATRICES = {"mean": [1, 0, 0, 0], "std": [2, 1, 1, 1], "components": np.eye(4),
 
 
 def coordinates(hx: np.ndarray) -> np.ndarray:
-    """What the matrices do to states (…, 4), worked out by hand; (…, 3)."""
+    """Coordinates (…, 3) of states (…, 4), worked out by hand."""
     first = (hx[..., 0] - 1) / 4
     return np.stack([first, 2 * hx[..., 1], first + hx[..., 2]], axis=-1)
 
@@ -44,7 +44,7 @@ def coordinate_gradients(of_states: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What was written.
+    """Folder and numbers of a run.
 
     Attributes:
         folder: its root.

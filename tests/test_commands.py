@@ -1,4 +1,4 @@
-"""What a user types: the published flags, and every mistake as one clear sentence."""
+"""The command line: the published flags, and every mistake as one clear sentence."""
 
 import os
 import re

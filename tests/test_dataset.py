@@ -71,7 +71,8 @@ def test_a_window_over_a_border_shows_the_next_episode_from_its_first_frame(data
     episode = folder.episode(number)
     window, shown = dataset[row], min(len(episode.frames), 6)
     gap = 6 - shown
-    np.testing.assert_array_equal(window.frames[2:2 + shown], episode.frames[:shown])
+    np.testing.assert_array_equal(window.frames[2:2 + shown],
+                                  np.moveaxis(episode.frames[:shown], -1, 1))
     assert not window.frames[:2].any() and not window.frames[2 + shown:].any()
     np.testing.assert_array_equal(window.actions, [0, 0, *episode.steps["action"][:shown],
                                                    *[0] * gap])
@@ -149,7 +150,8 @@ def test_our_own_recordings_are_read_like_published_ones(tmp_path):
     episodes = write_recording(tmp_path / "data", lengths=[10, 12])
     assert RolloutFolder(tmp_path / "data").description() == {"kind": "test"}
     window = RolloutDataset(tmp_path / "data", 2, 4)[11]  # row 1 of episode 1
-    np.testing.assert_array_equal(window.frames, episodes[1].frames[1:6])
+    np.testing.assert_array_equal(window.frames,
+                                  np.moveaxis(episodes[1].frames[1:6], -1, 1))
     np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
     np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
     np.testing.assert_array_equal(window.actions, episodes[1].steps["action"][1:6])

@@ -51,7 +51,7 @@ from generative.runs import (
     prune_checkpoints,
 )
 from generative.simulator import Simulator
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining
 from interventions.config import SwapConfig
 
@@ -162,7 +162,7 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     assert len(set(windows)) == 4
     batch = align(dataset.batch(windows), sizes)
     simulator = open_simulator(checkpoints(tmp_path)[-1], agent_path, sizes, FLOAT32)
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     start_state = simulator.start_from(simulator.encode(batch.initial_images), draw)
     expected = {"truth": batch.images, "reconstruction": simulator(batch, draw).images,
                 "imagination": simulator.imagine(
@@ -450,7 +450,7 @@ def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tm
     run._order = BatchOrder(few, 4, 0)
     run.train()
     batch = align(run.dataset.batch(few), settings.simulator)
-    draw = LatentDraw("mode")
+    draw = LatentSampler("mode")
     with torch.no_grad():
         start_state = run.simulator.start_from(run.simulator.encode(batch.initial_images), draw)
         imagined = run.simulator.imagine(start_state, draw,

@@ -19,8 +19,8 @@ from analysis.methods.clustering import NO_CLUSTER, find_clusters
 from analysis.methods.components import (
     independent_components,
     principal_components,
-    scale_of,
     source_signals,
+    standardizer_of,
 )
 from analysis.methods.embedding import embed
 from analysis.methods.factorisation import factorise
@@ -58,7 +58,7 @@ def blobs(sizes=(200, 80, 120, 40), dimensions=8):
 def test_scale_counts_a_constant_unit_as_1_and_names_it():
     states = normal(500, 4) * [1, 2, 3, 4] + [5, 6, 7, 8]
     states[:, 2] = 0.1
-    scale = scale_of(states.astype(np.float32))
+    scale = standardizer_of(states.astype(np.float32))
     assert scale.constant == (2,) and scale.std[2] == 1
     standardised = scale.standardise(states.astype(np.float32))
     np.testing.assert_allclose(standardised.mean(axis=0), 0, atol=1e-5)
@@ -83,7 +83,7 @@ def test_independent_components_are_the_planted_sources_up_to_order_and_sign():
     sources = np.stack([rng.uniform(-1, 1, 4000), rng.laplace(size=4000),
                         np.sign(rng.normal(size=4000))], axis=1)
     states = (sources @ rng.normal(size=(3, 6))).astype(np.float32)
-    states = scale_of(states).standardise(states)
+    states = standardizer_of(states).standardise(states)
     fit = principal_components(states, 3)
     principal = fit.coordinates(states)
     found = independent_components(principal, fit.variances, 1000, 1e-4, seed=0)

@@ -1,4 +1,4 @@
-"""Which module imports which: the directions between the rooms, and what needs no Procgen."""
+"""Imports between modules: which rooms import which, and which need no Procgen."""
 
 import ast
 import subprocess

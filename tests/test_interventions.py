@@ -26,7 +26,7 @@ from agents.acting import run_policy
 from agents.action_noise import load_action_noise
 from agents.episodes import play_episodes
 from common.agent_file import load_agent, save_agent
-from common.bootstrap import EpisodeBootstrap
+from common.bootstrap import ClusterBootstrap
 from common.env import EnvConfig
 from common.errors import UserError
 from common.files import sha256
@@ -259,7 +259,7 @@ def test_corrected_test_keeps_its_level_and_interval_its_coverage(discrete):
     families = np.apply_along_axis(holm, 1, p.reshape(600, 20)).min(axis=1)
     assert 0.005 < (families <= 0.05).mean() < 0.08
     some = differences[:, :1000]
-    low, high = EpisodeBootstrap(np.arange(60), 0).interval(some.T, np.ones(some.T.shape, bool))
+    low, high = ClusterBootstrap(np.arange(60), 0).interval(some.T, np.ones(some.T.shape, bool))
     assert 0.92 < ((low <= 0) & (high >= 0)).mean() < 0.97
 
 

@@ -229,7 +229,7 @@ def undisturbed(teacher_file, tmp_path_factory):
 
 @pytest.mark.parametrize("rows", [2, 6])
 def test_killed_run_resumes_with_the_teachers_memory(rows, undisturbed, teacher_file, tmp_path):
-    """Killed while the teacher has a say and after it (the set's share is 0.7 of 8 updates)."""
+    """Killed while the teacher has a weight and after it (the set's share is 0.7 of 8 updates)."""
     process = start("train.py", *arguments(tmp_path, teacher_file))
     wait_for(lambda: any(len(path.read_text().splitlines()) > rows
                          for path in tmp_path.glob("procgen/fruitbot/t/*/log.csv")), process)
@@ -342,7 +342,7 @@ def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file
     shutil.copy(teacher_file, own)
     run._one_update()
     run.save()
-    own.unlink()  # half of the run is over, and with it the teacher's say
+    own.unlink()  # half of the run is over, and the teacher's weight is 0
     assert train.main(["--resume", str(tmp_path / "run")]) == 0
 
 

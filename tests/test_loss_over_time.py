@@ -15,7 +15,7 @@ from PIL import Image
 import loss_over_time_experiment
 import train_gen_model
 from common.agent_file import save_agent
-from common.bootstrap import EpisodeBootstrap
+from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.files import sha256
 from generative.dataset import RolloutDataset
@@ -32,9 +32,9 @@ from generative.loss_over_time import (
     table_of,
 )
 from generative.runs import checkpoints, open_simulator, run_of
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
-MODE = LatentDraw("mode")
+MODE = LatentSampler("mode")
 STEPS = 5
 SPLIT_SEED = 4
 KINDS = ["image", "reward", "terminal", "agent_state", "kl"]
@@ -226,9 +226,9 @@ def test_table_holds_means_over_what_counts():
 
 def test_intervals_do_not_shrink_when_episodes_have_more_windows():
     values = np.random.default_rng(0).normal(size=(1, 20))
-    once = EpisodeBootstrap(np.arange(20), seed=0).interval(values, np.isfinite(values))
+    once = ClusterBootstrap(np.arange(20), seed=0).interval(values, np.isfinite(values))
     tenfold = np.repeat(values, 10, axis=1)
-    again = EpisodeBootstrap(np.repeat(np.arange(20), 10), seed=0).interval(
+    again = ClusterBootstrap(np.repeat(np.arange(20), 10), seed=0).interval(
         tenfold, np.isfinite(tenfold))
     np.testing.assert_allclose(once, again)
     assert once[0] < values.mean() < once[1]

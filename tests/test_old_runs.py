@@ -1,4 +1,4 @@
-"""Run folders that earlier versions wrote (commit 3fcd7cc) go on to the numbers of that version.
+"""Run folders of an earlier version (commit 3fcd7cc) continue to the numbers of that version.
 
 The agent's folder is kept whole but for its agent file and events. The simulator's checkpoint has
 weights by the recipe of the golden numbers, and what that version stored beside them.

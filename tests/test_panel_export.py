@@ -1,4 +1,4 @@
-"""export_panel.py: what stands in the files of a panel, and every mistake as one sentence."""
+"""export_panel.py: the contents of a panel's files, and every mistake as one sentence."""
 
 import base64
 import io
@@ -59,7 +59,7 @@ def exported(tmp_path_factory):
 
 
 def content(folder: PanelFolder, name: str) -> dict:
-    """What a file of data hands to the page."""
+    """Content that a file of data gives to the page."""
     text = folder.data_file(name).read_text(encoding="ascii")
     match = re.fullmatch(r'panelData\("([\w]+)", (.*)\);\n', text)
     assert match and match[1] == name

@@ -73,7 +73,7 @@ def chooser(page, name):
 
 
 def facts(page, row=0):
-    """What stands beside the sample, by its title."""
+    """Texts beside the sample, by their titles."""
     return page.evaluate("""(row) => Object.fromEntries(
         [...document.querySelectorAll('.facts')[row].children].map((each) => [
             each.querySelector('dt').textContent,
@@ -92,7 +92,7 @@ def colour(page, view, across=0.5, down=0.5, row=0):
 
 
 def label(page, view, row=0):
-    """What a view says to a screen reader."""
+    """Text of a view for screen readers."""
     return page.locator(".samples canvas").nth(VIEWS.index(view) + len(VIEWS) * row).get_attribute(
         "aria-label")
 

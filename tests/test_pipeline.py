@@ -101,7 +101,7 @@ def project(tmp_path, monkeypatch):
 
 
 def started(output, stage):
-    """A process that has begun to make a stage anew."""
+    """A process that has begun to run a stage again."""
     process = start("run_pipeline.py", *arguments(output, "--only", stage, "--force"))
     wait_for(lambda: Experiment(output).record(stage).status == "running", process)
     return process

@@ -1,4 +1,4 @@
-"""The max-pool of bfloat16 pictures gives what torch's gives."""
+"""The max-pool of bfloat16 pictures, compared with torch's."""
 
 import os
 import subprocess

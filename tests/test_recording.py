@@ -62,7 +62,7 @@ def test_files_have_the_published_layout(folder):
     for number in EPISODES:
         episode = folder.episode(number)
         length = len(episode.steps)
-        assert episode.frames.shape == (length, 3, 64, 64) and episode.frames.dtype == np.uint8
+        assert episode.frames.shape == (length, 64, 64, 3) and episode.frames.dtype == np.uint8
         assert episode.hidden_states.shape == (length + 1, 64)
         assert episode.log_probs.shape == (length, 15)
         assert episode.hidden_states.dtype == episode.log_probs.dtype == np.float32
@@ -82,7 +82,7 @@ def test_videos_show_the_frames_and_the_actions(folder):
                               for frame in container.decode(video=0)])
         assert video.shape == (len(episode.frames), 192, 192, 3)
         shown = video.reshape(-1, 64, 3, 64, 3, 3).mean(axis=(2, 4))
-        error = np.abs(shown - np.moveaxis(episode.frames, 1, -1))
+        error = np.abs(shown - episode.frames)
         assert error[:, :50].mean() < 6  # above the mark of the action
         marks = [video[step, -38:, :38].astype(int) for step in range(len(video))]
         expected = [mark_action(np.zeros((192, 192, 3), np.uint8), action)[-38:, :38].astype(int)
@@ -129,7 +129,7 @@ def test_stored_frames_give_the_stored_states_and_log_probabilities(folder, agen
     for number in EPISODES:
         episode = folder.episode(number)
         assert np.array_equal(episode.hidden_states[0], policy.init_hx.detach().numpy())
-        frames = np.array(episode.frames).transpose(0, 2, 3, 1)
+        frames = np.array(episode.frames)
         entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
         output = run_policy(policy, FLOAT32, frames, entering)
         np.testing.assert_allclose(output.hidden_states, episode.hidden_states[1:], atol=1e-4)
@@ -150,7 +150,7 @@ def test_stored_actions_on_the_stored_level_give_the_stored_frames(folder):
             if row.episode_step:
                 assert observation.rewards[0] == row.reward
             if not row.done:
-                assert np.array_equal(observation.frames[0].transpose(2, 0, 1),
+                assert np.array_equal(observation.frames[0],
                                       episode.frames[row.episode_step])
                 env.act(np.array([row.action], dtype=np.int32))
         env.close()
@@ -172,7 +172,7 @@ def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
     assert not list(folder.path.glob("*.mp4"))
     episode = folder.episode(0)
     output = run_policy(load_agent(agent_path), FLOAT32,
-                        np.array(episode.frames).transpose(0, 2, 3, 1),
+                        np.array(episode.frames),
                         torch.from_numpy(np.array(episode.hidden_states[:-1])))
     np.testing.assert_allclose(output.log_probs, episode.log_probs, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""saliency_experiments.py: gradients are the slopes of what the simulator does, and the files."""
+"""saliency_experiments.py: gradients compared with finite differences, and the files."""
 
 import dataclasses
 import itertools
@@ -30,16 +30,16 @@ from generative.saliency.gradients import (
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
     SaliencyPass,
-    perturbed_copies,
     saliency_functions,
+    smoothgrad_starts,
 )
 from generative.saliency.pictures import FRAME_SHARE, coloured, full_colour, saliency_maps
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 from interventions.projector import Projector
 
-MODE = LatentDraw("mode")
+MODE = LatentSampler("mode")
 NUM_SAMPLES, NUM_STEPS, NUM_COPIES = 6, 4, 3  # as in the set `tiny`
 COMMON, SCALE = 2, 0.05  # its common timestep and perturbation scale
 NAMES = ["value", "action", "hx_direction_0_ica", "hx_direction_1_ica"]
@@ -263,18 +263,18 @@ def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator)
 
 def test_copies_are_moved_a_little_and_depend_on_seed_and_number_alone():
     (vector,) = vectors(1)
-    copies = perturbed_copies(vector, 500, 0.01, 5, 33)
+    copies = smoothgrad_starts(vector, 500, 0.01, 5, 33)
     torch.testing.assert_close(copies.norm(dim=1), torch.ones(500))
     torch.testing.assert_close(copies[0], vector)
     assert abs((copies[1:] - vector).std() - 0.01) < 0.0005
-    assert torch.equal(perturbed_copies(vector, 3, 0.01, 5, 33), copies[:3])
-    assert torch.equal(perturbed_copies(vector, 1, 0.01, 5, 33), copies[:1])
+    assert torch.equal(smoothgrad_starts(vector, 3, 0.01, 5, 33), copies[:3])
+    assert torch.equal(smoothgrad_starts(vector, 1, 0.01, 5, 33), copies[:1])
     for seed, number in ((6, 33), (5, 34)):
-        other = perturbed_copies(vector, 3, 0.01, seed, number)
+        other = smoothgrad_starts(vector, 3, 0.01, seed, number)
         assert (other[1:] - copies[1:3]).abs().min() > 0
     # The size of a move does not grow with the vector's dimensions, so it is not normalised.
     (long,) = on_unit_sphere(torch.ones(1, 400))
-    assert abs((perturbed_copies(long, 9, 1e-3, 0, 0)[1:] - long).std() - 1e-3) < 1e-4
+    assert abs((smoothgrad_starts(long, 9, 1e-3, 0, 0)[1:] - long).std() - 1e-3) < 1e-4
 
 
 def test_names_of_functions():
@@ -353,7 +353,7 @@ def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys
             *(f"grad_{kind}_{name}.npy" for kind in ("ims", "hx", "env_h", "processed_ims")),
             f"saliency_{name}.json")}
         sample = source.sample(number)
-        copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5,
+        copies = smoothgrad_starts(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5,
                                   number)
         for name, expected in zip(NAMES, one_pass(simulator, copies[None], NAMES)):
             found = folder.saliency(number, name)
@@ -424,7 +424,7 @@ def test_pca_directions(run, samples, simulator):
     assert run(samples, "--sample_ids", 2, "--saliency_func_type", "hx_direction",
                "--direction_ids", 40, "--saliency_direction_type", "pca") == 0
     sample = SampleFolder(samples).sample(2)
-    copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 2)
+    copies = smoothgrad_starts(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 2)
     (expected,) = one_pass(simulator, copies[None], ["hx_direction_40_pca"])
     found = SaliencyFolder(samples).saliency(2, "hx_direction_40_pca")
     assert_close([(torch.from_numpy(found.env_h), expected.env_h[0])])
@@ -451,7 +451,7 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
         simulation = simulator.imagine(start, MODE, NUM_STEPS).stacked()
     np.testing.assert_allclose(sample.values, simulation.values[:, 0], atol=1e-4)
     assert SampleFolder(path).numbers() == [0]
-    copies = perturbed_copies(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 0)
+    copies = smoothgrad_starts(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 0)
     for name, expected in zip(NAMES, one_pass(simulator, copies[None], NAMES)):
         found = SaliencyFolder(path).saliency(0, name)
         assert_close([(torch.from_numpy(found.images), expected.images[0])])

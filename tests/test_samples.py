@@ -27,10 +27,10 @@ from generative.dataset import RolloutDataset
 from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.sampling import manual_actions
-from generative.straight_through import LatentDraw, PresetDraw
+from generative.straight_through import LatentSampler, PresetDraw
 from interventions.projector import Projector
 
-MODE = LatentDraw("mode")
+MODE = LatentSampler("mode")
 NUM_SAMPLES = 7
 FIELDS = [field.name for field in dataclasses.fields(SampleArrays)]
 

@@ -1,4 +1,4 @@
-"""Every script, however it is started, and what may stand beside one."""
+"""Every script, however it is started, and files or folders beside it."""
 
 import importlib
 import importlib.metadata
@@ -94,7 +94,7 @@ def test_an_unknown_matplotlib_backend_does_no_harm():
 
 
 def test_output_folders_that_bear_the_name_of_a_room_do_no_harm(tmp_path):
-    """``analysis/interventions/`` stands beside the scripts of ``analysis/``, and comes first on
+    """``analysis/interventions/`` is beside the scripts of ``analysis/``, and comes first on
     their import path."""
     root = tmp_path / "project"
     root.mkdir()

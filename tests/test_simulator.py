@@ -26,9 +26,9 @@ from generative.losses import simulator_losses, until_first_terminal, vector_cro
 from generative.published import load_published, published_name, published_state, save_published
 from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
 from generative.simulator import Simulator
-from generative.straight_through import LatentDraw, clamp_image, most_likely_action
+from generative.straight_through import LatentSampler, clamp_image, most_likely_action
 
-MODE = LatentDraw("mode")
+MODE = LatentSampler("mode")
 LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())
 SMALL = SimulatorConfig(**json.loads((GOLDEN / "simulator_small_config.json").read_text()))
 OPEN = dataclasses.replace(SMALL, agent_hidden_size=None)
@@ -78,7 +78,6 @@ def batch(golden):
     return align(Windows(frames=golden["data/ims"], actions=actions,
                          rewards=golden["data/reward"], values=torch.zeros(actions.shape),
                          terminals=golden["data/terminal"],
-                         log_probs=torch.zeros(*actions.shape, 15),
                          hidden_states=golden["data/hx"]), SMALL)
 
 
@@ -180,7 +179,7 @@ def test_saliency_of_one_pass_is_the_golden_one(simulator, golden, names, ending
 @pytest.mark.parametrize("how", ["mode", "sample"])
 def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, how):
     def seeded():
-        return LatentDraw(how, torch.Generator().manual_seed(7))
+        return LatentSampler(how, torch.Generator().manual_seed(7))
 
     def sequential():
         draw = seeded()
@@ -256,7 +255,7 @@ def test_random_start_is_on_the_sphere_and_follows_its_seed(simulator):
     torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(500))
     assert vectors.mean(dim=0).abs().max() < 0.05  # 0.25 / sqrt(500) is 0.011
     assert torch.equal(vectors, simulator.random_vectors(500, torch.Generator().manual_seed(0)))
-    draws = [LatentDraw("sample", torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    draws = [LatentSampler("sample", torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     images = [simulator.imagine(simulator.start_from(vectors[:2], draw), draw,
                                 num_steps=2).steps[1].images for draw in draws]
     assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])
@@ -283,7 +282,7 @@ def test_latent_gradient_is_that_of_the_probabilities(how):
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     weights = torch.randn(2, 3, 4, dtype=torch.float64)
-    z = LatentDraw(how, torch.Generator().manual_seed(3))(logits)
+    z = LatentSampler(how, torch.Generator().manual_seed(3))(logits)
     (z * weights).sum().backward()
     expected = finite_difference(lambda x: (torch.softmax(x, dim=-1) * weights).sum(),
                                  logits.detach())
@@ -294,12 +293,12 @@ def test_latent_gradient_is_that_of_the_probabilities(how):
 
 def test_mode_takes_the_most_likely_class_and_sample_follows_the_probabilities():
     probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8]])
-    assert LatentDraw("mode")(probs.log()).argmax(dim=-1).tolist() == [0, 2]
-    draw = LatentDraw("sample", torch.Generator().manual_seed(0))
+    assert LatentSampler("mode")(probs.log()).argmax(dim=-1).tolist() == [0, 2]
+    draw = LatentSampler("sample", torch.Generator().manual_seed(0))
     frequency = draw(probs.log().expand(20_000, 2, 3)).mean(dim=0)
     torch.testing.assert_close(frequency, probs, atol=0.02, rtol=0)
     with pytest.raises(ValueError, match="'modal'"):
-        LatentDraw("modal")
+        LatentSampler("modal")
 
 
 def test_action_gradient_is_that_of_the_log_probabilities():
@@ -484,7 +483,7 @@ def test_published_file_at_default_sizes_loads_runs_and_is_written_back(
 
     small = RolloutDataset(GOLDEN / "dataset" / "data", 3, 2).batch([0])
     aligned = align(small, config)
-    losses = simulator_losses(read.simulator(aligned, LatentDraw("sample")), aligned, config)
+    losses = simulator_losses(read.simulator(aligned, LatentSampler("sample")), aligned, config)
     losses.total.backward()
     assert torch.isfinite(losses.total)
     assert all(torch.isfinite(p.grad).all() for p in read.simulator.trainable_parameters())

@@ -1,4 +1,4 @@
-"""Figures that show what a behaviour is, and how the behaviours differ.
+"""Figures of single behaviours, and of all of them beside each other.
 
 Letters in shape comments: M samples, T steps of each, B behaviours.
 """
@@ -22,7 +22,7 @@ FRAME_FACTOR = 2  # frames are enlarged, for the arrow of the action to be reada
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """What a set of samples does.
+    """Values and actions of a set of samples.
 
     Attributes:
         values: the agent's (M, T).
@@ -37,7 +37,7 @@ class Members:
         return Members(self.values[chosen], self.actions[chosen])
 
     def action_shares(self) -> np.ndarray:
-        """How often each action is taken, as a share of the known ones (A,)."""
+        """Share of each action among the known ones (A,)."""
         known = self.actions[self.actions >= 0]
         return np.bincount(known, minlength=len(ACTION_LABELS)) / max(len(known), 1)
 

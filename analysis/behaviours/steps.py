@@ -1,4 +1,4 @@
-"""Behaviours: what the agent's and the environment's states do together, over several steps.
+"""Behaviours: clusters of the agent's and the environment's states and of their changes.
 
 Letters in shape comments: M samples, T steps of each, F features of a step.
 """
@@ -25,7 +25,7 @@ VOTING_STEPS = 5  # a sample's behaviour is the most common cluster over so many
 
 def behaviour_features(agent: np.ndarray, env: np.ndarray,
                        differences: Sequence[int]) -> np.ndarray:
-    """What is known of every step: the states of both, then how they have changed.
+    """Features of every step: the states of agent and environment, then their changes.
 
     The change over k steps is the state minus that k steps before. A step from which a sample does
     not go back so far gets the change over the sample's first k steps, in which it lies: zeros

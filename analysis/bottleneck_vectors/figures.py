@@ -79,7 +79,7 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
 
 
 def _outcomes(folder: BottleneckFolder, samples: SampleFolder) -> pd.DataFrame:
-    """What comes of the informed vectors: as stored, or, of published results, from the samples."""
+    """Outcomes of the informed vectors: as stored, or, of published results, from the samples."""
     if not folder.has("table"):
         return sample_outcomes(simulated_steps(samples, chosen_samples(samples, folder.number)))
     table = folder.read("table")

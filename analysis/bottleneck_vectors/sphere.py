@@ -1,4 +1,4 @@
-"""How far vectors are from uniform on the unit sphere.
+"""Tests of uniformity on the unit sphere.
 
 Letters in shape comments: N vectors, V dimensions.
 """
@@ -16,7 +16,7 @@ from common.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Uniformity:
-    """What uniform vectors would have beside what these have.
+    """Statistics of vectors on the sphere, beside their values for uniform vectors.
 
     Attributes:
         num_vectors: N.

@@ -1,4 +1,4 @@
-"""Figures that show how far vectors are from uniform on the unit sphere.
+"""Figures of the uniformity of vectors on the unit sphere.
 
 Letters in shape comments: N vectors of each kind, V dimensions, P principal components.
 """
@@ -50,7 +50,7 @@ def plot_spectrum(path: Path, informed: np.ndarray, random: np.ndarray, dimensio
 
 def plot_cosines(path: Path, informed: np.ndarray, random: np.ndarray, dimensions: int,
                  found: dict[str, dict]) -> None:
-    """Cosines between pairs of vectors of both kinds, and what uniform ones would have.
+    """Cosines between pairs of vectors of both kinds, and their density for uniform vectors.
 
     Args:
         informed, random: cosines (pairs,).

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniformity
 from analysis.methods.clustering import NO_CLUSTER
-from analysis.methods.components import Scale
+from analysis.methods.components import Standardizer
 from analysis.methods.embedding import embed
 from analysis.parameters.config import BottleneckConfig
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
@@ -43,7 +43,7 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
     """
     writer.step("uniformity", lambda: _uniformity(informed, random))
     mean = writer.step("mean", lambda: Result({"mean": informed.mean(axis=0)}, {}))["mean"]
-    scale = Scale(mean, np.ones_like(mean), ())
+    scale = Standardizer(mean, np.ones_like(mean), ())
     principal = principal_step(informed, scale, config, seed, writer)
     projected = writer.step("random", lambda: Result(
         {"random": scale.standardise(random) @ principal.components.T}, {}))["random"]
@@ -60,7 +60,7 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
 
 
 def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -> pd.DataFrame:
-    """What comes of each vector: the auxiliary table.
+    """Outcomes of each vector: the auxiliary table.
 
     Args:
         steps: of the informed and of the random samples.
@@ -72,7 +72,7 @@ def outcomes(steps: tuple[SimulatedSteps, SimulatedSteps], labels: np.ndarray) -
 
 
 def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
-    """What comes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    """Outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
     return pd.DataFrame({
         "sample": steps.by_sample(steps.sample)[:, 0],
         "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),

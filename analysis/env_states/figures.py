@@ -75,7 +75,7 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
 
 
 def note_on_sample(steps: SimulatedSteps, sample: int) -> str:
-    """What it brings, and whether it ends."""
+    """Sum of the rewards of a sample, and whether it ends, as text."""
     rows = steps.sample == sample
     return (f"reward {steps.reward[rows].sum():.1f}, "
             f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")

@@ -1,5 +1,5 @@
-"""Read-out weights of the agent in the space of its independent components (ICs): what one unit of
-an IC, a standard deviation over the recorded states, adds to the logits and the value.
+"""Read-out weights of the agent in the space of its independent components (ICs): the change
+of logits and value for one unit of an IC, a standard deviation over the recorded states.
 
 Letters in shape comments: A actions, I ICs, D hidden units.
 """
@@ -50,7 +50,7 @@ class Readout:
 
 @torch.no_grad()
 def readout(policy: Policy, projector: Projector) -> Readout:
-    """The weights of both heads times what a unit of each IC adds to the hidden units.
+    """The weights of both heads times the change of the hidden units for a unit of each IC.
 
     These are the columns of the inverse map from hidden units to ICs, not rows of the map: to raise
     one IC and leave the others as they are, the state has to move along such a column.

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.hidden_states.readout import Readout
-from analysis.plotting.matrices import Names, Panel, plot_matrices, signed_scale
+from analysis.plotting.matrices import Heatmap, Names, plot_matrices, signed_scale
 from common.game_constants import ACTION_LABELS
 from common.palette import BLUE, DPI, VERMILION
 
@@ -17,7 +17,7 @@ UNIT = "per standard deviation of the component"
 
 def plot_actions(path: Path, weights: Readout, title: str) -> None:
     """Heat map of all actions and components."""
-    plot_matrices(path, [Panel(weights.preferences, "logit less the mean of all logits")],
+    plot_matrices(path, [Heatmap(weights.preferences, "logit less the mean of all logits")],
                   Names(ACTION_LABELS, _numbers(weights), "action", "IC"),
                   signed_scale([weights.preferences], f"nats {UNIT}", square=False), 1,
                   f"Read-out weights of the policy\n{title}")

@@ -1,4 +1,4 @@
-"""The hidden states of recorded episodes, and what happened at each of them."""
+"""The hidden states of recorded episodes, and the recorded quantities at each of them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedSteps:
-    """What happened at each row of ``RecordedStates``, all (rows,).
+    """Recorded quantities at each row of ``RecordedStates``, all (rows,).
 
     Attributes:
         entropy: of the policy (nats).

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from analysis.methods.components import (
-    Scale,
+    Standardizer,
     independent_components,
     principal_components,
     source_signals,
@@ -67,8 +67,8 @@ def _kept(standardised: np.ndarray, config: AgentHiddenConfig, seed: int) -> Res
                    "retained": float(retention)})
 
 
-def _pca(standardised: np.ndarray, kept: np.ndarray, scale: Scale, simulated: np.ndarray | None,
-         config: AgentHiddenConfig, seed: int) -> Result:
+def _pca(standardised: np.ndarray, kept: np.ndarray, scale: Standardizer,
+         simulated: np.ndarray | None, config: AgentHiddenConfig, seed: int) -> Result:
     fit = principal_components(standardised[kept], config.n_components_pca, seed)
     result = pca_result(fit, standardised)
     result.arrays["singular_values"] = fit.singular_values

@@ -23,15 +23,22 @@ from analysis.influences.consistency import (
 )
 from analysis.influences.files import MATRIX_COLUMNS, TABLE_COLUMNS, ComparisonFolder
 from analysis.influences.gradients import ic_name
-from analysis.plotting.matrices import SHARE, Names, Panel, Scale, plot_matrices, signed_scale
+from analysis.plotting.matrices import (
+    SHARE,
+    ColourScale,
+    Heatmap,
+    Names,
+    plot_matrices,
+    signed_scale,
+)
 from analysis.results.output import Job
 
 WITH, WITHOUT = "with", "without"  # gradients through the environment, in the tables
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """All that was found.
+class SignAgreementTable:
+    """Agreement of gradients and correlations in all groups, as tables.
 
     Attributes:
         found: agreements of each group, with gradients through the environment (False) and
@@ -97,7 +104,7 @@ class Comparison:
                  self._plot(path, group, lag)) for group in self.groups for lag in lags]
 
     def summary(self) -> Iterator[str]:
-        """What was claimed, a line each kind of gradient."""
+        """Numbers of claimed influences in sentences, one for each kind of gradient."""
         for without, groups in self.found.items():
             claimed = sum(int(agreement.claimed.sum()) for agreement in groups.values())
             itself = sum(int(np.diagonal(agreement.claimed, axis1=1, axis2=2).sum())
@@ -118,16 +125,16 @@ class Comparison:
                 yield without, group, agreement
 
     def _plot(self, path: Path, group: Group, lag: int) -> None:
-        # ICs have nothing to say about ICs of their own step.
+        # ICs do not influence ICs of their own step.
         columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
         rows = [(without, groups[group]) for without, groups in self.found.items()]
-        panels: list[Panel | None] = []
+        panels: list[Heatmap | None] = []
         for without, found in rows:
             through = f"{_variant(without)} environment gradients"
             marked = found.claimed[lag][:, columns]
-            panels += [Panel(found.gradients[lag][:, columns], f"Jacobian, {through}"),
-                       Panel(found.correlations[lag][:, columns], "cross-correlation"),
-                       Panel(found.agreement[lag][:, columns],
+            panels += [Heatmap(found.gradients[lag][:, columns], f"Jacobian, {through}"),
+                       Heatmap(found.correlations[lag][:, columns], "cross-correlation"),
+                       Heatmap(found.agreement[lag][:, columns],
                              f"agreement of signs, {through}\ninfluences claimed: {marked.sum()}",
                              marked)]
         gradients = [found.gradients[lag][:, columns] for _, found in rows]
@@ -146,7 +153,7 @@ class Comparison:
                                 f"what it moves, at step {self.step}"),
             [signed_scale(gradients, "mean gradient (standard deviations)", lag > 0),
              signed_scale([correlation], "mean product (standard deviations squared)", lag > 0),
-             Scale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 3,
+             ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 3,
             f"Gradients and correlation {lag} step{'' if lag == 1 else 's'} apart: {of}\n{note}")
 
 

@@ -1,5 +1,4 @@
-"""Whether gradients and correlations tell the same story: agreement of their signs, held against
-what chance alone gives.
+"""Agreement in sign of gradients and cross-correlations, tested against shuffled samples.
 
 An influence of a source (an IC at an earlier step) on a target (an IC, or what the agent answers,
 at a later one) is claimed within a behaviour if all of the following hold.
@@ -15,28 +14,27 @@ at a later one) is claimed within a behaviour if all of the following hold.
 4. The mean gradient moves the target by at least MIN_EFFECT of its standard deviation for one
    standard deviation of the source.
 
-Why this shuffle. What links a gradient to a correlation is that states which the gradient says
-should go together do go together. Shuffling the sources' states destroys just that: it leaves the
-gradients, the means of the behaviour, and the correlations among sources and among targets as
-they are. Other shuffles destroy the wrong thing. Which sample has which *gradient*: a gradient
-that is the same in all samples, the plainest cause there is, survives that shuffle unchanged.
-*Labels of behaviours*: an influence that holds in all of them survives; it asks whether the
-behaviour is special, not whether there is an influence. *Which pair's* gradient goes with which
-pair's correlation: that is a fair question about a whole matrix and is asked of it below, but it
-cannot give one pair a p-value.
+Why this shuffle. A gradient predicts how source and target vary together from sample to sample.
+Shuffling the sources' states breaks only this relation: the gradients, the means of the behaviour,
+and the correlations among sources and among targets stay as they are. Other shuffles break the
+wrong thing. Shuffling the *gradients* among the samples leaves a gradient that is the same in all
+samples unchanged, although that is the plainest cause there is. Shuffling the *labels of
+behaviours* leaves an influence that holds in all of them unchanged: it tests whether the behaviour
+is special, not whether there is an influence. Shuffling the *pairs* is a fair test of a whole
+matrix, for which it is used below, but it cannot give one pair a p-value.
 
-A mere correlation does not get through: with a common cause the states go together, but gradients
-that are zero or of a sign of their own agree with them in half of the samples, whatever the
-shuffle (1), and a gradient that has always the same sign because of rounding or of an
-immaterial weight is too small (4). Nor does an idle gradient: where states do not go together,
-their products have either sign, and half of the samples agree.
+A mere correlation is not claimed: with a common cause the states are correlated, but gradients
+that are zero or of unrelated sign agree with them in half of the samples, whatever the shuffle
+(1), and a gradient that has always the same sign because of rounding or of a negligible weight is
+too small (4). A gradient without a correlation is not claimed either: the products of the states'
+deviations then have either sign, and half of the samples agree.
 
 For a whole matrix the statistic is the share of its pairs (an IC and another one) in which the
 mean gradient has the sign of the cross-correlation. It is compared with its values after the ICs
 of one of the matrices have been put in another order and some of their signs turned, rows and
-columns alike. Order and sign of ICs are arbitrary, so if gradients knew nothing of
-correlations, all of these would be equally likely. Its unit is the IC, because the entries of a
-row share a source; shuffling samples would call a matrix significant for a few pairs' sake.
+columns alike. Order and sign of ICs are arbitrary, so if gradients were unrelated to correlations,
+all of these would be equally likely. ICs are shuffled, not samples, because the entries of a row
+share a source, and because shuffling samples would make a few pairs enough for a whole matrix.
 
 Samples count as independent. Those from one recorded episode are not quite, so take samples of
 many episodes.
@@ -57,7 +55,7 @@ from analysis.influences.gradients import Influences
 from common.errors import UserError
 from common.progress import with_progress
 
-ALL_SAMPLES = "all"  # stands beside the numbers of behaviours
+ALL_SAMPLES = "all"  # a group beside the behaviours, which have numbers
 LEVEL = 0.05  # of corrected p-values
 MIN_EFFECT = 0.1  # standard deviations of the target for one of the source
 MIN_SAMPLES = 8  # of a behaviour, for its influences to be tested
@@ -121,7 +119,7 @@ class Agreement:
 
 def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_shuffles: int,
                seed: int) -> dict[Group, Agreement]:
-    """Hold gradients against correlations in all samples and in each behaviour.
+    """Compare gradients with correlations in all samples and in each behaviour.
 
     Args:
         groups: rows of the samples of each behaviour.
@@ -203,8 +201,7 @@ class SampleSigns:
                  rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Shuffle the samples' sources.
 
-        All sources and lags of a sample move together, so that the maxima know how they hang
-        together.
+        All sources and lags of a sample move together, so that the maxima keep their dependence.
 
         Returns:
             How many shuffles give a standing as large as the true one (K, I, J), and the
@@ -230,7 +227,7 @@ class SampleSigns:
 
 def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuffles: int,
                       seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Agreement of the signs of whole matrices, held against other orders and signs of the ICs.
+    """Agreement of the signs of whole matrices, compared with other orders and signs of the ICs.
 
     Args:
         gradients, correlations: of groups (G, K, I, I).

@@ -24,7 +24,7 @@ def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
 
 
 def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
-    """The mean over samples and steps t of a coordinate at t times another at t + lag.
+    """Mean products of coordinates at t and others at t + lag, over samples and steps t.
 
     The coordinates are taken as they are: about their mean in recorded episodes, which is 0 for
     independent components, and not about their mean in these samples.
@@ -35,7 +35,7 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
         lag: from 0 to T - 1.
 
     Returns:
-        float64 (I, J): rows are what is read at t, columns what is read at t + lag.
+        float64 (I, J): rows are coordinates at t, columns those at t + lag.
 
     Raises:
         UserError: if there is no sample, or none is longer than the lag.
@@ -52,7 +52,7 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class Seriation:
-    """An order in which coordinates that go together stand together.
+    """An order that puts correlated coordinates next to each other.
 
     Attributes:
         order: the coordinates (I,).
@@ -64,7 +64,7 @@ class Seriation:
 
 
 def seriate(products: np.ndarray) -> Seriation:
-    """Order coordinates so that those which go together at any lag stand together.
+    """Order coordinates so that those correlated at any lag are next to each other.
 
     Average linkage of 1 less the largest absolute product of two coordinates at any lag, one way
     or the other, divided by their root mean squares; the sign of an independent component means
@@ -116,7 +116,7 @@ def cosine_similarity(directions: np.ndarray) -> np.ndarray:
 
 
 def members(labels: np.ndarray) -> dict[int, np.ndarray]:
-    """The rows of each behaviour that has any, by its number; -1 stands for none.
+    """The rows of each behaviour that has any, by its number; -1 is none.
 
     Args:
         labels: (M,).

@@ -22,7 +22,14 @@ from analysis.influences.correlation import (
 )
 from analysis.influences.files import CorrelationFolder
 from analysis.influences.gradients import Influences, Inputs
-from analysis.plotting.matrices import SIGNED, Names, Panel, Scale, plot_matrices, signed_scale
+from analysis.plotting.matrices import (
+    SIGNED,
+    ColourScale,
+    Heatmap,
+    Names,
+    plot_matrices,
+    signed_scale,
+)
 from analysis.results.output import Job
 
 _ENDS = ("bottom", "top")
@@ -31,7 +38,7 @@ _PANELS_IN_A_ROW = 5
 
 @dataclasses.dataclass(frozen=True)
 class Correlations:
-    """What is drawn and stored.
+    """Matrices of cross-correlation and cross-causation.
 
     Attributes:
         lags: of the products, K of them.
@@ -136,7 +143,7 @@ class CorrelationFigures:
 
     def _plot_products(self, path: Path, group: Group) -> None:
         found, matrices = self.found, self.found.products[group]
-        panels = [Panel(matrix, f"k = {lag} ({found.sizes[group] * (found.num_steps - lag)} "
+        panels = [Heatmap(matrix, f"k = {lag} ({found.sizes[group] * (found.num_steps - lag)} "
                                 "products)") for lag, matrix in zip(found.lags, matrices)]
         plot_matrices(path, panels, self._products, signed_scale(
             matrices, "mean product (standard deviations of the recorded states, squared)"),
@@ -170,14 +177,14 @@ class CorrelationFigures:
                       "mean gradients; the order is that of all samples", found.seriation,
                       tree=False)
 
-    def _gradient_panels(self, matrices: np.ndarray, what: str) -> list[Panel]:
-        return [Panel(matrix, f"{what}k = {lag}") for lag, matrix in enumerate(matrices, start=1)]
+    def _gradient_panels(self, matrices: np.ndarray, what: str) -> list[Heatmap]:
+        return [Heatmap(matrix, f"{what}k = {lag}") for lag, matrix in enumerate(matrices, start=1)]
 
     def _plot_cosines(self, path: Path) -> None:
         cosines = self.found.cosines
         ics = self._products.rows
-        plot_matrices(path, [Panel(cosines, "")], Names(ics, ics, "IC", "IC"),
-                      Scale(Normalize(-1, 1), SIGNED, "cosine"), 1,
+        plot_matrices(path, [Heatmap(cosines, "")], Names(ics, ics, "IC", "IC"),
+                      ColourScale(Normalize(-1, 1), SIGNED, "cosine"), 1,
                       f"Cosines of the angles between the directions\nof {len(cosines)} "
                       "independent components\nin the space of hidden units", self.found.seriation,
                       tree=False)

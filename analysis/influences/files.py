@@ -1,4 +1,4 @@
-"""Files of the analyses of what components do to components.
+"""Files of the analyses of influences between components.
 
 ``analysis/cross_corr_and_causation_plot_data/``, with c a behaviour's number, or ``all`` for all
 samples together, k a lag, i a component (IC)::
@@ -117,7 +117,7 @@ class ComparisonFolder:
         return self.path / "behaviours.npy"
 
     def settings(self) -> dict:
-        """What made the comparison.
+        """Settings that made the comparison.
 
         Raises:
             UserError: if it is missing or damaged.

@@ -1,9 +1,9 @@
-"""What independent components (ICs) at earlier steps do to ICs and to the agent's answers at a
-later one: gradients of saliency_experiments.py, in the space of the ICs.
+"""Gradients of independent components (ICs) and of the agent's answers with respect to earlier ICs,
+from the gradients of saliency_experiments.py.
 
-The stored gradients of a sample are means over its copies of the gradient of a mean over its
-copies, so they are divided by the number of copies twice; here they are gradients of the sample
-itself, which is once.
+The stored gradients of a sample are divided by its number of copies twice: the scalar is a mean
+over the copies, and so is the gradient that is stored. Here they are multiplied by that number
+once, which gives gradients of the sample itself.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
 answers.
@@ -44,7 +44,7 @@ def ic_name(number: int) -> str:
 
 
 def answer_name(function: str) -> str:
-    """What a function of ``OUTPUTS`` is to a reader."""
+    """Name of a function of ``OUTPUTS`` in texts and figures."""
     return _ANSWERS[function]
 
 
@@ -101,7 +101,7 @@ class Influences:
     Attributes:
         step: at which the targets are read, from 0.
         lags: 0 … ``step``, from the step itself backwards.
-        answers: functions of ``OUTPUTS`` among the targets, which stand behind the ICs.
+        answers: functions of ``OUTPUTS`` among the targets, after the ICs.
         gradients: float32 (M, L, I, J): how many standard deviations a target at ``step`` moves
             for each one that an IC moves at ``step`` - lag. At lag 0 the part of the ICs is the
             identity.
@@ -287,7 +287,7 @@ def _check_finite(array: np.ndarray, numbers: Sequence[int], name: Callable[[int
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """What the analyses of influences begin with.
+    """Inputs of the analyses of influences.
 
     Attributes:
         samples: the folder of samples.
@@ -310,7 +310,7 @@ class Inputs:
 
         Args:
             numbers: of the samples.
-            precomputed: folder of the directions, found in ``num_episodes`` episodes.
+            precomputed: folder of the directions, computed from ``num_episodes`` episodes.
             behaviours: None to leave them out.
 
         Raises:
@@ -341,7 +341,7 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
     """The behaviour of each of these samples, -1 for none (M,).
 
     Raises:
-        UserError: if the file is missing or damaged, or they were not found in these samples.
+        UserError: if the file is missing or damaged, or they are of other samples.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
     if labels.shape != (behaviours.num_samples,) or labels.dtype.kind != "i":

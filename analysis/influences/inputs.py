@@ -1,4 +1,4 @@
-"""What the scripts of cross-correlation and cross-causation begin with."""
+"""Inputs of the scripts of cross-correlation and cross-causation."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
 
 def _plot_sizes(path: Path, sizes: np.ndarray, labels: np.ndarray, num_clusters: int,
                 names: list[str], title: str) -> None:
-    """How large the gradients of each component are in each cluster."""
+    """Figure of the sizes of each component's gradients in each cluster."""
     squares = sizes.astype(np.float64) ** 2
     of_clusters = np.sqrt(np.stack([squares[labels == cluster].mean(axis=0)
                                     for cluster in range(num_clusters)]))  # (C, 2, k)

@@ -1,4 +1,4 @@
-"""Jacobians: how the agent's components at a later step depend on the states at an earlier one.
+"""Jacobians: gradients of the agent's components with respect to the states at an earlier step.
 
 Letters in shape comments: M samples, k components of the agent's state, D units of the agent's
 state, E of the environment's, F = k (D + E) features.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.methods.components import Scale
+from analysis.methods.components import Standardizer
 from analysis.parameters.config import JacobianConfig
 from analysis.results.steps import PrincipalStep, clusters_result, principal_step, tsne_result
 from common.array_folders import Result, ResultWriter
@@ -108,7 +108,7 @@ def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: 
     features = jacobians.features()
     mean = writer.step("sizes", lambda: Result(
         {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
-    scale = Scale(mean, np.ones_like(mean), ())
+    scale = Standardizer(mean, np.ones_like(mean), ())
     principal = principal_step(features, scale, config, seed, writer)
     writer.step("clusters", lambda: _clusters(principal, config, seed))
     writer.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne, tsne_seed))

@@ -18,7 +18,7 @@ WIDE = 2_000  # units beyond which principal components are found by a randomise
 PIECE_ROWS = 20_000
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class Standardizer:
     """Mean and standard deviation of each unit.
 
     Attributes:
@@ -38,13 +38,13 @@ class Scale:
         return standardised
 
 
-def scale_of(states: np.ndarray) -> Scale:
+def standardizer_of(states: np.ndarray) -> Standardizer:
     """The scale of states, float32 (N, D)."""
     constant = states.min(axis=0) == states.max(axis=0)
     std = states.std(axis=0, dtype=np.float64)
     std[constant] = 1
     mean = states.mean(axis=0, dtype=np.float64)
-    return Scale(mean.astype(np.float32), std.astype(np.float32),
+    return Standardizer(mean.astype(np.float32), std.astype(np.float32),
                  tuple(np.flatnonzero(constant).tolist()))
 
 
@@ -69,7 +69,7 @@ class PrincipalComponents:
         return states @ self.components.T
 
     def number_for(self, share: float) -> int:
-        """How many components hold this share of the variance; all, if they hold less."""
+        """Number of components that hold this share of the variance; all, if they hold less."""
         held = np.cumsum(self.variances, dtype=np.float64) / self.total_variance
         return min(int((held < share).sum()) + 1, len(self.variances))
 

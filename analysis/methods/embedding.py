@@ -28,7 +28,7 @@ class Embedding:
 
     Attributes:
         places: float32 (N, c).
-        fitted_rows: how many rows the map was fitted to; each of the others stands at the median
+        fitted_rows: how many rows the map was fitted to; each of the others is placed at the median
             of the places of its 10 nearest fitted rows.
     """
 

@@ -1,4 +1,4 @@
-"""What the interpretability panel shows, gathered from what the stages before it wrote.
+"""Content of the interpretability panel, gathered from the files of earlier stages.
 
 Letters in shape comments: R rows, one for each step of each sample, in order; D hidden units, k
 independent components, T steps of a sample.

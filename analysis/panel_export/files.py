@@ -13,8 +13,8 @@ Layout::
 A page that is opened from disk may read neither files nor modules, only classic scripts. So every
 file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
 itself when it needs it. The content of ``manifest`` is plain; in that of ``steps``, ``recorded``
-and ``gradients`` every array stands as [type, base64 of its little-endian numbers]; in
-``pictures`` a strip of pictures, from the first step to the last, stands as base64 of a WebP file.
+and ``gradients`` every array is [type, base64 of its little-endian numbers]; in
+``pictures`` a strip of pictures, from the first step to the last, is base64 of a WebP file.
 Names that a user chose are values there, never keys. Samples and saliency types are numbered from
 0.
 
@@ -44,7 +44,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.progress import with_progress
 
 FORMAT = 1  # that web/panel/lib/data.js reads
-NOT_RECORDED = 255  # stands for an action that a published sample does not tell
+NOT_RECORDED = 255  # an action that a published sample does not store
 NO_BEHAVIOUR = -1
 PAGE = Path(__file__).parents[2] / "web" / "built" / "panel"
 _TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
@@ -133,7 +133,7 @@ class PanelSteps:
 
 @dataclasses.dataclass(frozen=True)
 class PanelSample:
-    """What is large of a sample.
+    """Frames, saliency pictures and gradients of a sample.
 
     Attributes:
         frames: uint8 (T, H, W, C).

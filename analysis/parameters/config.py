@@ -9,7 +9,7 @@ import dataclasses
 from typing import ClassVar
 
 from common.errors import UserError
-from common.parameters import one_of, positive, share_of_an_end
+from common.parameters import one_of, positive, tail_fraction
 from generative.config import SAMPLE_STARTS
 
 CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
@@ -63,8 +63,8 @@ class AgentHiddenConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MapConfig:
-    """What the analyses of simulated samples have in common: principal components, clusters and a
-    t-SNE map.
+    """Parameters that the analyses of simulated samples share: principal components, clusters and
+    a t-SNE map.
 
     Attributes:
         num_samples: simulated samples.
@@ -144,12 +144,12 @@ class XplotsConfig:
     extrema_threshold: float
 
     def __post_init__(self):
-        share_of_an_end(self, "extrema_threshold")
+        tail_fraction(self, "extrema_threshold")
 
 
 @dataclasses.dataclass(frozen=True)
 class TsneConfig:
-    """What all t-SNE maps have in common."""
+    """Parameters of all t-SNE maps."""
 
     section: ClassVar[str] = "analysis"
 

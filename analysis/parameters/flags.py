@@ -52,7 +52,7 @@ def add_chosen_samples_flags(parser: Parser, section: str) -> None:
 
 
 def add_influence_flags(parser: Parser) -> None:
-    """The flags of the scripts that look at what components do to components."""
+    """The flags of the scripts that analyse influences between components."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
@@ -73,7 +73,7 @@ def add_influence_flags(parser: Parser) -> None:
 
 
 def add_story_flags(parser: Parser) -> None:
-    """The flags of causal_stories.py that say what lies where."""
+    """The flags of causal_stories.py that say where its inputs are."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
@@ -86,7 +86,7 @@ def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
 
     Args:
         section: of the parameter set, below ``analysis``.
-        what: the number of which stands in the names of the files: "episodes" or "samples".
+        what: is counted in the names of the files: "episodes" or "samples".
     """
     parser.add_argument("--n_clusters", type=count, key=f"analysis.{section}.n_clusters",
                         help="number of clusters")

@@ -59,9 +59,9 @@ class Variances:
     """The variances of principal components, for axes and for a figure of their own.
 
     Args:
-        folder: what was precomputed; published results do not say the total variance, and the sum
-            of what is there stands for it.
-        principal: coordinates (N, P), whose variances stand for those that the folder has not.
+        folder: what was precomputed; published results do not store the total variance; the
+            sum of the stored variances is used instead.
+        principal: coordinates (N, P), whose variances are used if the folder has none.
     """
 
     def __init__(self, folder: ResultFolder, principal: np.ndarray):
@@ -112,7 +112,7 @@ def paths_job(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
 
     Args:
         sequences: number of each state's sequence (N,).
-        what: a sequence is: "episode".
+        what: name of a sequence, such as "episode".
         note: what to write above the panel of a sequence.
     """
     rng = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def cluster_jobs(planes: Sequence[Plane], labels: np.ndarray, numbers: Iterable[
     Args:
         labels: cluster of each state (N,).
         note: what to write above the figure of a cluster.
-        pictures: of a cluster, to stand below; None for none.
+        pictures: of a cluster, drawn below it; None for none.
     """
     plots = ClusterPlots(planes, labels)
     return [(f"cluster_{number:02d}.png", lambda path, number=number:
@@ -158,7 +158,7 @@ def most_central(places: np.ndarray, mean: np.ndarray, sequences: np.ndarray) ->
 
 
 def pictures_of(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
-    """What the simulator shows in these samples (n,) at these steps (n,)."""
+    """Simulated frames of these samples (n,) at these steps (n,)."""
     frames = samples.stacked_field("frames", numbers.tolist())  # (n, T, H, W, C)
     return Pictures([of_sample[step] for of_sample, step in zip(frames, steps)],
                     [f"sample {number}, step {step}" for number, step in zip(numbers, steps)],
@@ -170,7 +170,7 @@ def cluster_category(labels: np.ndarray, num_clusters: int, what: str = "cluster
     """The colouring by clusters (N,).
 
     Args:
-        what: each of them is: "cluster".
+        what: name of one of them, such as "cluster".
         label: what the colours mean, if that is not ``what``.
     """
     return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
@@ -189,12 +189,12 @@ def step_colourings(steps: SimulatedSteps) -> Colourings:
 
 def note_on_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
                     actions: np.ndarray) -> str:
-    """How many states a cluster has, where they come from and what the agent does there.
+    """Text on a cluster: number of states, their sequences, and the agent's actions there.
 
     Args:
         members: bool (N,).
         sequences: number of each state's sequence (N,).
-        what: a sequence is: "episode".
+        what: name of a sequence, such as "episode".
         values: the agent's (N,).
         actions: (N,), -1 where it is not known.
     """

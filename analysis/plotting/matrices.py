@@ -28,8 +28,8 @@ _NARROWEST = 7.0  # inches, of a figure, so that its title fits
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
-    """How numbers become colours.
+class ColourScale:
+    """Map from numbers to colours.
 
     Attributes:
         norm: the range.
@@ -44,13 +44,13 @@ class Scale:
     beyond: bool = False
 
 
-def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True) -> Scale:
+def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True) -> ColourScale:
     """From blue to red around 0, as far as the largest number.
 
     Args:
         square: whether rows and columns are the same things, so that the numbers on the diagonals
-            do not count: what a component has to do with itself is often many times larger and
-            would bleach all else.
+            do not count: the relation of a component to itself is often many times larger
+            and would bleach all else.
     """
     stacked = np.abs(np.stack(matrices)).astype(np.float64)
     largest = float(stacked.max(initial=0))
@@ -58,11 +58,11 @@ def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True
         diagonal = np.arange(min(stacked.shape[1:]))
         stacked[:, diagonal, diagonal] = 0
     far = float(stacked.max(initial=0)) or largest or 1.0
-    return Scale(Normalize(-far, far), SIGNED, label, largest > far)
+    return ColourScale(Normalize(-far, far), SIGNED, label, largest > far)
 
 
 @dataclasses.dataclass(frozen=True)
-class Panel:
+class Heatmap:
     """One matrix of a figure.
 
     Attributes:
@@ -78,7 +78,7 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What rows and columns are.
+    """Names of rows and columns.
 
     Attributes:
         rows, columns: the names of each.
@@ -91,8 +91,8 @@ class Names:
     column_label: str
 
 
-def plot_matrices(path: Path, panels: Sequence[Panel | None], names: Names,
-                  scales: Scale | Sequence[Scale], columns: int, title: str,
+def plot_matrices(path: Path, panels: Sequence[Heatmap | None], names: Names,
+                  scales: ColourScale | Sequence[ColourScale], columns: int, title: str,
                   seriation: Seriation | None = None, tree: bool = False) -> None:
     """Several matrices with the same rows and columns.
 
@@ -101,14 +101,14 @@ def plot_matrices(path: Path, panels: Sequence[Panel | None], names: Names,
         scales: one for all, or one for each column of panels.
         columns: panels in a row.
         seriation: the order of rows and columns; None: as they are.
-        tree: whether its dendrogram stands at the left.
+        tree: whether its dendrogram is drawn at the left.
     """
     rows = -(-len(panels) // columns)
     order = np.arange(len(names.rows)) if seriation is None else seriation.order
     place = order if seriation is not None else np.arange(len(names.columns))
     height = max(_SMALLEST, _CELL * len(names.rows)) + 0.9
     width = max(_SMALLEST, _CELL * len(names.columns)) + 0.6
-    shared = isinstance(scales, Scale)
+    shared = isinstance(scales, ColourScale)
     trees = int(tree and len(seriation.linkage) > 0)
     total = width * columns + 1.2 + trees * 0.9 + (0 if shared else columns * 0.9)
     figure = Figure(figsize=(max(total, _NARROWEST),
@@ -134,7 +134,7 @@ def plot_matrices(path: Path, panels: Sequence[Panel | None], names: Names,
     figure.savefig(path, dpi=DPI)
 
 
-def _draw_panel(axes: Axes, panel: Panel, names: Names, scale: Scale, order: np.ndarray,
+def _draw_panel(axes: Axes, panel: Heatmap, names: Names, scale: ColourScale, order: np.ndarray,
                 place: np.ndarray) -> None:
     shown = panel.matrix[order][:, place]
     axes.imshow(shown, cmap=scale.colours, norm=scale.norm, interpolation="nearest", aspect="auto")
@@ -159,7 +159,8 @@ def _draw_tree(axes: Axes, seriation: Seriation) -> None:
     axes.spines[["top", "left", "right"]].set_visible(False)
 
 
-def _add_bar(figure: Figure, places: np.ndarray, scale: Scale, location: str = "right") -> None:
+def _add_bar(figure: Figure, places: np.ndarray, scale: ColourScale,
+             location: str = "right") -> None:
     bar = figure.colorbar(ScalarMappable(scale.norm, scale.colours), ax=list(places.flat),
                           location=location, shrink=0.8 if location == "bottom" else 0.6,
                           extend="both" if scale.beyond else "neither")

@@ -22,8 +22,8 @@ from PIL import Image
 
 from common.palette import COLOURS, DARK_GREY, DPI, SKY_BLUE, VERMILION
 
-# Where there are more categories than colours the marker changes, and their numbers stand where
-# their states are.
+# Where there are more categories than colours the marker changes, and their numbers are written
+# where their states are.
 MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
 NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
 OTHERS_SIZE = 6  # at least, in square points: they are few
@@ -130,7 +130,7 @@ def plot_plane(path: Path, plane: Plane, colouring: Quantity | Category, seed: i
 
 
 def plot_variance(path: Path, variances: np.ndarray, total: float, title: str) -> None:
-    """Share of the variance that each principal component explains, and that the first ones do."""
+    """Share of the variance that each principal component explains, and the cumulative share."""
     shares = variances / total
     numbers = np.arange(1, len(shares) + 1)
     held = np.cumsum(shares)
@@ -154,7 +154,7 @@ def plot_paths(path: Path, plane: Plane, sequences: np.ndarray, what: str, chose
     Args:
         plane: of all states.
         sequences: number of each state's sequence (N,).
-        what: a sequence is: "episode".
+        what: name of a sequence, such as "episode".
         chosen: sequences to draw.
         notes: what to write above each of them.
     """
@@ -199,7 +199,7 @@ class ClusterPlots:
         self._densities = [_density(plane.places) for plane in planes]
 
     def plot(self, path: Path, cluster: int, note: str, pictures: Pictures | None = None) -> None:
-        """Draw a cluster; ``note`` is written above it, pictures of it stand below."""
+        """Draw a cluster; ``note`` is written above it, pictures of it are drawn below."""
         width = 6.5 * len(self.planes)
         if pictures is None:
             figure = Figure(figsize=(width, 5.8), layout="constrained")
@@ -387,7 +387,7 @@ def _norm(values: np.ndarray) -> Normalize:
 
 
 def _frequency(colouring: Quantity | Category) -> np.ndarray:
-    """How often a state's value occurs where there are two kinds, or few numbers; else 0 (N,)."""
+    """Counts of each state's value where there are two kinds, or few numbers; else 0 (N,)."""
     found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
     few = 20 if isinstance(colouring, Quantity) else 2
     return counts[inverse] if len(found) <= few else np.zeros(len(inverse))

@@ -1,1 +1,1 @@
-"""What analyses have in common: their steps, what they write, the samples they read."""
+"""Steps, output and samples that several analyses share."""

@@ -1,4 +1,4 @@
-"""What the scripts of the analyses begin and end with."""
+"""Settings and output folders of the scripts of the analyses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_results(folder: ResultFolder, what: str, overwrite: bool) -> None:
 
 def description_of(config: MapConfig, seed: int, tsne_seed: int, samples: SampleFolder,
                    numbers: Sequence[int]) -> dict:
-    """What makes the results of an analysis of simulated samples."""
+    """Description of the results of an analysis of simulated samples."""
     return {"parameters": dataclasses.asdict(config), "seed": seed, "tsne_seed": tsne_seed,
             "samples": str(samples.path), "samples_made_by": samples.description(),
             "sample_numbers": list(numbers)}

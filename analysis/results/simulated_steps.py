@@ -1,4 +1,4 @@
-"""The steps of simulated samples that are analysed, and what happened at each of them.
+"""The steps of simulated samples that are analysed, and the simulated quantities at each of them.
 
 Letters in shape comments: M samples, T steps of each.
 """
@@ -62,7 +62,7 @@ def simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedSteps:
-    """What happened at each step of several samples, all (M * T,).
+    """Simulated quantities at each step of several samples, all (M * T,).
 
     Attributes:
         sample: number of the sample.

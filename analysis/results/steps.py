@@ -8,7 +8,12 @@ import logging
 import numpy as np
 
 from analysis.methods.clustering import cluster_means, find_clusters
-from analysis.methods.components import PrincipalComponents, Scale, principal_components, scale_of
+from analysis.methods.components import (
+    PrincipalComponents,
+    Standardizer,
+    principal_components,
+    standardizer_of,
+)
 from analysis.methods.embedding import embed
 from analysis.parameters.config import MapConfig
 from common.array_folders import Result, ResultWriter
@@ -22,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class PrincipalStep:
-    """What the step of principal components gives.
+    """Result of the step of principal components.
 
     Attributes:
         coordinates: of the states (N, P).
@@ -43,7 +48,7 @@ def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne
 
     Args:
         states: float32 (N, D).
-        what: a unit of them is: "hidden unit".
+        what: name of a unit, such as "hidden unit".
         seed: of every random choice but those of t-SNE.
         writer: gets the results; steps that it has are not computed again.
 
@@ -57,7 +62,7 @@ def map_states(states: np.ndarray, what: str, config: MapConfig, seed: int, tsne
     writer.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne, tsne_seed))
 
 
-def principal_step(states: np.ndarray, scale: Scale, config: MapConfig, seed: int,
+def principal_step(states: np.ndarray, scale: Standardizer, config: MapConfig, seed: int,
                    writer: ResultWriter) -> PrincipalStep:
     """Find the principal components of states, float32 (N, D)."""
 
@@ -78,7 +83,7 @@ def scale_result(states: np.ndarray, what: str) -> Result:
     Args:
         what: is warned about if it does not vary: "hidden unit".
     """
-    scale = scale_of(states)
+    scale = standardizer_of(states)
     if scale.constant:
         named = ", ".join(map(str, scale.constant[:NAMED_UNITS]))
         more = len(scale.constant) - NAMED_UNITS
@@ -87,9 +92,9 @@ def scale_result(states: np.ndarray, what: str) -> Result:
     return Result({"mean": scale.mean, "std": scale.std}, {"constant_units": scale.constant})
 
 
-def scale_from(found: dict[str, np.ndarray]) -> Scale:
+def scale_from(found: dict[str, np.ndarray]) -> Standardizer:
     """The scale that a step stored."""
-    return Scale(found["mean"], found["std"], ())
+    return Standardizer(found["mean"], found["std"], ())
 
 
 def pca_result(fit: PrincipalComponents, standardised: np.ndarray) -> Result:

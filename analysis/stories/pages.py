@@ -37,7 +37,7 @@ class StoryPages:
     """Writes the pages.
 
     Args:
-        comparison: what dynamics_grads_consistency_plots.py has found.
+        comparison: the results of dynamics_grads_consistency_plots.py.
         samples: those that it looked at, in their order (M, T, …).
         ics: their coordinates (M, T, I).
         share: of all steps, at each end of a component, that show what it looks like.

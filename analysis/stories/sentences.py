@@ -1,7 +1,7 @@
 """Causal stories in plain sentences: what is claimed about a behaviour, as Markdown.
 
-Everything said here stands in the tables of ``analysis/dynamics_grads_consistency_plots.py``; what
-an influence has to be for that is said in ``analysis/influences/consistency.py``.
+Everything said here is in the tables of ``analysis/dynamics_grads_consistency_plots.py``;
+``analysis/influences/consistency.py`` says when an influence is claimed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def p_words(p: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SampleFacts:
-    """What happens in a group of samples.
+    """Summary of a group of samples.
 
     Attributes:
         number: of them.

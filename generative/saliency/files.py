@@ -81,7 +81,7 @@ class SaliencyFolder:
         return self.samples.sample_folder(number) / f"{_DESCRIPTION}{function}.json"
 
     def description(self, number: int, function: str) -> dict:
-        """What made the saliency; empty if it is not finished, or published."""
+        """Settings that made the saliency; empty if it is not finished, or published."""
         return read_description(self.description_file(number, function))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, list[str]]:

@@ -1,8 +1,9 @@
-"""Saliency: gradients of what the agent values, does and remembers, through the simulator.
+"""Saliency: gradients of the agent's value, actions and hidden state, through the simulator.
 
 A sample is simulated again from its bottleneck vector and from copies of it that are moved a
 little, with the agent's own actions and the most likely latents. The gradients of a scalar with
-respect to what every step holds are averaged over the copies.
+respect to the images and states of every step are averaged over the copies (SmoothGrad over the
+start vector).
 
 Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
 D agent hidden state, E deterministic state of the environment, V bottleneck vector.
@@ -24,7 +25,7 @@ from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
 from generative.encoder import on_unit_sphere
 from generative.simulator import Simulator, Step
-from generative.straight_through import LatentDraw
+from generative.straight_through import LatentSampler
 
 Coordinates = Callable[[Tensor, str], Tensor]
 """Hidden states (…, D) and "ica" or "pca" to coordinates along the directions of that type."""
@@ -66,11 +67,11 @@ class SaliencyFunction:
 
     @property
     def direction_name(self) -> str:
-        """What a direction is called in figures: IC 3, PC 0."""
+        """Name of the direction in figures: IC 3, PC 0."""
         return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
 
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
-        """How many of a sample's steps have to be simulated."""
+        """Number of a sample's steps that have to be simulated."""
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
@@ -118,7 +119,7 @@ def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Gradients of a scalar with respect to what the steps hold, averaged over the copies.
+    """Gradients of a scalar with respect to images and states, averaged over the copies.
 
     Attributes:
         images: after the clamp, float32 (G, T, C, H, W).
@@ -131,7 +132,7 @@ class Gradients:
     env_h: Tensor
 
 
-def perturbed_copies(vector: Tensor, num_copies: int, scale: float, seed: int,
+def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
                      number: int) -> Tensor:
     """A bottleneck vector (V,) and copies that are moved a little, all of length 1 (N, V).
 
@@ -174,7 +175,7 @@ class SaliencyPass:
                  coordinates: Coordinates | None = None):
         self._shape, self._num_steps = copies.shape[:2], num_steps
         self._common_timesteps, self._coordinates = common_timesteps, coordinates
-        draw = LatentDraw("mode")
+        draw = LatentSampler("mode")
         simulated = max(function.num_steps(common_timesteps, num_steps) for function in functions)
         with compute.autocast(), torch.enable_grad():
             with torch.no_grad():
@@ -185,7 +186,7 @@ class SaliencyPass:
                                             simulated, without_env_grads=without_env_grads).steps
 
     def unmoved_images(self) -> Tensor:
-        """What the first copy of each sample sees at the simulated steps (G, T', C, H, W)."""
+        """Images of each sample's first copy at the simulated steps (G, T', C, H, W)."""
         images = torch.stack([step.images.detach() for step in self._steps])  # (T', G*N, …)
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 

@@ -29,7 +29,7 @@ from generative.saliency.gradients import (
     SaliencyFunction,
     SaliencyPass,
     combined_vector,
-    perturbed_copies,
+    smoothgrad_starts,
 )
 from generative.saliency.pictures import (
     FRAMES_PER_SECOND,
@@ -42,14 +42,14 @@ from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, Sa
 from generative.sampling import batches_with, imagined_from
 from generative.simulator import Simulator
 
-DIFFERENCE = "value_difference"  # stands for the demonstration in its folder
+DIFFERENCE = "value_difference"  # the name of the demonstration in its folder
 # Mean difference of the shades (0 to 255) of two frames above which they show different things.
 NOTICEABLE = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyPlan:
-    """What is computed.
+    """Settings of a saliency run.
 
     Attributes:
         functions: whose gradients are taken.
@@ -97,7 +97,7 @@ class SaliencyMaker:
         self.diverging: set[int] = set()  # samples that the simulator does not repeat
 
     def description(self, function: SaliencyFunction) -> dict:
-        """What makes the files of a function."""
+        """Settings that make the files of a function."""
         settings = dataclasses.asdict(self.plan)
         del settings["functions"]
         return {"function": function.name, **settings, **self._description,
@@ -133,7 +133,7 @@ class SaliencyMaker:
         """
         plan = self.plan
         copies = torch.stack([
-            perturbed_copies(torch.from_numpy(vector), plan.num_copies, plan.perturbation_scale,
+            smoothgrad_starts(torch.from_numpy(vector), plan.num_copies, plan.perturbation_scale,
                              plan.seed, number)
             for number, vector in zip(numbers, samples.bottleneck_vec)])
         one_pass = SaliencyPass(self._simulator, self._compute, copies, functions,
@@ -164,7 +164,7 @@ class SaliencyMaker:
 
 
 def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> SaliencyArrays:
-    """What is stored of one sample, with its pictures (T, H, W, C)."""
+    """Arrays to store for one sample, with its pictures (T, H, W, C)."""
     return SaliencyArrays(gradients.images[row].numpy(), gradients.hidden_states[row].numpy(),
                           gradients.env_h[row].numpy(), processed)
 
@@ -245,7 +245,7 @@ def _write_video(writer: SaliencyWriter, number: int, name: str, sample: SampleA
 def _write_missing_videos(maker: SaliencyMaker, writer: SaliencyWriter,
                           missing: dict[int, list[SaliencyFunction]],
                           received: list[int]) -> None:
-    """Write the videos of what is finished without, as long as no signal was received."""
+    """Write the missing videos of finished saliency, as long as no signal was received."""
     for number, unfinished in missing.items():
         if received:
             return
@@ -258,10 +258,10 @@ def _write_missing_videos(maker: SaliencyMaker, writer: SaliencyWriter,
 
 def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequence[int],
                         batch_size: int, with_videos: bool, overwrite: bool) -> int:
-    """Show what the value's saliency owes to gradients through the environment.
+    """Compare the value's saliency with and without gradients through the environment.
 
-    Beside the frames stand the saliency with them, without, and the difference, all in one
-    scale of colours. Arguments, result and errors are those of ``write_saliency``.
+    Pictures of the frames, both saliencies and their difference, all in one scale of colours.
+    Arguments, result and errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
     plain, without = value.name, value.name + WITHOUT_ENV_GRADS
