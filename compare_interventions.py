@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
     check_starts(args.num_episodes)
     if args.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that a control has others to be "
-                        "held against")
+                        "compared with")
     policy = load_agent(args.agent_file, compute.device)
     projector, matrices = Projector.load_for(
         policy.hidden_state_size, directions_folder(args, parameters),

@@ -215,7 +215,7 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
         others = controls.get((row.pattern, row.outcome), pd.Series(dtype=float))
         others = others.drop(row.arm, errors="ignore")
         if others.empty:
-            raise UserError(f"{row.label} has no other control to be held against; take at least "
+            raise UserError(f"{row.label} has no other control to be compared with; take at least "
                             "2 of --num_controls")
         as_large = int((others.abs() >= abs(row.effect)).sum())
         found.append((others.min(), others.max(), len(others),

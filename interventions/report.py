@@ -66,7 +66,7 @@ def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
         f"{directions['arm'].nunique()} alterations; at most {_most_claims(directions)} of the "
         "same one.",
         f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
-        "random directions, each held against the others; at most "
+        "random directions, each compared with the others; at most "
         f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
         f"{len(directions)} effects of directions that are no better than random ones, "
         f"{by_chance:.0f} would lie beyond the controls.",

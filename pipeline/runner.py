@@ -100,7 +100,7 @@ class Pipeline:
             else:
                 decision = self.decide(stage)
             if decision.action in (RUN, CONTINUE):
-                unsettled[stage.name] = ("made anew" if decision.action == RUN
+                unsettled[stage.name] = ("made again" if decision.action == RUN
                                          else "completed")
             yield stage, decision
 
@@ -207,7 +207,7 @@ class Pipeline:
             lacking = _unmatched(self.experiment.path, patterns)
             if lacking:
                 raise UserError(f"{stage.name} reads {lacking} in {self.experiment.path}, but "
-                                f"there is none; make it anew with --only {source}")
+                                f"there is none; make it again with --only {source}")
             inputs.update((str(path.relative_to(self.experiment.path)), self._digests.of(path))
                           for path in find(self.experiment.path, patterns))
         for name, path in self._places.files(stage.files):

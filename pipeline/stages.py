@@ -71,7 +71,7 @@ def same_command(argv: list[str], _folder: Path) -> list[str] | None:
     return argv
 
 
-def anew(_argv: list[str], _folder: Path) -> list[str] | None:
+def from_start(_argv: list[str], _folder: Path) -> list[str] | None:
     """The script writes everything at its end, or is quick."""
     return None
 
@@ -248,7 +248,7 @@ class _Builder:
                   continued=resumed_agent),
             Stage("plot_agent", "plot_training_csv", ("--datapath", experiment),
                   ("agent/**/plot*.png",), _newest("agent/**/plot_for_fig.png"),
-                  needs={TRAIN_AGENT: ("agent/**/log.csv",)}, continued=anew)]
+                  needs={TRAIN_AGENT: ("agent/**/log.csv",)}, continued=from_start)]
 
     def recording(self) -> list[Stage]:
         preset = self._preset
@@ -259,12 +259,12 @@ class _Builder:
                   ("--model_file", AGENT, *self._game,
                    "--num_episodes", str(preset.evaluated_levels), *self._seed,
                    "--output", f"{OUTPUT}/evaluation.json"),
-                  ("evaluation.json",), _success_rate, files=(AGENT,), continued=anew),
+                  ("evaluation.json",), _success_rate, files=(AGENT,), continued=from_start),
             Stage("render", "render",
                   ("--model_file", AGENT, *self._game, "--num_eps", str(preset.rendered_episodes),
                    "--strip", *self._seed, "--vid_dir", f"{OUTPUT}/videos"),
                   ("videos/*.*",), _number("videos/*.mp4", "videos"), files=(AGENT,),
-                  clears=("videos",), continued=anew),
+                  clears=("videos",), continued=from_start),
             Stage("record", "record",
                   ("--model_file", AGENT, *self._game, "--param_name", preset.recording_param_name,
                    "--num_episodes", str(number), *self._seed,
@@ -294,7 +294,7 @@ class _Builder:
             Stage("plot_simulator", "plot_training_csv",
                   ("--datapath", f"{OUTPUT}/simulator/results/{self._exp_name}"),
                   ("simulator/**/plot.png",), _newest("simulator/**/plot.png"),
-                  needs={TRAIN_SIMULATOR: ("simulator/**/progress.csv",)}, continued=anew)]
+                  needs={TRAIN_SIMULATOR: ("simulator/**/progress.csv",)}, continued=from_start)]
 
     def simulations(self) -> list[Stage]:
         stages = []
@@ -320,7 +320,7 @@ class _Builder:
             parameters={**self._sizes, **self._of(
                 "gen_model.num_sim_steps", "gen_model.batch_size", "gen_model.held_out_fraction",
                 "gen_model.terminal_absorbing", "analysis.loss_over_time.")},
-            clears=("loss_over_time",), continued=anew)]
+            clears=("loss_over_time",), continued=from_start)]
 
     def hidden_states(self) -> list[Stage]:
         flags = (*self._set, *self._data, *self._analyses, *self._seed)
@@ -333,7 +333,7 @@ class _Builder:
             Stage("plot_hidden_states", "analysis.hidden_analysis_plotting", flags,
                   ("analysis/hx_plots/**/*.*",), _number("analysis/hx_plots/**/*.png", "figures"),
                   needs={**ROLLOUTS, **DIRECTIONS}, parameters=self._of("analysis.agent_h.num_"),
-                  clears=("analysis/hx_plots",), continued=anew)]
+                  clears=("analysis/hx_plots",), continued=from_start)]
 
     def maps(self) -> list[Stage]:
         return [
@@ -368,7 +368,7 @@ class _Builder:
             Stage(f"plot_{name}", f"analysis.{script}_plotting", flags,
                   (f"analysis/{plots}/**/*.*",), _number(f"analysis/{plots}/**/*.png", "figures"),
                   needs={**SIMULATED, name: (f"analysis/{precomputed}/*.npy",)},
-                  parameters=parameters, clears=(f"analysis/{plots}",), continued=anew)]
+                  parameters=parameters, clears=(f"analysis/{plots}",), continued=from_start)]
 
     def saliency(self) -> list[Stage]:
         stages = []
@@ -402,13 +402,13 @@ class _Builder:
                   ("analysis/cross_corr_and_causation_*/**/*.*",),
                   _number("analysis/cross_corr_and_causation_plots/*.png", "figures"),
                   needs=needs, parameters=parameters,
-                  clears=("analysis/cross_corr_and_causation_*",), continued=anew),
+                  clears=("analysis/cross_corr_and_causation_*",), continued=from_start),
             Stage("consistency", "analysis.dynamics_grads_consistency_plots",
                   (*self._of_samples, *self._inside, *self._seed),
                   ("analysis/dyn_grad_comparison_*/**/*.*",), _claimed_influences,
                   needs={**needs, "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
                   files=(AGENT,), parameters=parameters,
-                  clears=("analysis/dyn_grad_comparison_*",), continued=anew),
+                  clears=("analysis/dyn_grad_comparison_*",), continued=from_start),
             Stage("causal_stories", "analysis.causal_stories", (*self._of_samples, *self._seed),
                   ("analysis/causal_stories/**/*.*",),
                   _number("analysis/causal_stories/*.md", "pages"),
@@ -416,14 +416,14 @@ class _Builder:
                          "consistency": ("analysis/dyn_grad_comparison_*/**/*.*",)},
                   parameters=self._of("analysis.saliency.extrema_threshold",
                                       "analysis.agent_h.num_episodes"),
-                  clears=("analysis/causal_stories",), continued=anew),
+                  clears=("analysis/causal_stories",), continued=from_start),
             Stage("readout_weights", "plot_value_and_action_weights",
                   (*self._inside, *self._set, *self._analyses, *self._precomputed),
                   ("analysis/value_and_action_weights/*.*",),
                   _number("analysis/value_and_action_weights/*.png", "figures"),
                   needs=DIRECTIONS, files=(AGENT,),
                   parameters=self._of("analysis.agent_h.num_episodes"),
-                  clears=("analysis/value_and_action_weights",), continued=anew)]
+                  clears=("analysis/value_and_action_weights",), continued=from_start)]
 
     def interventions(self) -> list[Stage]:
         asked = self._preset.interventions
@@ -447,7 +447,7 @@ class _Builder:
             ("analysis/panel/**/*.*",), _number("analysis/panel/data/pictures_*.js", "samples"),
             needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
-            clears=("analysis/panel",), continued=anew)]
+            clears=("analysis/panel",), continued=from_start)]
 
 
 def _given(flag: str, value: object | None) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ class InfluenceReader:
         for key, value in expected.items():
             if found.get(key) != value:
                 raise UserError(f"{self._folder.description_file(number, name)} says that its "
-                                f"saliency was made with another {key}; make it anew with "
+                                f"saliency was made with another {key}; make it again with "
                                 "saliency_experiments.py --overwrite, or give what it was made "
                                 "with")
         return int(found["num_copies"])

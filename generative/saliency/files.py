@@ -152,7 +152,7 @@ class SaliencyWriter:
         if key:
             raise UserError(f"{self.folder.description_file(number, function)} says that its "
                             f"saliency was made with another {key}; give --overwrite to make it "
-                            "anew")
+                            "again")
         return True
 
     def forget(self, number: int, function: str) -> None:
