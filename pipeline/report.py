@@ -82,7 +82,8 @@ class Section:
 SECTIONS = (
     Section("agent", "The agent", "evaluate", (
         "An agent with a memory learns by trial and error (PPO) to play levels that are generated "
-        "for each episode. It sees frames of 64 x 64 pixels, and its hidden state is what it remembers."), (
+        "for each episode. It sees frames of 64 x 64 pixels, and its hidden state is what it "
+        "remembers."), (
         "Look for a return on unseen levels that rises with that on training levels and stays "
         "near it, and for episodes in which the agent makes for its goal."), (
         Files("plot_agent", ("agent/**/plot_for_fig.png",),
