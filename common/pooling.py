@@ -15,12 +15,36 @@ import numpy as np
 import torch
 from numba import njit, prange, uint64
 from torch import Tensor
+from torch.nn import functional
 
 from common.devices import give_numba_torchs_threads
 
 PIXEL_UNIT = 8  # channels in 16 bytes, which are moved at once
 LOWEST, HIGHEST = -(2**15), 2**15 - 1  # keys
 _JIT = {"nogil": True, "cache": True}
+
+
+def halve(x: Tensor) -> Tensor:
+    """Max-pool 3x3, stride 2, padding 1, by the fastest way that gives torch's numbers.
+
+    Without gradients the maximum over rows and then over columns takes about half the time of
+    torch's kernel, which also notes where each maximum came from.
+
+    Args:
+        x: (N, C, H, W) with even H and W.
+
+    Returns:
+        (N, C, H / 2, W / 2).
+    """
+    if can_pool(x):
+        return ParallelMaxPool.apply(x)
+    if torch.is_grad_enabled():
+        return functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+    rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
+    torch.maximum(rows[:, :, 1:], x[:, :, 1:-1:2], out=rows[:, :, 1:])
+    pooled = torch.maximum(rows[..., 0::2], rows[..., 1::2])
+    torch.maximum(pooled[..., 1:], rows[..., 1:-1:2], out=pooled[..., 1:])
+    return pooled
 
 
 def can_pool(x: Tensor) -> bool:
