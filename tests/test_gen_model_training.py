@@ -206,6 +206,7 @@ def test_losses_fall(undisturbed):
         assert log[name].iloc[-2:].mean() < 0.8 * log[name].iloc[0]
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_to_the_same_figures_and_weights(undisturbed, agent_path, recording,
                                                             tmp_path):
     process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))
@@ -440,6 +441,7 @@ def test_reader_gives_the_batches_in_order(recording):
         assert_same(vars(windows), vars(dataset.batch(order[number])))
 
 
+@pytest.mark.slow
 def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tmp_path):
     """Trained on few windows, it imagines them from their first frames and actions."""
     settings = settings_for(

@@ -228,6 +228,7 @@ def undisturbed(teacher_file, tmp_path_factory):
 
 
 @pytest.mark.parametrize("rows", [2, 6])
+@pytest.mark.slow
 def test_killed_run_resumes_with_the_teachers_memory(rows, undisturbed, teacher_file, tmp_path):
     """Killed while the teacher has a weight and after it (the set's share is 0.7 of 8 updates)."""
     process = start("train.py", *arguments(tmp_path, teacher_file))

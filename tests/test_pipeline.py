@@ -281,12 +281,16 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
 
 
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
-    ("train_agent", "agent/**/model_512.pth", 1, signal.SIGKILL),
+    pytest.param("train_agent", "agent/**/model_512.pth", 1, signal.SIGKILL,
+                 marks=pytest.mark.slow),
     ("record", "rollouts/data/episode_*", 3, signal.SIGKILL),
     ("record", "rollouts/data/episode_*", 3, signal.SIGTERM),
-    ("train_simulator", "simulator/**/progress.csv", 1, signal.SIGKILL),
-    ("simulate_actions", "samples/manual_actions/sample_*", 2, signal.SIGKILL),
-    ("saliency", "samples/informed_init/sample_*/saliency_*.json", 6, signal.SIGKILL)])
+    pytest.param("train_simulator", "simulator/**/progress.csv", 1, signal.SIGKILL,
+                 marks=pytest.mark.slow),
+    pytest.param("simulate_actions", "samples/manual_actions/sample_*", 2, signal.SIGKILL,
+                 marks=pytest.mark.slow),
+    pytest.param("saliency", "samples/informed_init/sample_*/saliency_*.json", 6, signal.SIGKILL,
+                 marks=pytest.mark.slow)])
 def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finished, stage, pattern,
                                                              number, asked):
     process = started(output, stage)

@@ -177,6 +177,7 @@ def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):
     np.testing.assert_allclose(output.log_probs, episode.log_probs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_killed_recording_resumes_to_the_same_data(folder, agent_path, tmp_path):
     data = tmp_path / "data"
     process = subprocess.Popen([sys.executable, "record.py",

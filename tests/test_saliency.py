@@ -526,6 +526,7 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
 
 # Resuming
 
+@pytest.mark.slow
 def test_stopped_and_killed_run_resumes_to_the_same_files(run, arguments, samples, recorded,
                                                           tmp_path):
     argv = arguments(samples, "--batch_size", 1, "--saliency_func_type", "value", "hx_direction",

@@ -355,6 +355,7 @@ def test_swap_is_not_rounded_to_bfloat16():
 
 # Resuming
 
+@pytest.mark.slow
 def test_stopped_and_killed_recording_resumes_to_the_same_samples(
         run, simulator_file, agent_path, recording, tmp_path):
     many = ["--num_samples", 60, "--batch_size", 1, "--manual_action", "left", "--num_sim_steps",

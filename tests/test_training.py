@@ -198,7 +198,8 @@ def test_settings_that_no_run_has_are_refused_in_a_sentence(line, message, undis
     assert message in error and error.count("\n") == 1, error
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *(
+    pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGUSR2))])
 def test_signal_saves_and_stops(number, undisturbed, tmp_path):
     process = start("train.py", *arguments(tmp_path, 8, "--num_checkpoints", "1"))
     log_path = tmp_path / "procgen" / "fruitbot" / "t"
@@ -517,6 +518,7 @@ def test_plots_are_drawn_from_the_log(undisturbed, capsys):
         assert str(undisturbed / name) in printed
 
 
+@pytest.mark.slow
 def test_ppo_learns(tmp_path):
     """After half a minute on one level the return is far above that of the untrained agent."""
     env = EnvConfig("starpilot", "easy", start_level=0, num_levels=1)
