@@ -120,7 +120,7 @@ def test_samples_are_what_the_simulator_does_from_their_windows(informed, simula
     assert samples.hidden_states.std(axis=0).mean() > 0.01  # and not from the same state
     for origin, shown in zip(origins, frames[-1]):
         episode = RolloutFolder(recording / "data").episode(origin.episode)
-        np.testing.assert_array_equal(episode.frames[origin.frame], shown)
+        np.testing.assert_array_equal(episode.frames[origin.frame], shown.permute(1, 2, 0))
 
 
 def test_a_sample_depends_on_seed_and_number_alone(informed, run, tmp_path):
