@@ -89,7 +89,7 @@ def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path,
     for number in range(3):
         episode = data.episode(number)
         states = torch.from_numpy(np.array(episode.hidden_states))
-        unaltered = run_policy(policy, FLOAT32, np.array(episode.frames).transpose(0, 2, 3, 1),
+        unaltered = run_policy(policy, FLOAT32, np.array(episode.frames),
                                states[:-1]).hidden_states
         change, stored = unaltered - states[:-1], states[1:] - states[:-1]
         by_coordinates = projector.change(change, "ica")
@@ -128,7 +128,7 @@ def test_swapping_a_direction_for_itself_records_the_same(recording, agent_path,
 
 def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path):
     episode = RolloutFolder(recording / "data").episode(0)
-    frames = torch.from_numpy(np.array(episode.frames).transpose(0, 2, 3, 1))
+    frames = torch.from_numpy(np.array(episode.frames))
     entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
     step = golden_projector().swapped_step([10, 5], [12, None], "ica", "cpu")
     real = run_policy(load_agent(agent_path), FLOAT32, frames, entering, step)
