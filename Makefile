@@ -1,6 +1,6 @@
 # make demo       the experiment in small, on what the repository ships; goes on where it was stopped
 # make test       the tests; both build .venv when it is missing or out of date
-# make test-slow  those that make test leaves out: whole pipelines, kills at many moments
+# make test-slow  those that make test leaves out: kills at many moments, whether training learns
 # make test-short a minute's selection of them, to see whether an installation works
 # make lint       style and likely mistakes
 # make web        the interpretability panel's page, after changes in web/; needs Node 20.19 or later,

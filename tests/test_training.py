@@ -109,6 +109,7 @@ def test_learning_rate_falls_linearly(undisturbed):
     assert rates == pytest.approx([0.0005 * (1 - k / 8) for k in range(8)])
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_to_the_same_log_and_weights(undisturbed, tmp_path):
     process = start("train.py", *arguments(tmp_path, 8))
     log_path = tmp_path / "procgen" / "fruitbot" / "t"
