@@ -77,7 +77,7 @@ _END = (0xCAFECAFE).to_bytes(4, "little")
 _GENERATOR_SIZE = 624  # numbers of mt19937, followed by its position among them
 _FORK_OPTIONS = 5  # more than ours, in the fork of Langosco et al. (2022)
 _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration is 1
-# What Procgen 0.10.7 draws; anything else ends the process. Tried for every game.
+# Limits of Procgen 0.10.7, tried for every game: beyond them it ends the process.
 _MAX_DRAWN = 100  # cells and kinds of picture, of either sign
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10

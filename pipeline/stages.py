@@ -54,7 +54,7 @@ MAPS = (*_below("samples/informed_init", (*saliency_files.DATA_PATTERNS,
 DATA_OF_MAPS_WITHOUT, MAPS_WITHOUT = (
     tuple(re.sub(r"\.(?=\w+$)", f"{WITHOUT_ENV_GRADS}.", pattern) for pattern in patterns[:-1])
     for patterns in (DATA_OF_MAPS, MAPS))
-# What several stages read, by the stage that writes it.
+# Files that several stages read, by the stage that writes them.
 ROLLOUTS = {"record": _below("rollouts/data", rollout_files.PATTERNS)}
 SIMULATED = {"simulate": _below("samples/informed_init", sample_files.PATTERNS)}
 DIRECTIONS = {"hidden_states": ("analysis/hx_analysis_precomp/*.npy",)}

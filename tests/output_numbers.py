@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 import yaml
 
-# What tells of time, and what is made of it: the simulator's file holds its wall time, too, and is
+# Files and entries that tell of time: the simulator's file holds its wall time, too, and is
 # compared without.
 TIMES = {"wall_time", "frames_per_second", "waiting_for_data", "seconds", "versions",
          "model_sha256"}

@@ -37,7 +37,7 @@ _ARRAYS = {
 }
 _DESCRIPTION = "saliency_"  # begins the name of a description file
 _INFORMATIVE = ("versions", "agent_file", "model_file")
-# What is read again of all that is written to a folder of samples, and the videos beside it.
+# Files in a folder of samples that are read again, and the videos beside them.
 DATA_PATTERNS = (*(f"sample_*/{name}_*.npy" for name, _, _ in _ARRAYS.values()),
                  "sample_*/saliency_*.json")
 VIDEO_PATTERN = "sample_*/*_saliency_*.mp4"

@@ -33,7 +33,7 @@ Coordinates = Callable[[Tensor, str], Tensor]
 VALUE, VALUE_DELTA, DIRECTION = "value", "value_delta", "hx_direction"
 WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
 _LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
-# What the agent answers a step with, as one number: of its values (…,) and log_probs (…, A).
+# Outputs of the agent at a step, each one number: of its values (…,) and log_probs (…, A).
 OUTPUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     VALUE: lambda values, log_probs: values,
     "action": lambda values, log_probs: log_probs.max(dim=-1).values,
