@@ -1,0 +1,1 @@
+"""Levels of maze: state, squares, edits."""
