@@ -267,6 +267,36 @@ class LevelSlots:
             self.stop(slot)
 
 
+class StateView:
+    """An environment that shows states of levels, without a step being taken.
+
+    Args:
+        config: the game; everything else a state brings with it.
+        person_view: whether to draw the 512-pixel view instead of the agent's.
+    """
+
+    def __init__(self, config: EnvConfig, person_view: bool = False):
+        self._config = config
+        self._person_view = person_view
+        self._env = _make(config, range(1), 1, 0, 0, person_view)
+
+    def draw(self, state: bytes) -> np.ndarray:
+        """The picture of a state, uint8 (H, W, C).
+
+        Raises:
+            UserError: if it is of another game or such that Procgen would end the process.
+        """
+        LevelState.parse(state, self._config.env_name)
+        self._env.set_state([state])
+        if self._person_view:
+            return self._env.get_info()[0]["rgb"].copy()
+        return self._env.observe()[1]["rgb"][0]
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+
 class _Procgen(ProcgenGym3Env):
     """Procgen's environments, of which single ones are read and set."""
 

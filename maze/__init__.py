@@ -1,3 +1,1 @@
-"""Procgen's mazes: their levels, edited; how agents move in them, and what they want there."""
-
-import common  # noqa: F401  chooses the backend before the modules here import matplotlib
+"""Procgen's mazes: levels read, edited and drawn, and how agents behave in them."""

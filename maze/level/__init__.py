@@ -1,1 +1,1 @@
-"""Levels of maze: state, squares, edits."""
+"""Levels of the game maze: their state bytes, squares and words, files, searches and pairs."""
