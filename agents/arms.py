@@ -8,7 +8,7 @@ import numpy as np
 
 from agents.episodes import Episode, play_episodes
 from common.devices import Compute
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelEdit
 from common.networks import Policy
 from common.progress import with_progress
 from interventions.alterations import Runner
@@ -18,16 +18,17 @@ from interventions.swaps import MeasuredChange
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
                 levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                from_step: int) -> Runner:
+                from_step: int, edit: LevelEdit | None = None) -> Runner:
     """Plays the same levels in every arm, with actions drawn from the policy itself.
 
     Args:
-        levels, seed, num_slots: see ``play_episodes``.
+        levels, seed, num_slots, edit: see ``play_episodes``.
         from_step: first step of an episode that is altered, from 0.
     """
     def run(change: MeasuredChange | None) -> ArmRuns:
         episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                 alter_hidden=change, alter_from=from_step, keep_frames=False)
+                                 alter_hidden=change, alter_from=from_step, keep_frames=False,
+                                 edit=edit)
         return played(with_progress(episodes, len(levels), "episode"), change)
     return run
 

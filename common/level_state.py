@@ -308,9 +308,9 @@ class _Walk:
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]
-        position = text.rpartition(b" ")[2]
-        if (len(text) < length or text.count(b" ") != _GENERATOR_SIZE or len(position) > 3
-                or not text.replace(b" ", b"").isdigit() or int(position or -1) > _GENERATOR_SIZE):
+        position, digits = text.rpartition(b" ")[2], text.replace(b" ", b"")
+        if (len(text) < length or len(text) - len(digits) != _GENERATOR_SIZE or len(position) > 3
+                or not digits.isdigit() or int(position or -1) > _GENERATOR_SIZE):
             return None
         return text_begin + length
 
