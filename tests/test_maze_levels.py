@@ -19,7 +19,7 @@ from maze import levels
 from maze.level.environment import draw, stock_state
 from maze.level.features import NAMES, features
 from maze.level.files import LevelEntry, load_levels, save_levels
-from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
+from maze.level.grid import CHEESE, FREE, KINDS, WALL, Grid, Square
 from maze.level.pairs import cheese_pair, custom_pair, top_right_pair
 from maze.level.search import Filters, find_levels, parse_seeds
 from maze.level.state import WORLD_DIMS, MazeState
@@ -31,10 +31,14 @@ STAY = 4
 
 
 @pytest.fixture(scope="module")
-def forks():
-    """The forks among the hard levels 0 to 99, which the published figures are about."""
-    return [state for state in (stock_state("hard", seed) for seed in range(100))
-            if state.grid.kind() == "fork"]
+def hundred():
+    """The hard levels 0 to 99, which the published figures are about."""
+    return [stock_state("hard", seed) for seed in range(100)]
+
+
+@pytest.fixture(scope="module")
+def forks(hundred):
+    return [state for state in hundred if state.grid.kind() == "fork"]
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +92,9 @@ def test_every_level_is_written_back_as_it_was_read(mode):
     assert sum(state.time == 12 for state in states) > NUM_LEVELS * 0.8
 
 
-def test_forks_are_as_many_as_published(forks):
-    assert len(forks) == 52
+def test_forks_are_as_many_as_published(hundred, forks):
+    kinds = [state.grid.kind() for state in hundred]
+    assert [kinds.count(kind) for kind in KINDS] == [len(forks), 44, 4] == [52, 44, 4]
     assert sum(not state.grid.region(5)[state.grid.cheese] for state in forks) == 44
 
 
@@ -347,12 +352,12 @@ def test_a_level_file_may_be_written_by_hand(tmp_path, easy):
     assert state.to_bytes() == easy.to_bytes()
 
 
-def test_levels_are_found_by_what_they_are():
+def test_levels_are_found_by_what_they_are(hundred):
     def found(wanted, **filters):
         return [state.level_seed for state in find_levels(
             "hard", range(100), wanted, Filters(**filters))]
 
-    grids = {seed: stock_state("hard", seed).grid for seed in range(100)}
+    grids = {state.level_seed: state.grid for state in hundred}
     first = [seed for seed, grid in grids.items() if grid.kind() == "fork"
              and 9 <= grid.maze_dim <= 15 and not grid.region(5)[grid.cheese]][:4]
     assert found(4, size=(9, 15), kind="fork", cheese_outside=5) == first
@@ -489,6 +494,18 @@ def with_entity(data, name, value, code="<f4"):
 def test_states_that_are_no_maze_are_refused(easy, damage, what):
     with pytest.raises(UserError, match=what):
         MazeState.parse(damage(easy.to_bytes()))
+
+
+@pytest.mark.parametrize(("damage", "what"), [
+    (lambda data: with_entity(data, "image_theme", 1, "<i4"), "image_theme that is not drawn"),
+    (lambda data: with_entity(data, "grow_rate", 1e9), "grow_rate of 1e.09"),
+    (lambda data: with_entity(data, "rx", float("inf")), "rx of inf"),
+    (lambda data: with_words(data, "bg_tile_ratio", -1e-9, code="<f4"), "bg_tile_ratio is -1e-09"),
+])
+def test_an_environment_refuses_what_ends_or_stalls_the_process(easy, damage, what):
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env, \
+            pytest.raises(UserError, match=what):
+        env.set_state([damage(easy.to_bytes())])
 
 
 def test_other_games_and_two_mice_are_refused(easy):
