@@ -498,9 +498,9 @@ def test_states_that_are_no_maze_are_refused(easy, damage, what):
 
 @pytest.mark.parametrize(("damage", "what"), [
     (lambda data: with_entity(data, "image_theme", 1, "<i4"), "image_theme that is not drawn"),
-    (lambda data: with_entity(data, "grow_rate", 1e9), "grow_rate of 1e.09"),
-    (lambda data: with_entity(data, "rx", float("inf")), "rx of inf"),
-    (lambda data: with_words(data, "bg_tile_ratio", -1e-9, code="<f4"), "bg_tile_ratio is -1e-09"),
+    (lambda data: with_entity(data, "grow_rate", 64), "grow_rate of 64"),
+    (lambda data: with_entity(data, "rx", np.inf), "rx of inf"),
+    (lambda data: with_words(data, "bg_tile_ratio", -2**-20, code="<f4"), "tile_ratio is -9.5"),
 ])
 def test_an_environment_refuses_what_ends_or_stalls_the_process(easy, damage, what):
     with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)) as env, \
