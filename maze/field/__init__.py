@@ -1,0 +1,1 @@
+"""An agent's behaviour on every square of a maze: fields, their differences, exact probabilities."""
