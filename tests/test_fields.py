@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from conftest import FLOAT32, tiny_policy
 from scipy.stats import binomtest, sem
 
@@ -152,10 +151,10 @@ def test_directions_are_the_actions_that_move_the_mouse_so():
 def test_exact_probabilities_are_those_of_real_rollouts():
     """400 episodes of a level, whose last steps are left: every frame is known, so the policy runs
     once on each."""
-    policy = tiny_policy(3, recurrent=False)
-    start = small_level("easy", size=7)
-    state = start.with_time(start.timeout - 60)
-    num, region = 400, 3
+    policy = tiny_policy(2, recurrent=False)
+    num, region, num_steps = 400, 2, 40
+    start = small_level("easy", size=3)
+    state = start.with_time(start.timeout - num_steps)
     inside = state.grid.region(region)
     fields = both_facings(policy, FLOAT32, state)
     probs, squares = {}, {}
@@ -182,13 +181,13 @@ def test_exact_probabilities_are_those_of_real_rollouts():
         got_cheese[ended] = after.rewards[ended] > 0
         going &= ~after.first
     env.close()
-    assert lengths.max() == 60
-    exact = reaching(fields, region, steps=60)
+    assert lengths.max() == num_steps
+    exact = reaching(fields, region, num_steps)
     cheese_first = got_cheese & ~region_first
     for counted, probability in ((got_cheese, exact.cheese), (region_first, exact.region_first),
                                  (cheese_first, exact.cheese_first)):
         interval = binomtest(int(counted.sum()), num).proportion_ci(0.999)
-        assert 0.05 < probability < 0.95
+        assert 0.2 < probability < 0.8
         assert interval.low <= probability <= interval.high
     assert abs(lengths.mean() - exact.steps) < 3.29 * sem(lengths)
 
@@ -256,7 +255,8 @@ def test_an_agent_that_walked_to_a_square_has_seen_the_way():
 
 
 def test_a_walked_field_leaves_out_what_lies_behind_the_cheese():
-    state = small_level("easy", "cheese on the way", 7)
+    state = stock_state("easy", 2)
+    assert state.grid.kind() == "cheese on the way" and state.grid.cheese != state.grid.corner
     field = vector_field(tiny_policy(), FLOAT32, state, memory="walked")
     with pytest.raises(UserError, match="walked to"):
         field.row(state.grid.corner)

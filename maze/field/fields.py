@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from interventions.patch import Rows
+from interventions.scopes import rows_of_pass
 from torch import Tensor
 
 from agents.acting import run_policy
@@ -18,8 +20,6 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
 from common.networks import Policy, PolicyOutput
-from interventions.patch import Rows
-from interventions.scopes import rows_of_pass
 from maze.field.stamps import Stamps
 from maze.level.environment import draw
 from maze.level.grid import CHEESE, WALL, Grid, Square
@@ -71,7 +71,7 @@ class Field:
     def log_groups(self) -> np.ndarray:
         """Log-probabilities of left, down, up, right, stay, float64 (n, 5)."""
         return np.stack([np.logaddexp.reduce(
-            self.log_probs[:, _GROUPS == group].astype(np.float64), axis=1)
+            self.log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
             for group in range(len(DIRECTIONS))], axis=1)
 
     @functools.cached_property

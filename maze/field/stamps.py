@@ -22,7 +22,7 @@ import numpy as np
 
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
-from common.files import atomic_path, versions
+from common.files import atomic_path, read_arrays, versions
 from common.game_constants import FRAME_SIZE
 from common.level_state import LevelState
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
@@ -72,17 +72,15 @@ class Stamps:
                             "moves with the mouse; draw them through set_state")
         config = EnvConfig("maze", distribution_mode)
         path = cache_file(distribution_mode)
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                return cls(**arrays)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError, TypeError, KeyError, EOFError) as error:
-            logger.warning("%s is damaged (%s); its stamps are rendered again", path, error)
+        if path.is_file():
+            try:
+                return cls(**read_arrays(path, "file of stamps"))
+            except (UserError, TypeError) as error:
+                logger.warning("%s; its stamps are rendered again", error)
         stamps = _rendered(config)
         try:
             with atomic_path(path) as temporary:
-                np.savez_compressed(temporary, **dataclasses.asdict(stamps))
+                np.savez(temporary, **dataclasses.asdict(stamps))
         except OSError as error:
             logger.warning("the stamps are not kept: %s", error)
         return stamps
