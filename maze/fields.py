@@ -6,6 +6,7 @@ A killed run goes on after its last field; more levels and arms can be added to 
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -61,8 +62,8 @@ def parser() -> Parser:
                        help="of the mouse, 1 as after an action to the right; both also give exact "
                             "probabilities, of agents without memory")
     flags.add_argument("--memory", default=START, choices=MEMORIES,
-                       help="for agents with a GRU: the state that they have at an episode's start, "
-                            "or after walking to the square")
+                       help="for agents with a GRU: the state that they have at an episode's "
+                            "start, or after walking to the square")
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
                        help="rows of the top right region, for exact probabilities")
     flags.add_argument("--num_pictures", type=from_zero, default=20,
@@ -114,15 +115,13 @@ def main(argv: list[str] | None = None) -> None:
     views = dict(zip(drawn, draw([levels[name] for name in drawn], person_view=True)))
     for arm, fields in found.items():
         draw_arm(folder, arm, fields, found[UNPATCHED], views, style)
-    for name, view in views.items():
-        films = {
-            COEFFICIENTS: lambda: over_arms(found, name, view, style),
-            CHECKPOINTS: lambda: over_checkpoints(checkpoints, levels[name], look, view, style),
-            CHEESE: lambda: over_cheese(levels[name], look, style)}
-        for film in args.films:
-            path = folder.film_file(film, name)
-            if not path.exists():
-                write_film(path, films[film]())
+    for film, name in itertools.product(args.films, drawn):
+        if not folder.film_file(film, name).exists():
+            figures = {  # of which those of one are drawn, one after the other
+                COEFFICIENTS: over_arms(found, name, views[name], style),
+                CHECKPOINTS: over_checkpoints(checkpoints, levels[name], look, views[name], style),
+                CHEESE: over_cheese(levels[name], look, style)}[film]
+            write_film(folder.film_file(film, name), figures)
     print(summary(table))
     print(f"wrote {folder.table_file} and the fields of {len(levels)} levels in {len(arms)} arms")
 

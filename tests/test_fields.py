@@ -1,6 +1,7 @@
 """Vector fields of mazes: frames from stamps, both sources, exact probabilities, the script."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -237,7 +238,7 @@ def test_an_agent_that_walked_to_a_square_has_seen_the_way():
     env = ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, seed=0)
     env.set_state([state.to_bytes()])
     hidden, side = policy.initial_states(1), 0
-    for square, following in zip(path, path[1:]):
+    for square, following in itertools.pairwise(path):
         output = run_policy(policy, FLOAT32, env.observe().frames, hidden)
         field = walked[side]
         row = field.row(square)

@@ -1,1 +1,1 @@
-"""An agent's behaviour on every square of a maze: fields, their differences, exact probabilities."""
+"""Vector fields of agents on mazes: frames, differences, exact probabilities, pictures, files."""

@@ -62,8 +62,8 @@ class Look:
                                   memory=self.memory) for facing in self.facings)
 
 
-def fields_of_arm(folder: FieldsFolder, arm: str, patches: Sequence[Patch], levels: Mapping[str, MazeState],
-                  look: Look) -> dict[str, Fields]:
+def fields_of_arm(folder: FieldsFolder, arm: str, patches: Sequence[Patch],
+                  levels: Mapping[str, MazeState], look: Look) -> dict[str, Fields]:
     """The fields of an arm by level, those of them that the folder lacks being computed.
 
     Raises:

@@ -9,6 +9,7 @@ Letters in shape comments: m free squares, with cheese; k targets.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -187,7 +188,7 @@ def path_probability(field: Field, target: Square) -> float:
     if len(path) == 1:
         return float(field.probs[field.row(path[0]), STAY])
     logs = [field.log_groups[field.row(square), direction_between(square, after)]
-            for square, after in zip(path, path[1:]) if square not in field.grid.cheeses]
+            for square, after in itertools.pairwise(path) if square not in field.grid.cheeses]
     return float(np.exp(np.mean(logs)))
 
 
