@@ -27,19 +27,25 @@ from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from interventions.flags import add_patch_flags, patch_arms
-from maze.field.fields import MEMORIES, START, Field
-from maze.field.files import UNPATCHED, FieldsFolder
-from maze.field.plots import (
-    Style,
-    write_film,
+from maze.field.arms import (
+    Look,
+    draw_arm,
+    fields_of_arm,
+    kind_of,
+    outcome_table,
+    over_arms,
+    over_checkpoints,
+    over_cheese,
 )
+from maze.field.fields import MEMORIES, START
+from maze.field.files import UNPATCHED, FieldsFolder
+from maze.field.plots import Style, write_film
 from maze.level.environment import draw, stock_state
 from maze.level.grid import Grid
 from maze.level.search import chosen_levels
 from maze.level.state import GAME, WORLD_DIMS, MazeState
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
-Fields = tuple[Field, ...]  # of a level, one a facing
 
 
 def parser() -> Parser:

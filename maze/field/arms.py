@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from interventions.patch import Patch
-from interventions.scopes import patched
 from matplotlib.figure import Figure
 
 from common.agent_file import load_agent
@@ -20,6 +18,8 @@ from common.devices import Compute
 from common.errors import UserError
 from common.networks import Policy
 from common.progress import with_progress
+from interventions.patch import Patch
+from interventions.scopes import patched
 from maze.field.decisions import outcomes
 from maze.field.differences import difference
 from maze.field.fields import NO_MEMORY, WALKED, Field, vector_field

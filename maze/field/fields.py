@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from interventions.patch import Rows
-from interventions.scopes import rows_of_pass
 from torch import Tensor
 
 from agents.acting import run_policy
@@ -20,6 +18,8 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
 from common.networks import Policy, PolicyOutput
+from interventions.patch import Rows
+from interventions.scopes import rows_of_pass
 from maze.field.stamps import Stamps
 from maze.level.environment import draw
 from maze.level.grid import CHEESE, WALL, Grid, Square
