@@ -81,6 +81,7 @@ _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration 
 _MAX_DRAWN = 100  # cells and kinds of picture, of either sign
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
+_MAX_TILES = 100  # of a background, in the view
 _MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and a step: else it draws for ever
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
@@ -236,9 +237,12 @@ class LevelState:
             raise walk.error("its range of levels is empty")
         if not 0 < self.world["visibility"] <= max(width, height):
             raise walk.error(f"visibility is {self.world['visibility']}")
+        ratio = abs(float(self.drawing["bg_tile_ratio"]))
+        if not (ratio == 0 or 1 / _MAX_TILES <= ratio <= _MAX_TILES):
+            raise walk.error(f"bg_tile_ratio is {self.drawing['bg_tile_ratio']}")
         for name, most in (("rx", _MAX_RADIUS), ("ry", _MAX_RADIUS), ("grow_rate", _MAX_GROWTH)):
             values = self.entities[name]
-            if not (values.min() >= 0 and values.max() <= most):
+            if not ((values >= 0) & (values <= most)).all():
                 raise walk.error(f"an entity has a {name} of {values.min()} to {values.max()}")
         themes = self.entities["image_theme"]
         if (themes < 0).any() or (themes >= _MAX_THEMES).any():
@@ -304,9 +308,9 @@ class _Walk:
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]
-        position = text.rpartition(b" ")[2]
-        if (len(text) < length or text.count(b" ") != _GENERATOR_SIZE or len(position) > 3
-                or not text.replace(b" ", b"").isdigit() or int(position or -1) > _GENERATOR_SIZE):
+        position, digits = text.rpartition(b" ")[2], text.replace(b" ", b"")
+        if (len(text) < length or len(text) - len(digits) != _GENERATOR_SIZE or len(position) > 3
+                or not digits.isdigit() or int(position or -1) > _GENERATOR_SIZE):
             return None
         return text_begin + length
 
