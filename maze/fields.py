@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -15,15 +16,11 @@ from common.agent_file import agent_files, load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
-    count,
     from_zero,
-    level_seed,
-    seed,
     set_up_logging,
     whole,
 )
 from common.devices import resolve_compute
-from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from interventions.flags import add_patch_flags, patch_arms
@@ -40,10 +37,10 @@ from maze.field.arms import (
 from maze.field.fields import MEMORIES, START
 from maze.field.files import UNPATCHED, FieldsFolder
 from maze.field.plots import Style, write_film
-from maze.level.environment import draw, stock_state
+from maze.level.environment import draw
+from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
-from maze.level.search import chosen_levels
-from maze.level.state import GAME, WORLD_DIMS, MazeState
+from maze.level.state import WORLD_DIMS, MazeState
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -51,18 +48,8 @@ COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
-    flags.add_argument("--distribution_mode", default="easy", choices=tuple(WORLD_DIMS),
-                       help="of levels that are given by seed, or drawn")
-    flags.add_argument("--use_backgrounds", action="store_true",
-                       help="draw the game's background pictures behind them")
-    flags.add_argument("--levels", nargs="+", metavar="LEVEL",
-                       help="level files, folders of them, or seeds such as 0-99,795; drawn from "
-                            "the seeds below if not given")
-    flags.add_argument("--start_level", type=level_seed, default=0, help="seed of the first level")
-    flags.add_argument("--num_levels", type=level_seed, default=0,
-                       help="number of consecutive level seeds; 0: all of them")
-    flags.add_argument("--num_mazes", type=count, default=10, help="levels to draw from them")
-    flags.add_argument("--seed", type=seed, default=0, help="of the draw")
+    add_level_flags(flags, num_mazes=10)
+    add_filter_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
                        help="of the mouse, 1 as after an action to the right; both also give exact "
@@ -96,8 +83,11 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
-    levels = named_levels(args)
+    levels = by_name(levels_of(args))
     arms = {UNPATCHED: (), **patch_arms(args)}
+    if COEFFICIENTS in args.films and len(arms) < 3:
+        raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
+                        "of coefficients")
     checkpoints = checkpoints_of(args)
     if args.dry_run:
         print("\n".join(f"{name}: {describe(state.grid)}" for name, state in levels.items()))
@@ -132,15 +122,9 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {folder.table_file} and the fields of {len(levels)} levels in {len(arms)} arms")
 
 
-def named_levels(args: argparse.Namespace) -> dict[str, MazeState]:
-    """The levels by the names that they have in files: their seeds, and a number behind one that
-    comes again."""
-    if args.levels:
-        states = chosen_levels(args.levels, args.distribution_mode, args.use_backgrounds)
-    else:
-        config = EnvConfig(GAME, args.distribution_mode, args.start_level, args.num_levels)
-        states = [stock_state(args.distribution_mode, number, args.use_backgrounds)
-                  for number in config.draw_levels(args.num_mazes, args.seed)]
+def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
+    """Levels by the names that they have in files: their seeds, and a number behind one that comes
+    again."""
     named = {}
     for state in states:
         times = sum(other.level_seed == state.level_seed for other in named.values())

@@ -146,8 +146,9 @@ def over_arms(found: Mapping[str, Mapping[str, Fields]], level: str, view: np.nd
     grid = found[UNPATCHED][level][0].grid
     original = Panel(UNPATCHED, grid, found[UNPATCHED][level][0], view)
     for arm, fields in found.items():
-        yield field_figure(compared(original, Panel(arm, grid, fields[level][0], view)), style,
-                           f"level {level}")
+        if arm != UNPATCHED:
+            yield field_figure(compared(original, Panel(arm, grid, fields[level][0], view)), style,
+                               f"level {level}")
 
 
 def over_checkpoints(files: Sequence[Path], state: MazeState, look: Look, view: np.ndarray,
