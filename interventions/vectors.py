@@ -29,7 +29,6 @@ from scipy import ndimage
 from torch import Tensor
 
 from common.agent_file import weights_sha256
-from common.devices import Compute
 from common.errors import UserError, nearest
 from common.files import atomic_path, read_arrays, versions
 from common.networks import Policy, to_images
@@ -219,7 +218,7 @@ def read_vector(path: Path, layer: str) -> SteeringVector:
     return found[layer]
 
 
-def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], shown: np.ndarray,
+def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
                      lacking: np.ndarray, pairs: np.ndarray, about: str,
                      modes: Sequence[str] = (),
                      cells: Mapping[str, np.ndarray] | None = None) -> dict[str, SteeringVector]:
@@ -230,7 +229,6 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
     with a memory is in its initial state.
 
     Args:
-        policy: where ``compute`` says.
         layers: names of layers.
         shown, lacking: pictures with and without the thing of interest, uint8 (P, 64, 64, 3).
         pairs: seeds of the levels of each (P, 2).
@@ -258,7 +256,7 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
         differences = {layer: 0.0 for layer in layers}
         reached = dict(differences)
         for part in np.array_split(rows, -(-2 * len(rows) // PICTURES_A_PASS)):
-            [(_, outputs)] = outputs_at(policy, compute, layers,
+            [(_, outputs)] = outputs_at(policy, layers,
                                         np.concatenate([shown[part], lacking[part]]))
             for layer in layers:
                 a, b = outputs[layer].astype(np.float64).reshape(2, len(part),
@@ -283,14 +281,13 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
         alignment=_middle(sums[layer].shape) if layer in cells else None) for layer in layers}
 
 
-def vectors_of_classes(policy: Policy, compute: Compute, layers: Sequence[str],
+def vectors_of_classes(policy: Policy, layers: Sequence[str],
                        frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
                        levels: np.ndarray, about: str,
                        modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
     """Mean output over one class of states minus that over the others, at several layers.
 
     Args:
-        policy: where ``compute`` says.
         layers: names of layers.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent with them, float32 (B, D).
@@ -305,7 +302,7 @@ def vectors_of_classes(policy: Policy, compute: Compute, layers: Sequence[str],
     is_in = np.asarray(is_in, dtype=bool)
     check_classes(is_in, about)
     sums = {layer: [0.0, 0.0] for layer in layers}
-    for rows, outputs in outputs_at(policy, compute, layers, frames, entering):
+    for rows, outputs in outputs_at(policy, layers, frames, entering):
         for layer in layers:
             for which in (False, True):
                 chosen = outputs[layer][is_in[rows] == which]
@@ -345,13 +342,12 @@ def check_classes(is_in: np.ndarray, about: str) -> None:
 
 
 @torch.no_grad()
-def outputs_at(policy: Policy, compute: Compute, layers: Sequence[str], frames: np.ndarray,
+def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
                entering: np.ndarray | None = None
                ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """Outputs of layers on pictures, a few pictures at a time.
 
     Args:
-        policy: where ``compute`` says.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent (B, D); the initial one if not given.
 
@@ -359,14 +355,12 @@ def outputs_at(policy: Policy, compute: Compute, layers: Sequence[str], frames: 
         Which pictures, and the outputs of each layer on them, float32 (pictures, *shape).
     """
     hidden = (policy.initial_states(len(frames)) if entering is None
-              else torch.from_numpy(np.asarray(entering)).to(compute.device))
+              else torch.from_numpy(np.asarray(entering)).to(policy.device))
     for begin in range(0, len(frames), PICTURES_A_PASS):
         rows = slice(begin, begin + PICTURES_A_PASS)
-        images = torch.from_numpy(np.ascontiguousarray(frames[rows])).to(compute.device)
-        with _recorded(policy, layers) as found, compute.autocast():
-            embeddings = policy.embed(to_images(images, compute.channels_last)).float()
-            with torch.autocast(compute.device.type, enabled=False):
-                policy.step(embeddings, hidden[rows])
+        images = torch.from_numpy(np.ascontiguousarray(frames[rows])).to(policy.device)
+        with _recorded(policy, layers) as found:
+            policy.step(policy.embed(to_images(images)), hidden[rows])
         yield rows, {layer: found[layer].numpy() for layer in layers}
 
 
