@@ -13,6 +13,8 @@ from agents.acting import run_policy
 from common.agent_file import load_agent, save_agent, weights_sha256
 from common.errors import UserError
 from common.networks import build_policy
+from interventions.patches import Add
+from interventions.scopes import patched
 from interventions.vectors import (
     AS_COMPUTED,
     CLASS_MEANS,
@@ -47,17 +49,9 @@ def pictures(number, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
 
 
-def logits_with(policy, frames, layer=None, change=None):
-    """Logits with a change of a layer's output."""
-    hooks = []
-    if layer:
-        hooks.append(policy.get_submodule(layer).register_forward_hook(
-            lambda module, inputs, output: change(output)))
-    try:
+def logits_with(policy, frames, *patches):
+    with patched(policy, patches):
         return run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames))).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -71,11 +65,18 @@ def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(arc
     other = logits_with(policy, lacking[None])
     assert (logits_with(policy, shown[None]) - other).abs().max() > 1e-2
     for layer in layers:
-        vector = torch.from_numpy(vectors[layer].vector)
-        steered = logits_with(policy, shown[None], layer, lambda output: output - vector)  # noqa: B023
+        vector = vectors[layer].vector
+        steered = logits_with(policy, shown[None], Add(layer, vector, -1.0))
         torch.testing.assert_close(steered, other, atol=2e-5, rtol=0)
         assert vectors[layer].norms.tolist() == pytest.approx([np.linalg.norm(vector)])
         assert vectors[layer].pairs.tolist() == [[5, 5]]
+
+
+def test_vectors_have_the_names_of_the_innermost_modules():
+    found = vectors_of_pairs(tiny_policy(), ["embedder.block2.res1", f"{MAP}_out", "embedder"],
+                             pictures(1), pictures(1, 1), [(0, 0)], "noise")
+    assert [(name, vector.layer) for name, vector in found.items()] == [
+        (MAP, MAP), ("embedder.relufc", "embedder.relufc")]
 
 
 def test_squares_of_a_level_are_averaged_before_levels():
