@@ -42,6 +42,25 @@ class ClusterBootstrap:
         ends[:, reached] = np.nanquantile(means[:, reached], (0.025, 0.975), axis=0)
         return ends
 
+    def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Lower and upper end (2, T) for the median of values (T, N) minus that of others (T, N).
+
+        Both medians of a resampling are of the same draw of episodes, so what episodes have in
+        common cancels out.
+        """
+        return np.quantile(self._medians(values) - self._medians(others), (0.025, 0.975), axis=1)
+
+    def _medians(self, values: np.ndarray) -> np.ndarray:
+        """The median of the windows drawn, (T, N) to (T, R)."""
+        found = np.empty((len(values), len(self._draws)))
+        for row, numbers in enumerate(values):
+            order = np.argsort(numbers)
+            count = self._draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
+            half, ordered = count[:, -1:] / 2, numbers[order]
+            found[row] = (ordered[(count >= half).argmax(axis=1)]
+                          + ordered[(count > half).argmax(axis=1)]) / 2
+        return found
+
     def _by_episode(self, values: np.ndarray) -> np.ndarray:
         """Sums over the windows of each episode, (T, N) to (E, T)."""
         sums = np.zeros((self.num_episodes, len(values)))
