@@ -126,8 +126,7 @@ class _Sums:
 
     def scores(self) -> np.ndarray:
         """(3, R, C), in the order of ``SCORES``."""
-        channels, height, width = self.shape
-        cells = height * width
+        cells = self.shape[1] * self.shape[2]
         mean = self._total / self.count  # (C, H, W)
         whole = self._total.sum(axis=(1, 2))
         elsewhere = (whole - self._at_cell) / (self.count * (cells - 1))
