@@ -30,6 +30,7 @@ from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import add_alter_from_flag, add_swap_flags, directions_folder
+from interventions.scopes import patched
 from interventions.swaps import open_swap
 
 VIDEO_SCALE = 3
@@ -92,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
-                     compute.device, args.random_directions)
+                     compute.device, args.random_directions, args.alter_from_step)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
@@ -109,19 +110,19 @@ def main(argv: list[str] | None = None) -> None:
     already = args.num_episodes - len(levels)
     if already:
         print(f"{already} of {args.num_episodes} episodes are already there")
+    patches = [swap.patch] if swap else []
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise,
-                             alter_hidden=swap.alter_hidden if swap else None,
-                             alter_from=args.alter_from_step)
+                             alter_logits=noise)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:
-        for episode in with_progress(episodes, len(levels), "episode"):
-            pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
-            while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
-                pending.pop(0).result()
-            frames += len(episode.actions)
+        with patched(policy, patches):
+            for episode in with_progress(episodes, len(levels), "episode"):
+                pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
+                while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
+                    pending.pop(0).result()
+                frames += len(episode.actions)
         for future in pending:
             future.result()
     finally:

@@ -11,7 +11,6 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
-from common.networks import HiddenChange
 from common.parameters import ParameterSet
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -28,6 +27,8 @@ from generative.sampling import (
 from generative.simulator import Simulator
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import add_swap_flags, directions_folder
+from interventions.patch import Patch
+from interventions.scopes import patched
 from interventions.swaps import open_swap
 
 SAMPLES_AT_A_TIME = 32
@@ -84,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         "precision": compute.precision, "swap": None, "versions": versions()}
 
     save_dir = args.data_save_dir or Path(common.generated_data_dir)
-    runs = [SamplerRun(plan.folder_name, description, None)]
+    runs = [SamplerRun(plan.folder_name, description, ())]
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes,
@@ -93,14 +94,16 @@ def main(argv: list[str] | None = None) -> int:
         runs.append(SamplerRun(
             f"{plan.folder_name}_swapped_{swap.name}",
             {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
-            swap.alter_hidden))
-    samplers = [Sampler(simulator, compute, plan, dataset, run.alter_hidden) for run in runs]
-    samplers[0].check(max_samples)
+            (swap.patch,)))
+    sampler = Sampler(simulator, compute, plan, dataset)
+    sampler.check(max_samples)
     writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
                for run in runs]
     num_samples = max_samples * plan.samples_per_start
-    for sampler, writer in zip(samplers, writers):
-        status = record_samples(sampler, writer, max_samples, args.batch_size, not args.no_videos)
+    for run, writer in zip(runs, writers):
+        with patched(simulator.agent.policy, run.patches):
+            status = record_samples(sampler, writer, max_samples, args.batch_size,
+                                    not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status
@@ -118,12 +121,12 @@ class SamplerRun:
     Attributes:
         name: of the folder.
         description: what makes it.
-        alter_hidden: see ``Simulator.imagine``.
+        patches: of the agent inside.
     """
 
     name: str
     description: dict
-    alter_hidden: HiddenChange | None
+    patches: tuple[Patch, ...]
 
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,

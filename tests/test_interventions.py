@@ -50,9 +50,10 @@ from interventions.effects import (
     with_verdicts,
 )
 from interventions.files import ArmRuns, InterventionsFolder
+from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.report import PATCHES, report
-from interventions.swaps import MeasuredChange
+from interventions.scopes import patched
 
 NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
@@ -135,10 +136,11 @@ def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path
     frames = torch.from_numpy(np.array(episode.frames))
     entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
     step = golden_projector().swapped_step([10, 5], [12, None], "ica", "cpu")
-    real = run_policy(load_agent(agent_path), FLOAT32, frames, entering, step)
-    with torch.no_grad():
-        inside = AgentInside(load_agent(agent_path), 64, 15).step(to_images(frames), entering,
-                                                                  step)
+    policy = load_agent(agent_path)
+    inside = AgentInside(policy, 64, 15)
+    with patched(policy, [ChangeState(step)]), torch.no_grad():
+        real = run_policy(policy, FLOAT32, frames, entering)
+        inside = inside.step(to_images(frames), entering)
     for name in ("hidden_states", "log_probs", "values"):
         torch.testing.assert_close(getattr(inside, name), getattr(real, name), atol=1e-4,
                                    rtol=1e-4)
@@ -173,10 +175,13 @@ def test_random_directions_are_as_large_as_the_components():
 
 
 def test_the_size_of_an_alteration_is_in_standard_deviations():
-    change = MeasuredChange(lambda entering, leaving: leaving + torch.tensor([6.0, 4.0]),
-                            torch.tensor([2.0, 1.0]))
-    change(torch.zeros(3, 2), torch.ones(3, 2))
-    assert change.moved == pytest.approx(5)
+    policy = tiny_policy()
+    move = torch.tensor([6.0, 4.0, *62 * [0.0]])
+    std = torch.tensor([2.0, 1.0, *62 * [1.0]])
+    with patched(policy, [ChangeState(lambda entering, leaving: leaving + move)],
+                 {"hidden_state": std}) as scope, torch.no_grad():
+        policy.step(torch.rand(3, 64), torch.zeros(3, 64))
+    assert scope.moved_in_std() == pytest.approx(5)
 
 
 # What a run gives.
@@ -525,11 +530,13 @@ def compared(compared_and_drawn):
 def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
     levels = list(enumerate(EnvConfig("fruitbot", "easy").draw_levels(10, 3)))
     step = golden_projector().swapped_step([1], [None], "ica", "cpu")
-    for arm, change in (("unaltered", None), ("ic_1_to_None", step)):
-        episodes = sorted(play_episodes(load_agent(agent_path), FLOAT32,
-                                        EnvConfig("fruitbot", "easy"), levels, 3, 64,
-                                        alter_hidden=change, alter_from=1, keep_frames=False),
-                          key=lambda episode: episode.number)
+    policy = load_agent(agent_path)
+    for arm, patches in (("unaltered", []),
+                         ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
+        with patched(policy, patches):
+            episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"),
+                                            levels, 3, 64, keep_frames=False),
+                              key=lambda episode: episode.number)
         runs = compared.runs(arm)
         assert runs.starts.tolist() == [level for _, level in levels]
         assert runs.lengths.tolist() == [episode.length for episode in episodes]
