@@ -25,6 +25,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.progress import with_progress
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 
 def parser() -> Parser:
@@ -33,6 +34,7 @@ def parser() -> Parser:
     flags.add_argument("--num_episodes", type=count, default=1000,
                        help="levels to play, one episode each")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -53,18 +55,20 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
+    edit = cheese_region(config, args.cheese_region)
     policy = load_agent(args.model_file, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
     started = time.monotonic()
     episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
-                             args.greedy, keep_frames=False)
+                             args.greedy, keep_frames=False, edit=edit)
     result = evaluate(with_progress(episodes, len(levels), "episode"))
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
     if args.output:
         save_json(args.output, {
             "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
-            "env": vars(config), "seed": args.seed, "greedy": args.greedy,
+            "env": vars(config), **region_described(edit), "seed": args.seed,
+            "greedy": args.greedy,
             "precision": compute.precision, **dataclasses.asdict(result), "versions": versions()})
         print(f"wrote {args.output}")
 

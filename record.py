@@ -32,6 +32,7 @@ from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapCon
 from interventions.flags import add_alter_from_flag, add_swap_flags, directions_folder
 from interventions.scopes import patched
 from interventions.swaps import open_swap
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -44,6 +45,7 @@ def parser() -> Parser:
                        help="the recording is written to <logdir>/data/")
     flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--param_name", default="hard-rec-record",
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
@@ -85,6 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
+    edit = cheese_region(config, args.cheese_region)
     num_slots = load_agent_config(args.param_name).n_envs
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise()
@@ -97,7 +100,8 @@ def main(argv: list[str] | None = None) -> None:
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
-        "env": vars(config), "seed": args.seed, "precision": compute.precision,
+        "env": vars(config), **region_described(edit), "seed": args.seed,
+        "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
@@ -113,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
     patches = [swap.patch] if swap else []
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise)
+                             alter_logits=noise, edit=edit)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:

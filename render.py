@@ -25,6 +25,7 @@ from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
@@ -43,6 +44,7 @@ def parser() -> Parser:
     flags.add_argument("--exp_name", type=folder_name, default="render",
                        help="name of the default video folder")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     add_compute_flags(flags)
     add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints", "num_threads"))
@@ -55,15 +57,16 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     config = env_config(args)
+    edit = cheese_region(config, args.cheese_region)
     policy = load_agent(args.model_file, compute.device)
     folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
     save_json(folder / "rendering.json", {
         "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
-        "env": vars(config), "seed": args.seed, "tps": args.tps, "precision": compute.precision,
-        "versions": versions()})
+        "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
+        "precision": compute.precision, "versions": versions()})
     levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
     for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
-                                 person_view=True):
+                                 person_view=True, edit=edit):
         views = {"person": episode.person_views,
                  "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
                            for frame in episode.frames)}

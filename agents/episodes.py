@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agents.acting import draw_actions, run_policy
 from common.devices import Compute
-from common.env import EnvConfig, LevelSlots
+from common.env import EnvConfig, LevelEdit, LevelSlots
 from common.networks import Policy, PolicyOutput
 from interventions.patch import Rows
 from interventions.scopes import rows_of_pass
@@ -92,7 +92,8 @@ class _OpenEpisode:
 def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
                   greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
-                  keep_frames: bool = True, person_view: bool = False) -> Iterator[Episode]:
+                  keep_frames: bool = True, person_view: bool = False,
+                  edit: LevelEdit | None = None) -> Iterator[Episode]:
     """Play one episode on each level and yield them as they end.
 
     Args:
@@ -106,10 +107,11 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         alter_logits: optional map of the policy's logits (N, A) to those actions are drawn from.
         keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
         person_view: whether to keep the 512-pixel view: 0.8 MB a step and episode at a time.
+        edit: optional edit of every level before it is played.
     """
     frames_a_pass = min(FRAMES_A_PASS, num_slots)
     num_slots = min(num_slots, len(levels))
-    slots = LevelSlots(config, num_slots, person_view)
+    slots = LevelSlots(config, num_slots, person_view, edit)
     initial = policy.initial_states(1)[0]  # (D,)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = iter(levels)
