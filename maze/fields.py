@@ -6,6 +6,7 @@ A killed run goes on after its last field; more levels and arms can be added to 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +22,22 @@ from common.cli import (
     whole,
 )
 from common.devices import resolve_compute
+from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from interventions.flags import add_patch_flags, patch_arms
+from interventions.flags import add_patch_flags, asked_arms, open_arm
+from interventions.layers import layers_named
 from maze.field.arms import (
     Look,
     draw_arm,
     fields_of_arm,
     kind_of,
+    moved_table,
     outcome_table,
     over_arms,
     over_checkpoints,
     over_cheese,
+    reference_pictures,
 )
 from maze.field.fields import MEMORIES, START
 from maze.field.files import UNPATCHED, FieldsFolder
@@ -40,7 +45,7 @@ from maze.field.plots import Style, write_film
 from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
-from maze.level.state import WORLD_DIMS, MazeState
+from maze.level.state import GAME, WORLD_DIMS, MazeState
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -84,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     levels = by_name(levels_of(args))
-    arms = {UNPATCHED: (), **patch_arms(args)}
+    arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
     if COEFFICIENTS in args.films and len(arms) < 3:
         raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
                         "of coefficients")
@@ -101,11 +106,22 @@ def main(argv: list[str] | None = None) -> None:
         "components": args.components, "margin": args.margin, "precision": compute.precision,
         "versions": versions()}, args.overwrite)
     look = Look(policy, compute, facings, args.memory)
-    found = {arm: fields_of_arm(folder, arm, patches, levels, look)
-             for arm, patches in arms.items()}
-
-    table = outcome_table(found, levels, args.region)
-    folder.save_table(table)
+    env = EnvConfig(GAME, args.distribution_mode, use_backgrounds=args.use_backgrounds)
+    reference = functools.cache(functools.partial(
+        reference_pictures, args.distribution_mode, args.use_backgrounds,
+        {state.level_seed for state in levels.values()}))
+    found, moved = {}, []
+    for name, arm in arms.items():
+        opened = open_arm(arm, args, policy, env, reference)
+        std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
+               for patch in opened.patches for layer in layers_named(policy, patch.layer)}
+        folder.add_arm(name, opened.metadata)
+        found[name], sizes = fields_of_arm(folder, name, opened.patches, levels, look, std)
+        moved += sizes
+    table, sizes = outcome_table(found, levels, args.region), moved_table(moved)
+    folder.save_tables(table, sizes)
+    for row in sizes[sizes["pictures"] == 0].itertuples():
+        print(f"{row.arm}: the patch at {row.layer} was never in force")
     style = Style(args.components, args.margin)
     drawn = list(levels)[:args.num_pictures]
     views = dict(zip(drawn, draw([levels[name] for name in drawn], person_view=True)))

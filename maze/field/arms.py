@@ -6,29 +6,32 @@ What is on disk already is read; what is not is computed and written.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from common.agent_file import load_agent
 from common.devices import Compute
+from common.env import EnvConfig
 from common.errors import UserError
 from common.networks import Policy
 from common.progress import with_progress
 from interventions.patch import Patch
-from interventions.scopes import patched
+from interventions.reference import ReferenceSet
+from interventions.scopes import Size, patched
 from maze.field.decisions import outcomes
 from maze.field.differences import difference
-from maze.field.fields import NO_MEMORY, WALKED, Field, vector_field
+from maze.field.fields import NO_MEMORY, WALKED, Field, frame_source, vector_field
 from maze.field.files import UNPATCHED, FieldsFolder, load_field, save_field
 from maze.field.plots import Panel, Style, compared, field_figure, plot_fields, plot_maps
 from maze.field.reaching import Chain, path_probability
-from maze.level.environment import draw
+from maze.level.environment import draw, stock_state
 from maze.level.grid import Grid
-from maze.level.state import MazeState
+from maze.level.state import GAME, MazeState
 
 Fields = tuple[Field, ...]
 """Of one level, one a facing."""
@@ -56,34 +59,84 @@ class Look:
     facings: tuple[int, ...]
     memory: str
 
-    def at(self, state: MazeState) -> Fields:
-        """The fields of a level."""
-        return tuple(vector_field(self.policy, self.compute, state, facing=facing,
-                                  memory=self.memory) for facing in self.facings)
+    def at(self, state: MazeState, facing: int | None = None) -> Field:
+        """The field of a level; of the first facing if none is given."""
+        return vector_field(self.policy, self.compute, state, memory=self.memory,
+                            facing=self.facings[0] if facing is None else facing)
+
+
+def reference_pictures(distribution_mode: str, use_backgrounds: bool, without: Collection[int],
+                       size: int, seed: int) -> ReferenceSet:
+    """Pictures of random levels, with the mouse on a random free square.
+
+    Args:
+        without: level seeds that are measured, of which none is used.
+    """
+    config = EnvConfig(GAME, distribution_mode, use_backgrounds=use_backgrounds)
+    seeds = [number for number in config.draw_levels(size + len(without), seed)
+             if number not in without][:size]
+    rng = np.random.default_rng(seed)
+    frames = []
+    for number in seeds:
+        state = stock_state(distribution_mode, number, use_backgrounds)
+        square = rng.permutation(state.grid.squares(without_cheese=True))[:1]
+        frames.append(frame_source(state)(square, np.zeros(1, np.int64))[0])
+    return ReferenceSet(np.stack(frames), description={
+        "of": "levels that are not measured, the mouse anywhere", "seed": seed})
 
 
 def fields_of_arm(folder: FieldsFolder, arm: str, patches: Sequence[Patch],
-                  levels: Mapping[str, MazeState], look: Look) -> dict[str, Fields]:
+                  levels: Mapping[str, MazeState], look: Look, std: Mapping[str, Tensor]
+                  ) -> tuple[dict[str, Fields], list[dict]]:
     """The fields of an arm by level, those of them that the folder lacks being computed.
 
+    Args:
+        patches: opened for the agent.
+        std: standard deviations of the patched layers' units, in which it is measured how far the
+            patches move them.
+
+    Returns:
+        The fields, and how far the patches moved their outputs, for :func:`moved_table`.
+
     Raises:
-        UserError: if the folder has another level of the same name, or other patches.
+        UserError: if the folder has another level of the same name.
     """
-    folder.add_arm(arm, [str(patch) for patch in patches])
-    found = {}
+    found, moved = {}, []
     for name, state in with_progress(levels.items(), len(levels), "level"):
-        files = [folder.field_file(arm, name, facing, len(look.facings) > 1)
-                 for facing in look.facings]
-        if not all(path.exists() for path in files):
-            with patched(look.policy, patches):
-                for path, field in zip(files, look.at(state)):
-                    save_field(path, field)
-        found[name] = tuple(load_field(path) for path in files)
-        if found[name][0].grid.to_rows() != state.grid.to_rows():
-            raise UserError(f"{files[0]} is of another level than the one of seed "
-                            f"{state.level_seed} asked for; choose another --output_dir, or give "
-                            "--overwrite")
-    return found
+        sides = []
+        for facing in look.facings:
+            path = folder.field_file(arm, name, facing, len(look.facings) > 1)
+            if not path.exists():
+                with patched(look.policy, patches, std) as scope:
+                    field = look.at(state, facing)
+                save_field(path, field, scope.moved())
+            field, sizes = load_field(path)
+            if field.grid.to_rows() != state.grid.to_rows():
+                raise UserError(f"{path} is of another level than the one of seed "
+                                f"{state.level_seed} that is asked for; choose another "
+                                "--output_dir, or give --overwrite")
+            sides.append(field)
+            moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
+                      for number, size in enumerate(sizes)]
+        found[name] = tuple(sides)
+    return found, moved
+
+
+def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
+    """A row for each patch of an arm: how far it moved its output, as means over all pictures.
+
+    Args:
+        moved: from :func:`fields_of_arm`.
+    """
+    sizes = [field.name for field in dataclasses.fields(Size)]
+    table = pd.DataFrame(moved, columns=["arm", "patch", *sizes])
+    rows = []
+    for key, part in table.groupby(["arm", "patch", "layer"], sort=False):
+        total = part["pictures"].sum()
+        means = {name: (part[name] * part["pictures"]).sum() / max(total, 1)
+                 for name in ("in_std", "norm", "relative")}
+        rows.append({**dict(zip(("arm", "patch", "layer"), key)), "pictures": total, **means})
+    return pd.DataFrame(rows, columns=table.columns)
 
 
 def outcome_table(found: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
@@ -155,7 +208,7 @@ def over_checkpoints(files: Sequence[Path], state: MazeState, look: Look, view: 
                      style: Style) -> Iterator[Figure]:
     """A level's field by each of several agent files."""
     for path in files:
-        field = dataclasses.replace(look, policy=load_agent(path, look.compute.device)).at(state)[0]
+        field = dataclasses.replace(look, policy=load_agent(path, look.compute.device)).at(state)
         yield field_figure([Panel(path.stem, state.grid, field, view)], style)
 
 
@@ -164,5 +217,5 @@ def over_cheese(state: MazeState, look: Look, style: Style) -> Iterator[Figure]:
     for square in state.grid.squares():
         if square != state.grid.mouse:
             moved = state.with_cheese(square)
-            yield field_figure([Panel(f"cheese at {square}", moved.grid, look.at(moved)[0],
+            yield field_figure([Panel(f"cheese at {square}", moved.grid, look.at(moved),
                                       draw([moved], person_view=True)[0])], style)

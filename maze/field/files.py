@@ -4,6 +4,7 @@ Layout::
 
     settings.json                       what made the fields
     differences.csv                     a row for each arm and level: outcomes, see decisions.py
+    moved.csv                           a row for each patch of an arm: how far it moved its output
     <arm>/patches.json                  the patches of the arm, as they are written down
     <arm>/field_<level>.npz             the field of a level; level is its seed
     <arm>/field_<level>_facing_1.npz    the same with the mouse facing the other way, if asked for
@@ -14,25 +15,28 @@ Layout::
 An ``.npz`` file has ``squares`` (n, 2) int16, inner row and column; ``log_probs`` (n, 15),
 ``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
 top to bottom, a text a row as in a level file, with the mouse where the episode starts;
-``maze_dim``, ``level_facing`` (at the episode's start), ``facing`` and ``memory`` (of the field).
+``maze_dim``, ``level_facing`` (at the episode's start), ``facing`` and ``memory`` (of the field);
+``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), how far each patch
+moved an output.
 
 Files appear whole under their names, so what is there is done.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from common.description import open_described_folder
+from common.description import first_difference, open_described_folder
 from common.errors import UserError
 from common.files import atomic_path, read_arrays, read_json, save_json
 from common.game_constants import NUM_ACTIONS
 from common.locks import FolderLock
 from common.tables import read_table
+from interventions.scopes import Size
 from maze.field.decisions import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD
 from maze.field.fields import MEMORIES, NO_MEMORY, Field
 from maze.level.grid import Grid
@@ -43,22 +47,31 @@ OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
 _COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,
             **dict.fromkeys((*OUTCOMES, "facing_variation"), float)}
 _ARRAYS = {"squares": 2, "log_probs": 2, "probs": 2, "values": 1, "rows": 1, "maze_dim": 0,
-           "level_facing": 0, "facing": 0, "memory": 0}  # dimensions
+           "level_facing": 0, "facing": 0, "memory": 0, "moved_layers": 1,
+           "moved": 2}  # dimensions
+_MOVED = ("pictures", "in_std", "norm", "relative")  # of a Size
 
 
-def save_field(path: Path, field: Field) -> None:
-    """Write a field, atomically."""
+def save_field(path: Path, field: Field, moved: Sequence[Size] = ()) -> None:
+    """Write a field, atomically.
+
+    Args:
+        moved: how far each patch moved an output, from ``Scope.moved``.
+    """
     grid = field.grid
     with atomic_path(path) as temporary:
         np.savez(temporary, squares=(field.squares - grid.margin).astype(np.int16),
                  log_probs=field.log_probs.astype(np.float32),
                  probs=field.probs.astype(np.float32), values=field.values.astype(np.float32),
                  rows=np.array(grid.to_rows()), maze_dim=grid.maze_dim, level_facing=grid.facing,
-                 facing=field.facing, memory=field.memory)
+                 facing=field.facing, memory=field.memory,
+                 moved_layers=np.array([size.layer for size in moved], np.str_),
+                 moved=np.array([[getattr(size, name) for name in _MOVED] for size in moved],
+                                np.float64).reshape(-1, len(_MOVED)))
 
 
-def load_field(path: Path) -> Field:
-    """Read a field.
+def load_field(path: Path) -> tuple[Field, list[Size]]:
+    """Read a field, and how far each patch moved an output.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -80,9 +93,11 @@ def load_field(path: Path) -> Field:
                 or not np.isfinite(field.values).all() or np.isnan(field.log_probs).any()
                 or len(free & {tuple(square) for square in field.squares.tolist()}) != num):
             raise UserError("its arrays do not fit each other")
-    except (UserError, ValueError) as error:
+        moved = [Size(str(layer), int(pictures), *sizes) for layer, (pictures, *sizes) in zip(
+            arrays["moved_layers"], arrays["moved"].tolist(), strict=True)]
+    except (UserError, ValueError, TypeError) as error:
         raise UserError(f"the field {path} is damaged: {error}") from None
-    return field
+    return field, moved
 
 
 class FieldsFolder:
@@ -95,6 +110,7 @@ class FieldsFolder:
     def __init__(self, path: Path):
         self.path = Path(path)
         self.table_file = self.path / "differences.csv"
+        self.moved_file = self.path / "moved.csv"
         self._lock: FolderLock | None = None
 
     def open(self, description: dict, overwrite: bool) -> None:
@@ -109,27 +125,28 @@ class FieldsFolder:
         """
         self._lock = open_described_folder(
             self.path / "settings.json", description,
-            ("settings.json", self.table_file.name, "*/patches.json", "*/field_*.npz",
-             "*/field_*.png", "*/maps_*.png", f"{FILMS}/*.mp4"),
-            "fields", "--output_dir", overwrite, informative=("versions", "agent_file", "arms"))
-        self.table_file.unlink(missing_ok=True)
+            ("settings.json", self.table_file.name, self.moved_file.name, "*/patches.json",
+             "*/field_*.npz", "*/field_*.png", "*/maps_*.png", f"{FILMS}/*.mp4"),
+            "fields", "--output_dir", overwrite, informative=("versions", "agent_file"))
+        for path in (self.table_file, self.moved_file):
+            path.unlink(missing_ok=True)
 
-    def add_arm(self, arm: str, patches: list) -> None:
+    def add_arm(self, arm: str, patches: dict) -> None:
         """Say what an arm is, before its fields are added.
 
         Args:
-            patches: as they are written down.
+            patches: ``OpenedPatches.metadata``.
 
         Raises:
             UserError: if there is an arm of this name with other patches.
         """
         path = self.path / arm / "patches.json"
         if path.exists():
-            if read_json(path) != {"patches": json.loads(json.dumps(patches))}:
+            if first_difference(read_json(path), patches, ()):
                 raise UserError(f"{path.parent} holds fields with other patches; give the arm "
                                 "another name, choose another --output_dir, or give --overwrite")
         else:
-            save_json(path, {"patches": patches})
+            save_json(path, patches)
 
     def field_file(self, arm: str, level: str, facing: int = 0, several: bool = False) -> Path:
         """The file of a field.
@@ -149,15 +166,16 @@ class FieldsFolder:
     def film_file(self, name: str, level: str) -> Path:
         return self.path / FILMS / f"{name}_{level}.mp4"
 
-    def save_table(self, table: pd.DataFrame) -> None:
-        """Write ``differences.csv``.
+    def save_tables(self, table: pd.DataFrame, moved: pd.DataFrame) -> None:
+        """Write ``moved.csv`` and then ``differences.csv``.
 
         Raises:
             UserError: if the folder was deleted.
         """
         self._lock.check()
-        with atomic_path(self.table_file) as temporary:
-            table[list(_COLUMNS)].to_csv(temporary, index=False, float_format="%.6g")
+        for path, content in ((self.moved_file, moved), (self.table_file, table[list(_COLUMNS)])):
+            with atomic_path(path) as temporary:
+                content.to_csv(temporary, index=False, float_format="%.6g")
 
     def table(self) -> pd.DataFrame:
         """The outcomes of every arm and level; those that a level does not have are missing.

@@ -28,7 +28,7 @@ from maze.level.grid import CHEESE, FREE, Grid, Square
 PANEL_INCHES = 4.2
 FILM_FRAMES_PER_SECOND = 4
 _CELL_COLOURS = ListedColormap(("#7A6A58", "#161616", ORANGE))  # wall, free, cheese
-_WIDTH = 0.005  # of an arrow, in widths of a picture of a maze of 25 x 25 squares
+_WIDTH = 0.005  # of an arrow, in widths of a picture of 25 x 25 squares
 _LENGTH = 0.9  # of an arrow of probability 1, in squares
 _SHORTEST = 0.05  # arrows below show no direction
 
@@ -147,7 +147,7 @@ def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None, style: Style) -
         axes.imshow(contents[::-1], extent=(0, side, 0, side), cmap=_CELL_COLOURS, vmin=0, vmax=2,
                     interpolation="nearest", zorder=0)
         axes.plot(grid.mouse.column + 0.5, grid.mouse.row + 0.5, "o", color="white",
-                  markersize=60 / grid.maze_dim, zorder=2)
+                  markersize=100 / _shown_side(grid, style), zorder=2)
     else:
         axes.imshow(view, extent=(0, side, 0, side), zorder=0)
     _frame(axes, grid, style)
@@ -155,11 +155,16 @@ def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None, style: Style) -
 
 def _frame(axes: Axes, grid: Grid, style: Style) -> None:
     """Show the world, or the maze alone."""
-    begin = 0 if style.margin else grid.margin
+    begin = (grid.world_dim - _shown_side(grid, style)) / 2
     axes.set_xlim(begin, grid.world_dim - begin)
     axes.set_ylim(begin, grid.world_dim - begin)
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def _shown_side(grid: Grid, style: Style) -> int:
+    """Squares along a side of the picture."""
+    return grid.world_dim if style.margin else grid.maze_dim
 
 
 def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
@@ -171,12 +176,12 @@ def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
     # Procgen's floor is black: light colours are seen on it.
     colour = SKY_BLUE if isinstance(shown, Difference) else YELLOW
     axes.quiver(x, y, right, up, color=colour, angles="xy", scale_units="xy", scale=1 / _LENGTH,
-                units="width", width=_WIDTH * 25 / panel.grid.maze_dim, zorder=3)
+                units="width", width=_WIDTH * 25 / _shown_side(panel.grid, style), zorder=3)
 
 
 def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
     """A ring at the decision square of a fork, crosses at the marked squares."""
-    size = 260 / grid.maze_dim * (grid.maze_dim / grid.world_dim if style.margin else 1)
+    size = 260 / _shown_side(grid, style)
     with contextlib.suppress(UserError):  # only a fork has one
         square = grid.decision_square()
         axes.plot(square.column + 0.5, square.row + 0.5, "o", markerfacecolor="none",
