@@ -35,7 +35,7 @@ from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import SamplingPlan
-from interventions.alterations import UNALTERED, Runner, all_alterations, change_of
+from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
@@ -45,6 +45,7 @@ from interventions.flags import (
     add_direction_ids_flag,
     directions_folder,
 )
+from interventions.layers import STATE
 from interventions.projector import Projector
 from interventions.results import write_results
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
@@ -112,7 +113,9 @@ def main(argv: list[str] | None = None) -> None:
         parameters.get(DirectionFilesConfig).num_episodes)
     alterations = all_alterations(parameters.get(DirectionsConfig).ids(), args.swaps,
                                   args.num_controls)
-    changes = {each.arm.name: change_of(each, projector, compute) for each in alterations}
+    from_step = 0 if args.in_simulator else args.alter_from_step
+    patches = {each.arm.name: [patch_of(each, projector, compute, from_step)]
+               for each in alterations}
 
     if args.in_simulator:
         run, description = in_simulator(args, parameters, compute)
@@ -129,11 +132,11 @@ def main(argv: list[str] | None = None) -> None:
                  for each in alterations}}, args.overwrite)
 
     begin = time.perf_counter()
-    for number, (arm, change) in enumerate({UNALTERED: None, **changes}.items()):
+    for number, (arm, of_arm) in enumerate({UNALTERED: [], **patches}.items()):
         if not folder.has(arm):
             started = time.perf_counter()
-            folder.add(arm, run(change))
-            print(f"{arm} ({number} of {len(changes)} alterations): "
+            folder.add(arm, run(of_arm, {STATE: projector.std}))
+            print(f"{arm} ({number} of {len(patches)} alterations): "
                   f"{time.perf_counter() - started:.1f} s", flush=True)
     print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
 
@@ -160,8 +163,7 @@ def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute) -> tu
     env = env_config(args) if args.training_levels else env_config(args).unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
     edit = cheese_region(env, args.cheese_region)
-    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, args.alter_from_step,
-                      edit)
+    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit)
     return run, {"where": "real levels", "env": vars(env), **region_described(edit),
                  "from_step": args.alter_from_step}
 

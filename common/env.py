@@ -250,6 +250,10 @@ class LevelSlots:
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
+    def state(self, slot: int) -> bytes | None:
+        """The state of a slot's level; None at the end."""
+        return None if self._envs[slot] is None else self._envs[slot].state_of(0)
+
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:

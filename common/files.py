@@ -387,6 +387,28 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
         raise UserError(f"{path} is damaged or does not fit into memory: {reason}") from None
 
 
+def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
+    """Read a ``.npz`` file of ``np.savez``: arrays of numbers and of text, by name.
+
+    Args:
+        what: kind of file, for messages.
+
+    Raises:
+        UserError: if the file is missing, damaged, compressed or holds something else.
+    """
+    content = read_bytes(path, what)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if archive.testzip() or any(entry.compress_type or entry.file_size > len(content)
+                                        for entry in archive.infolist()):
+                raise ValueError("an entry is damaged or compressed")
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # almost anything, on a file of another kind
+        raise UserError(f"the {what} {path} is truncated or no .npz file of arrays "
+                        f"({type(error).__name__})") from None
+
+
 def sha256(path: Path) -> str:
     """Checksum of a file's contents."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
