@@ -24,6 +24,8 @@ from common.networks import (
     build_policy,
     to_images,
 )
+from interventions.patches import ChangeState
+from interventions.scopes import patched
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,8 @@ def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, 
 def test_altering_the_state_of_a_feed_forward_agent_alters_what_it_does():
     policy = tiny_policy(recurrent=False)
     embeddings, entering = policy.embed(torch.rand(2, 3, 64, 64)), torch.randn(2, 256)
-    altered = policy.step(embeddings, entering, lambda before, after: after + 2 * before)
+    with patched(policy, [ChangeState(lambda before, after: after + 2 * before)]):
+        altered = policy.step(embeddings, entering)
     assert torch.equal(altered.hidden_states, embeddings + 2 * entering)
     assert torch.equal(altered.logits, policy.fc_policy(altered.hidden_states))
     assert torch.equal(altered.values, policy.fc_value(altered.hidden_states).squeeze(-1))
