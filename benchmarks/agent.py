@@ -131,7 +131,8 @@ def measure_kickstarting() -> None:
 
 def measure_edits() -> None:
     """The time of moving the cheese of every new level, as a share of that of training."""
-    worlds = [ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit) for edit in (None, CheeseRegion(5))]
+    worlds = [ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit)
+              for edit in (None, CheeseRegion(5))]
     times = []
     for _ in range(20):  # nobody acts, so all levels stay new, and each look edits them again
         for world in worlds:

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.errors import UserError
 from common.progress import with_progress
-from common.rollout_files import RolloutFolder
+from common.rollout_files import POSITION_COLUMNS, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +69,8 @@ class RecordedSteps:
         rewarded: whether any step of the episode brought a reward above 0.
         reward: of this step.
         episode: its number.
+        positions: of the player in cells, by the names of their columns; empty where they were not
+            recorded. That of the last step, which is not known, is the one before it.
     """
 
     entropy: np.ndarray
@@ -81,6 +83,7 @@ class RecordedSteps:
     rewarded: np.ndarray
     reward: np.ndarray
     episode: np.ndarray
+    positions: dict[str, np.ndarray]
 
 
 def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
@@ -108,7 +111,9 @@ def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
         part=position / np.maximum(np.repeat(lengths, lengths) - 1, 1),
         done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
         rewarded=np.repeat(rewarded, lengths), reward=reward,
-        episode=np.repeat(np.arange(num_episodes), lengths))
+        episode=np.repeat(np.arange(num_episodes), lengths),
+        positions={name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS
+                   if name in steps})
 
 
 def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
