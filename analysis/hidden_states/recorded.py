@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 
 from common.errors import UserError
 from common.progress import with_progress
@@ -112,8 +113,23 @@ def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
         done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
         rewarded=np.repeat(rewarded, lengths), reward=reward,
         episode=np.repeat(np.arange(num_episodes), lengths),
-        positions={name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS
-                   if name in steps})
+        positions=_positions(steps))
+
+
+def recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
+    """``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing or damaged.
+    """
+    if not folder.description().get("positions"):
+        return {}
+    check_episodes(folder, num_episodes)
+    return _positions(folder.all_steps(range(num_episodes)))
+
+
+def _positions(steps: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS if name in steps}
 
 
 def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
