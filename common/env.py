@@ -260,6 +260,14 @@ class LevelSlots:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]
 
+    def position(self, slot: int) -> tuple[float, float]:
+        """Where the player is, in cells: x to the right and y upwards from the lower left corner
+        of the level. NaN at the end."""
+        if self._envs[slot] is None:
+            return np.nan, np.nan
+        player = LevelState.parse(self._envs[slot].state_of(0)).player
+        return player["x"], player["y"]
+
     def stop(self, slot: int) -> None:
         """Free a slot's environment."""
         if self._envs[slot] is not None:
