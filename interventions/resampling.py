@@ -77,8 +77,8 @@ class Target:
         same: of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each picture has
             sources of its own.
         other: of those with another, as many.
-        measure: activations of the pictures to go on with (B, C, H, W) to the outcomes (M,) of
-            the level, such as by ``HalfPass.rest``.
+        measure: activations to go on with (k, B, C, H, W) to the level's outcomes with each
+            source (k, M), such as by ``HalfPass.rest``.
     """
 
     level: int
@@ -89,8 +89,8 @@ class Target:
 
 
 def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
-              draw: Literal["joint", "channel"], rng: np.random.Generator) -> Iterable[Tensor]:
-    """A target's activations with channels taken from sources, one tensor for each of k draws.
+              draw: Literal["joint", "channel"], rng: np.random.Generator) -> Tensor:
+    """A target's activations with channels taken from k sources.
 
     Args:
         activations: (B, C, H, W); not written to.
@@ -98,16 +98,19 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
         channels: K.
         draw: "joint": in draw i all channels are those of source i; "channel": each channel
             meets the sources in a random order of its own.
+
+    Returns:
+        (k, B, C, H, W).
     """
     num = len(sources)
     order = np.tile(np.arange(num)[:, None], len(channels))  # (k, K)
     if draw == "channel":
         order = rng.permuted(order, axis=0)
-    for of_draw in order:
-        taken = activations.clone()
-        for channel, source in zip(channels, of_draw):
-            taken[:, channel] = sources[source].select(-3, channel)
-        yield taken
+    taken = activations.repeat(num, 1, 1, 1, 1)
+    for channel, of_channel in zip(channels, torch.as_tensor(order).T):
+        given = sources[of_channel].select(-3, channel)  # (k, H, W), or (k, B, H, W)
+        taken[:, :, channel] = given if given.ndim == 4 else given[:, None]
+    return taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +277,8 @@ def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence
         for feature, sources in ((SAME, target.same), (OTHER, target.other)):
             for number, one in enumerate(every):
                 rng = np.random.default_rng([seed, place, number])
-                found[feature][number, place] = np.mean(
-                    [target.measure(taken) for taken in resampled(
-                        target.activations, sources, one.tolist(), draw, rng)], axis=0)
+                found[feature][number, place] = target.measure(resampled(
+                    target.activations, sources, one.tolist(), draw, rng)).mean(axis=0)
     return Scrubbing(tuple(outcomes), np.array([target.level for target in targets]),
                      {feature: values[0] for feature, values in found.items()},
                      {feature: values[1:] for feature, values in found.items()}, sets)
