@@ -55,11 +55,12 @@ def log_prob_of(action: int) -> Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """The pictures that a scan looks at.
+    """The pictures that a scan looks at, and what it measures there.
 
     Attributes:
         frames: uint8 (N, H, W, 3).
         levels: seed of each one's level, int64 (N,).
+        outcome: read off each pass.
         paired: for ``interchange`` the picture that each takes its entries from, uint8
             (N, H, W, 3).
         entering: hidden states that enter, for both pictures of a pair (N, D); None for those of
@@ -68,6 +69,7 @@ class Pictures:
 
     frames: np.ndarray
     levels: np.ndarray
+    outcome: Outcome
     paired: np.ndarray | None = None
     entering: Tensor | None = None
 
@@ -190,7 +192,7 @@ class Scan:
 
 
 def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pictures,
-         outcome: Outcome, kind: Literal["zero", "mean", "interchange"] = "zero",
+         kind: Literal["zero", "mean", "interchange"] = "zero",
          reference: ReferenceSet | None = None,
          over: Literal["cells", "channels"] = "cells") -> Scan:
     """Patch each part in each picture, and measure the outcome.
@@ -222,13 +224,13 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pict
                     with outside_scopes(policy):
                         put = cut.begin(pictures.paired[chosen], entering).activations
                 source = put.to(half.activations).expand_as(half.activations)
-                before = _numbers(outcome(half.rest(), chosen))
+                before = _numbers(pictures.outcome(half.rest(), chosen))
                 unpatched[chosen] = before
                 at_a_time = max(1, PASSES_AT_A_TIME // len(chosen))
                 for first in range(0, len(members), at_a_time):
                     some = members[first:first + at_a_time]
                     after, sizes = _patched(half, source, [parts[place] for place in some],
-                                            outcome, chosen)
+                                            pictures.outcome, chosen)
                     effects[np.ix_(some, chosen)] = after - before
                     norms[np.ix_(some, chosen)] = sizes
                     progress.update(progress.done + after.size)
@@ -236,7 +238,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pict
 
 
 def choose_and_report(policy: Policy, compute: Compute, parts: Sequence[Part], choosing: Pictures,
-                      reporting: Pictures, outcome: Outcome, number: int, seed: int,
+                      reporting: Pictures, number: int, seed: int,
                       **how) -> tuple[Scan, pd.DataFrame]:
     """Choose the parts of the strongest effect on some levels, and report them on others.
 
@@ -257,8 +259,8 @@ def choose_and_report(policy: Policy, compute: Compute, parts: Sequence[Part], c
         raise UserError(f"{len(both)} levels are in both sets, such as {both[0]}; choose parts on "
                         "other levels than those they are reported on")
     check_starts(len(np.unique(reporting.levels)))
-    first = scan(policy, compute, parts, choosing, outcome, **how)
-    second = scan(policy, compute, first.strongest(number), reporting, outcome, **how)
+    first = scan(policy, compute, parts, choosing, **how)
+    second = scan(policy, compute, first.strongest(number), reporting, **how)
     return first, second.report(seed)
 
 

@@ -17,6 +17,7 @@ from interventions.resumed import CutPass
 from interventions.scan import (
     Part,
     Pictures,
+    Scan,
     choose_and_report,
     entropy,
     log_prob_of,
@@ -118,8 +119,8 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
     reference = ReferenceSet(random_frames(6, 2))
     parts = [Part(LAYER, 3), Part("embedder.fc", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
              Part("embedder.block1.res1.conv1", 4, (0, 31))]
-    pictures = Pictures(frames, np.arange(5), paired, entering)
-    found = scan(policy, FLOAT32, parts, pictures, log_prob_of(4), kind, reference, over)
+    pictures = Pictures(frames, np.arange(5), log_prob_of(4), paired, entering)
+    found = scan(policy, FLOAT32, parts, pictures, kind, reference, over)
     full = run_policy(policy, FLOAT32, frames, entering).log_probs[:, 4].numpy()
     np.testing.assert_allclose(found.unpatched, full, atol=1e-5)
     for part, effects, norms in zip(parts, found.effects, found.norms):
@@ -142,53 +143,52 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
 
 
 def test_many_pictures_are_scanned_in_pieces(monkeypatch):
-    policy, pictures = tiny_policy(), Pictures(random_frames(7), np.arange(7))
+    policy, pictures = tiny_policy(), Pictures(random_frames(7), np.arange(7), entropy)
     parts = parts_of(policy, ["embedder.block3"], "channel")[:5]
-    whole = scan(policy, FLOAT32, parts, pictures, entropy)
+    whole = scan(policy, FLOAT32, parts, pictures)
     monkeypatch.setattr("interventions.scan.PASSES_AT_A_TIME", 3)
-    pieces = scan(policy, FLOAT32, parts, pictures, entropy)
+    pieces = scan(policy, FLOAT32, parts, pictures)
     np.testing.assert_allclose(pieces.effects, whole.effects, atol=1e-5)
     np.testing.assert_allclose(pieces.unpatched, whole.unpatched, atol=1e-5)
 
 
-def test_the_report_has_the_unit_of_the_level(monkeypatch):
+def test_the_report_has_the_unit_of_the_level():
     """Two pictures a level, of opposite effects, say nothing; one of a kind does."""
-    policy = tiny_policy()
-    found = scan(policy, FLOAT32, [Part(LAYER, 0), Part(LAYER, 1)],
-                 Pictures(random_frames(2), np.arange(2)), value)
+    parts = [Part(LAYER, 0), Part(LAYER, 1)]
     rng = np.random.default_rng(0)
     levels = np.repeat(np.arange(12), 2)
     effects = np.stack([np.tile([1.0, -1.0], 12), np.full(24, 0.5)])
     effects += 0.01 * rng.normal(size=effects.shape)
-    table = type(found)(found.parts, levels, np.zeros(24), effects, effects).report(0)
+    table = Scan(parts, levels, np.zeros(24), effects, effects).report(0)
     assert table["p"][0] > 0.05 > 0.001 > table["p_holm"][1]
     assert table["low_95"][0] < 0 < table["high_95"][0] < 0.1 < 0.4 < table["low_95"][1]
     assert table["rank"].tolist() == [2, 1] and (table["num_levels"] == 12).all()
 
 
 def test_parts_that_a_policy_does_not_have_are_refused():
-    policy, pictures = tiny_policy(), Pictures(random_frames(2), np.arange(2))
+    policy, pictures = tiny_policy(), Pictures(random_frames(2), np.arange(2), value)
     for part, message in ((Part("embedder.block4"), "no layer"), (Part(LAYER, 32), "0 to 31"),
                           (Part(LAYER, None, (16, 0)), "no cell 16.0"),
                           (Part("embedder.fc", 0, (0, 0)), "has no cells")):
         with pytest.raises(UserError, match=message):
-            scan(policy, FLOAT32, [part], pictures, value)
+            scan(policy, FLOAT32, [part], pictures)
     with pytest.raises(UserError, match="has no cells"):
         parts_of(policy, ["gru"], "cell")
     with pytest.raises(UserError, match="no GRU"):
         parts_of(tiny_policy(recurrent=False), ["gru"], "channel")
     for kind, message in (("interchange", "paired picture"), ("mean", "reference set")):
         with pytest.raises(UserError, match=message):
-            scan(policy, FLOAT32, [Part(LAYER)], pictures, value, kind)
+            scan(policy, FLOAT32, [Part(LAYER)], pictures, kind)
     with pytest.raises(UserError, match="at least one part"):
-        scan(policy, FLOAT32, [], pictures, value)
+        scan(policy, FLOAT32, [], pictures)
     with pytest.raises(UserError, match="a level each"):
-        scan(policy, FLOAT32, [Part(LAYER)], Pictures(random_frames(2), np.arange(3)), value)
-    many = Pictures(random_frames(10), np.arange(10))
+        scan(policy, FLOAT32, [Part(LAYER)], Pictures(random_frames(2), np.arange(3), value))
+    many = Pictures(random_frames(10), np.arange(10), value)
     for reporting, message in ((many, "in both sets"), (pictures, "in both sets"),
-                               (Pictures(random_frames(9), np.arange(20, 29)), "at least 10")):
+                               (Pictures(random_frames(9), np.arange(20, 29), value),
+                                "at least 10")):
         with pytest.raises(UserError, match=message):
-            choose_and_report(policy, FLOAT32, [Part(LAYER)], many, reporting, value, 1, 0)
+            choose_and_report(policy, FLOAT32, [Part(LAYER)], many, reporting, 1, 0)
 
 
 # A network that was built to steer by one channel.
@@ -254,13 +254,14 @@ def towards(squares):
 
 def pictures_with_spots(first_level, num):
     levels, squares = np.arange(first_level, first_level + num), squares_of(num, first_level)
-    return Pictures(spotted(levels, squares), levels, spotted(levels, [None] * num)), squares
+    return Pictures(spotted(levels, squares), levels, towards(squares),
+                    spotted(levels, [None] * num))
 
 
 def test_the_planted_agent_steers_to_the_red_square(steered):
-    pictures, squares = pictures_with_spots(0, 24)
+    pictures = pictures_with_spots(0, 24)
     output = run_policy(steered, FLOAT32, pictures.frames, steered.initial_states(24))
-    assert towards(squares)(output, np.arange(24)).min() > 0.5
+    assert pictures.outcome(output, np.arange(24)).min() > 0.9
 
 
 def test_tracking_finds_the_planted_channel_alone(steered):
@@ -281,35 +282,25 @@ def test_tracking_finds_the_planted_channel_alone(steered):
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
 def test_the_scan_finds_the_planted_channel_alone_on_other_levels(steered, kind):
-    (choosing, squares), (reporting, others) = (pictures_with_spots(*where)
-                                                for where in ((0, 12), (50, 12)))
     parts = parts_of(steered, [LAYER], "channel")
-    reference = ReferenceSet(pictures_with_spots(200, 20)[0].frames)
-    side = torch.tensor([column < 8 for _, column in squares + others])
-
-    def outcome(output, pictures):
-        """Towards the square; the two sets are told apart by ``pieces``."""
-        of = side[pictures + pieces[0]]
-        return torch.where(of, output.log_probs[:, LEFT], output.log_probs[:, RIGHT]).exp()
-
-    pieces = [0]
-    first = scan(steered, FLOAT32, parts, choosing, outcome, kind, reference)
+    first, table = choose_and_report(
+        steered, FLOAT32, parts, pictures_with_spots(0, 12), pictures_with_spots(50, 12), 3, 0,
+        kind=kind, reference=ReferenceSet(pictures_with_spots(200, 20).frames))
     assert first.strongest(1) == [Part(LAYER, PLANTED)]
     assert np.abs(np.delete(first.effects, PLANTED, axis=0)).max() < 1e-5
-    pieces = [12]
-    table = scan(steered, FLOAT32, first.strongest(3), reporting, outcome, kind,
-                 reference).report(seed=0)
-    assert table["effect"][0] < -0.2 and table["high_95"][0] < 0 and table["p_holm"][0] < 0.01
+    assert table["channel"][0] == PLANTED and table["effect"][0] < -0.2
+    assert table["high_95"][0] < 0 and table["p_holm"][0] < 0.01
     assert (table["p"][1:] > 0.05).all()
 
 
 def test_the_scan_maps_the_cell_of_the_red_square(steered):
     square = (9, 3)
-    level = Pictures(spotted([3], [square]), np.array([3]), spotted([3], [None]))
+    level = Pictures(spotted([3], [square]), np.array([3]), log_prob_of(LEFT),
+                     spotted([3], [None]))
     row, column = find_layer(steered, LAYER).cell(*square, WORLD)
     later = "embedder.block3.conv"
     parts = parts_of(steered, [LAYER, later], "cell")
-    maps = scan(steered, FLOAT32, parts, level, log_prob_of(LEFT), "interchange").maps()
+    maps = scan(steered, FLOAT32, parts, level, "interchange").maps()
     assert maps[LAYER].shape == maps[later].shape == (16, 16)
     for found in maps.values():
         rows, columns = np.nonzero(np.abs(found) > 1e-4)
@@ -337,7 +328,7 @@ def scrubbed(steered):
             return change.mean(dim=1, keepdim=True).numpy()
 
         targets.append(Target(level, half.activations, same, other, measure))
-    reference = ReferenceSet(pictures_with_spots(200, 20)[0].frames)
+    reference = ReferenceSet(pictures_with_spots(200, 20).frames)
     std = reference.std(steered, find_layer(steered, LAYER))
 
     def run(channels):
@@ -357,10 +348,10 @@ def test_scrubbing_supports_the_planted_channel_alone(scrubbed):
 
 
 def test_probes_read_the_column_from_the_planted_channel_alone(steered):
-    pictures, squares = pictures_with_spots(300, 200)
-    maps = activations_of(steered, pictures.frames, [LAYER])[LAYER][:, PLANTED - 2:PLANTED + 2]
-    columns = np.array([column for _, column in squares])
-    table = probe_channels(maps.numpy(), columns, pictures.levels, 0, regression=True,
-                           num_shuffles=1)
+    levels, squares = np.arange(200), squares_of(200, 0)
+    maps = activations_of(steered, spotted(levels, squares), [LAYER])[LAYER]
+    table = probe_channels(maps[:, PLANTED - 2:PLANTED + 2].numpy(),
+                           np.array([column for _, column in squares]), levels, 0,
+                           regression=True, num_shuffles=1)
     scores = table.set_index("channel")["score"]
     assert scores[2] > 0.5 and scores.drop(2).max() < 0.2 and table["shuffled"].max() < 0.2
