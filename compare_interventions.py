@@ -48,6 +48,7 @@ from interventions.flags import (
 from interventions.layers import STATE
 from interventions.projector import Projector
 from interventions.results import write_results
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 
 def parser() -> Parser:
@@ -68,6 +69,7 @@ def parser() -> Parser:
     add_direction_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=1)
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -160,8 +162,10 @@ def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute) -> tu
     """Runs on real levels, and what makes them."""
     env = env_config(args) if args.training_levels else env_config(args).unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
-    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs)
-    return run, {"where": "real levels", "env": vars(env), "from_step": args.alter_from_step}
+    edit = cheese_region(env, args.cheese_region)
+    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit)
+    return run, {"where": "real levels", "env": vars(env), **region_described(edit),
+                 "from_step": args.alter_from_step}
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
@@ -169,6 +173,9 @@ def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
     """Runs in the simulator, and what makes them."""
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
+    if args.cheese_region:
+        raise UserError("--cheese_region edits real levels; the simulator starts from recorded "
+                        "frames: record them with it")
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
     num_steps, data_dir = parameters.get(SaliencyConfig).num_sim_steps, parameters.common.data_dir

@@ -12,6 +12,7 @@ import pandas as pd
 from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
 from agents.episodes import Episode, play_episodes
+from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -29,9 +30,17 @@ from common.progress import with_progress
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
-from interventions.flags import add_alter_from_flag, add_swap_flags, directions_folder
-from interventions.scopes import patched
+from interventions.flags import (
+    add_alter_from_flag,
+    add_patch_flags,
+    add_swap_flags,
+    asked_arm,
+    directions_folder,
+    open_arm,
+    patched_precision,
+)
 from interventions.swaps import open_swap
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -44,6 +53,7 @@ def parser() -> Parser:
                        help="the recording is written to <logdir>/data/")
     flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--param_name", default="hard-rec-record",
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
@@ -58,6 +68,7 @@ def parser() -> Parser:
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
+    add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints", "num_threads"))
     return flags
@@ -83,8 +94,10 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    arm = asked_arm(args)
+    compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
+    edit = cheese_region(config, args.cheese_region)
     num_slots = load_agent_config(args.param_name).n_envs
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise()
@@ -94,30 +107,33 @@ def main(argv: list[str] | None = None) -> None:
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
                      compute.device, args.random_directions, args.alter_from_step)
+    all_levels = config.draw_levels(args.num_episodes, args.seed)
+    patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
+        policy, compute, config, all_levels, size, seed, edit))
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
-        "env": vars(config), "seed": args.seed, "precision": compute.precision,
+        "env": vars(config), **region_described(edit), "seed": args.seed,
+        "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
-        "versions": versions(),
+        **patches.metadata, "versions": versions(),
     }, args.overwrite)
 
     levels = [(number, level) for number, level
-              in enumerate(config.draw_levels(args.num_episodes, args.seed))
+              in enumerate(all_levels)
               if not writer.has(number)]
     already = args.num_episodes - len(levels)
     if already:
         print(f"{already} of {args.num_episodes} episodes are already there")
-    patches = [swap.patch] if swap else []
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise)
+                             alter_logits=noise, edit=edit, with_squares=patches.reads_rows)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:
-        with patched(policy, patches):
+        with patches.scope(policy, *([swap.patch] if swap else [])):
             for episode in with_progress(episodes, len(levels), "episode"):
                 pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
                 while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agents.episodes import Episode, play_episodes
 from common.devices import Compute
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelEdit
 from common.networks import Policy
 from common.progress import with_progress
 from interventions.alterations import Runner
@@ -19,16 +19,17 @@ from interventions.scopes import Scope, patched
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
-                levels: Sequence[tuple[int, int]], seed: int, num_slots: int) -> Runner:
+                levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+                edit: LevelEdit | None = None) -> Runner:
     """Plays the same levels in every arm, with actions drawn from the policy itself.
 
     Args:
-        levels, seed, num_slots: see ``play_episodes``.
+        levels, seed, num_slots, edit: see ``play_episodes``.
     """
     def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
         with patched(policy, patches, std) as scope:
             episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                     keep_frames=False)
+                                     keep_frames=False, edit=edit)
             return played(with_progress(episodes, len(levels), "episode"), scope)
     return run
 

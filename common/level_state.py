@@ -181,6 +181,31 @@ class LevelState:
             at += len(value) if isinstance(value, bytes) else value.nbytes
         raise KeyError(name)
 
+    def fields(self) -> dict[str, object]:
+        """Every field by its name, in the order of the bytes: numbers, and text for the name of
+        the game and the generators, whose text follows whether they are seeded. The grid is a
+        list of rows, the lowest first."""
+        found: dict[str, object] = {"version": 0, "game": self.game}
+        for block in ("options", "levels", "level_generator", "game_generator", "step",
+                      "grid_size", "entities", "drawing", "picture_generator", "world"):
+            value = getattr(self, block)
+            if isinstance(value, bytes):
+                seeded, length = np.frombuffer(value, _INT, 2).tolist()
+                found |= {f"{block}.is_seeded": seeded,
+                          f"{block}.text": value[-length:].decode("ascii") if length else ""}
+            elif block == "entities":
+                found["entities.count"] = len(value)
+                for number, entity in enumerate(value):
+                    found |= {f"entities[{number}].{name}": entity[name].item()
+                              for name in ENTITY.names}
+            elif isinstance(value, np.void):
+                found |= {f"{block}.{name}": value[name].item() for name in value.dtype.names}
+            else:
+                found[block] = value
+        height, width = self.grid.shape
+        return {**found, "grid.width": width, "grid.height": height, "grid.count": self.grid.size,
+                "grid.cells": self.grid.tolist()}
+
     @property
     def player(self) -> np.void:
         """The last entity of type 0, which Procgen takes for the player."""
@@ -215,8 +240,10 @@ class LevelState:
             raise walk.error("an entity has an image_theme that is not drawn")
         for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
                              ("out_of_bounds_object", self.world["out_of_bounds_object"])):
-            unknown = values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)]
-            unknown = np.setdiff1d(unknown, _OWN_CELLS.get(self.game, ()))
+            if -_MAX_DRAWN <= values.min() and values.max() <= _MAX_DRAWN:
+                continue
+            unknown = np.setdiff1d(values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)],
+                                   _OWN_CELLS.get(self.game, ()))
             if unknown.size:
                 raise walk.error(f"the {name} {unknown[0]} is not drawn by {self.game}")
 
@@ -229,7 +256,7 @@ class _Walk:
 
     @staticmethod
     def error(reason: str) -> UserError:
-        return UserError(f"not a state of a Procgen level: {reason}")
+        return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
         """The offset of the next ``size`` bytes, which are then behind."""
@@ -272,9 +299,9 @@ class _Walk:
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]
-        position = text.rpartition(b" ")[2]
-        if (len(text) < length or text.count(b" ") != _GENERATOR_SIZE or len(position) > 3
-                or not text.replace(b" ", b"").isdigit() or int(position or -1) > _GENERATOR_SIZE):
+        position, digits = text.rpartition(b" ")[2], text.replace(b" ", b"")
+        if (len(text) < length or len(text) - len(digits) != _GENERATOR_SIZE or len(position) > 3
+                or not digits.isdigit() or int(position or -1) > _GENERATOR_SIZE):
             return None
         return text_begin + length
 

@@ -143,6 +143,12 @@ class Sampler:
             raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
                             f"start from, fewer than the {num_starts} of --num_samples")
 
+    def episodes(self, num_starts: int) -> set[int]:
+        """The recorded episodes that so many starts come from; none for random ones."""
+        if self._dataset is None:
+            return set()
+        return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
+
     @torch.no_grad()
     def simulate(self, starts: Sequence[int]) -> list[Sample]:
         """All samples of these starts, at once."""

@@ -32,8 +32,7 @@ class Rows:
             row is empty.
         step: of the episode, from 0, int64 (B,).
         level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
-        square: where the mouse is, row from the bottom and column, int64 (B, 2); None where the
-            game has no mouse.
+        square: where the player is, row from the bottom and column, int64 (B, 2), or None.
         facing: which way it faces, int64 (B,), or None.
     """
 
@@ -165,9 +164,10 @@ class Patch:
             longer (None: to the end); all if None.
         levels: seeds of levels on which it is in force; all if None.
         conditions: further ones, all of which must hold.
-        words: words of other rooms and their values, as written down; ``opened`` says that they
-            have become conditions, cells and the like.
-        written: the patch before it was opened, which is what it is called by.
+        words: words of other rooms and their values, as written down, which
+            ``interventions.patch_text.open_patches`` turns into conditions, cells and the like.
+        written: the patch before it was opened, which is what it is called by; None if it never
+            was.
     """
 
     kind: ClassVar[str]
@@ -180,7 +180,6 @@ class Patch:
     levels: tuple[int, ...] | None = None
     conditions: tuple[Condition, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
-    opened: bool = False
     written: Patch | None = None
 
     def bind(self, site: Site) -> Change:
@@ -195,6 +194,11 @@ class Patch:
     def needs_rows(self) -> bool:
         """Whether a pass must say whose its rows are."""
         return self.steps is not None or self.levels is not None or bool(self.conditions)
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether it still needs a reference set, to be put into its field ``reference``."""
+        return False
 
     def in_force(self, rows: Rows) -> np.ndarray:
         """Where the patch acts, bool (B,)."""
@@ -216,7 +220,7 @@ class Patch:
         Raises:
             UserError: if the layer has no such channel or cell; the bounds are named.
         """
-        if self.words and not self.opened:
+        if self.words and self.written is None:
             raise UserError(f"the patch at {self.layer} has the word '{self.words[0][0]}', which "
                             "must be opened first (interventions.patch_text.open_patches)")
         what = "channels" if layer.is_map else "units"

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -42,14 +43,14 @@ class SetTo(Patch):
     """a' = v.
 
     Attributes:
-        value: v.
+        value: v; a path before it is opened.
         others: what the other cells of the same channels become; None leaves them.
         override: whether it may set what an earlier patch of the scope has set.
     """
 
     kind: ClassVar[str] = "set"
 
-    value: Values
+    value: Values | Path
     others: float | None = None
     override: bool = False
 
@@ -98,6 +99,10 @@ class Mean(Patch):
     reference: ReferenceSet | None = None
     over: Literal["cells", "channels"] = "cells"
 
+    @property
+    def wants_reference(self) -> bool:
+        return self.reference is None
+
     def bind(self, site: Site) -> Change:
         reference, layer = _given(self.reference, self.kind), site.layer
         if self.over == "channels":
@@ -126,6 +131,10 @@ class Resample(Patch):
     reference: ReferenceSet | None = None
     draw: Literal["joint", "channel"] = "joint"
     seed: int = 0
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.sources is None and self.reference is None
 
     @property
     def needs_rows(self) -> bool:
@@ -170,6 +179,10 @@ class Noise(Patch):
     seed: int = 0
 
     @property
+    def wants_reference(self) -> bool:
+        return self.reference_sd and self.reference is None
+
+    @property
     def needs_rows(self) -> bool:
         return super().needs_rows or self.draw == "picture"
 
@@ -197,13 +210,13 @@ class Add(Patch):
     """a' = a + c v.
 
     Attributes:
-        vector: v.
+        vector: v; a path before it is opened.
         coefficient: c.
     """
 
     kind: ClassVar[str] = "add"
 
-    vector: Values
+    vector: Values | Path
     coefficient: float = 1.0
 
     @property
@@ -242,19 +255,25 @@ class Project(Patch):
 
     Attributes:
         vector: v, of the layer's shape, or one number a channel (C,), which acts in every cell by
-            itself. Its entries within the patch are used.
+            itself; a path before it is opened. Its entries within the patch are used.
         to: t; "mean": what the pictures of the reference set have along v on average.
         reference: those pictures.
     """
 
     kind: ClassVar[str] = "project"
 
-    vector: np.ndarray | Tensor
+    vector: np.ndarray | Tensor | Mapping[str, np.ndarray] | Path
     to: float | Literal["mean"] = 0.0
     reference: ReferenceSet | None = None
 
+    @property
+    def wants_reference(self) -> bool:
+        return self.to == MEAN and self.reference is None
+
     def bind(self, site: Site) -> Change:
         layer, vector = site.layer, self.vector
+        if isinstance(vector, Mapping):
+            vector = vector[layer.name]
         in_cells = layer.is_map and np.shape(vector) == layer.shape[:1]
         if in_cells:
             vector = torch.as_tensor(vector).reshape(-1, 1, 1)
@@ -306,6 +325,10 @@ class Shift(Patch):
     down: int
     right: int
     reference: ReferenceSet | None = None
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.reference is None
 
     def bind(self, site: Site) -> Change:
         layer = site.layer

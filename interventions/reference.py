@@ -5,7 +5,7 @@ Letters in shape comments: n pictures of the set, C channels and P cells of a la
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.networks import Policy, to_images
+from common.rollout_files import RolloutFolder
 from interventions.layers import Layer
 from interventions.scopes import outside_scopes, recorded
 
@@ -114,3 +115,28 @@ class ReferenceSet:
                                  values.std(dim=0, correction=0).float(),
                                  float(values.square().mean().sqrt()))
         return found[layer.name]
+
+
+def recorded_reference(folder: RolloutFolder, without: Collection[int], size: int,
+                       seed: int) -> ReferenceSet:
+    """Random pictures of a recording.
+
+    Args:
+        without: numbers of episodes whose pictures are measured, of which none is used.
+
+    Raises:
+        UserError: if the recording is missing or damaged, or has no other episodes.
+    """
+    episodes = sorted(set(folder.finished()) - set(without))
+    if not episodes:
+        raise UserError(f"all episodes of {folder.path} are simulated from, so it has none left "
+                        "for a reference set; record more, or simulate fewer")
+    rng = np.random.default_rng(seed)
+    frames, hidden_states = [], []
+    for number in sorted(rng.choice(episodes, size)):
+        episode = folder.episode(int(number))
+        step = rng.integers(max(len(episode.frames) - 1, 1))
+        frames.append(episode.frames[step])
+        hidden_states.append(episode.hidden_states[step])
+    return ReferenceSet(np.stack(frames), np.stack(hidden_states),
+                        {"of": "episodes of the recording", "seed": seed})

@@ -141,6 +141,7 @@ class Scope:
 
     def __init__(self, placed: Sequence[_Placed]):
         self._placed = placed
+        self._passes = 0
         self._by_layer: dict[str, list[_Placed]] = {}
         for each in placed:
             self._by_layer.setdefault(each.layer.name, []).append(each)
@@ -160,7 +161,9 @@ class Scope:
         return float(sum(size.in_std for size in self.moved()))
 
     def never_in_force(self) -> list[Patch]:
-        """The patches that have not acted on any picture so far."""
+        """The patches that have not acted on any picture, although their layers ran."""
+        if not self._passes:
+            return []
         acted = {placed.patch for placed in self._placed if placed.pictures}
         return list(dict.fromkeys(placed.patch for placed in self._placed
                                   if placed.patch not in acted))
@@ -168,6 +171,7 @@ class Scope:
     def applied(self, layer: str, output: Tensor, rows: Rows | None,
                 entering: Tensor | None) -> Tensor:
         """The output of a layer behind the patches of this scope."""
+        self._passes += 1
         for placed in self._by_layer.get(layer, ()):
             output = placed(output, rows, entering)
         return output

@@ -17,22 +17,20 @@ layer's map, D units of the hidden state. A layer's shape is (C, H, W) or (units
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from scipy import ndimage
-from torch import Tensor
 
 from common.agent_file import weights_sha256
-from common.devices import Compute
 from common.errors import UserError, nearest
 from common.files import atomic_path, read_arrays, versions
-from common.networks import Policy, to_images
+from common.networks import Policy
+from interventions.layers import find_layer
+from interventions.reference import activations_of
 
 PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
 AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales
@@ -219,7 +217,7 @@ def read_vector(path: Path, layer: str) -> SteeringVector:
     return found[layer]
 
 
-def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], shown: np.ndarray,
+def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
                      lacking: np.ndarray, pairs: np.ndarray, about: str,
                      modes: Sequence[str] = (),
                      cells: Mapping[str, np.ndarray] | None = None) -> dict[str, SteeringVector]:
@@ -230,8 +228,7 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
     with a memory is in its initial state.
 
     Args:
-        policy: where ``compute`` says.
-        layers: names of layers.
+        layers: their names; the vectors have those of the innermost modules.
         shown, lacking: pictures with and without the thing of interest, uint8 (P, 64, 64, 3).
         pairs: seeds of the levels of each (P, 2).
         about: the thing of interest.
@@ -248,7 +245,8 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
         raise UserError(f"a steering vector takes pairs of pictures, but there are {len(shown)} "
                         f"with and {len(lacking)} without what it is about, of {len(pairs)} pairs "
                         "of levels")
-    cells = cells or {}
+    layers = _innermost(policy, layers)
+    cells = {find_layer(policy, name).name: places for name, places in (cells or {}).items()}
     levels, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
     sums = {layer: 0.0 for layer in layers}
@@ -258,7 +256,7 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
         differences = {layer: 0.0 for layer in layers}
         reached = dict(differences)
         for part in np.array_split(rows, -(-2 * len(rows) // PICTURES_A_PASS)):
-            [(_, outputs)] = outputs_at(policy, compute, layers,
+            [(_, outputs)] = outputs_at(policy, layers,
                                         np.concatenate([shown[part], lacking[part]]))
             for layer in layers:
                 a, b = outputs[layer].astype(np.float64).reshape(2, len(part),
@@ -283,15 +281,14 @@ def vectors_of_pairs(policy: Policy, compute: Compute, layers: Sequence[str], sh
         alignment=_middle(sums[layer].shape) if layer in cells else None) for layer in layers}
 
 
-def vectors_of_classes(policy: Policy, compute: Compute, layers: Sequence[str],
+def vectors_of_classes(policy: Policy, layers: Sequence[str],
                        frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
                        levels: np.ndarray, about: str,
                        modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
     """Mean output over one class of states minus that over the others, at several layers.
 
     Args:
-        policy: where ``compute`` says.
-        layers: names of layers.
+        layers: their names; the vectors have those of the innermost modules.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent with them, float32 (B, D).
         is_in: whether each is in the class, bool (B,).
@@ -302,10 +299,10 @@ def vectors_of_classes(policy: Policy, compute: Compute, layers: Sequence[str],
     Raises:
         UserError: if all states are in the class, or none.
     """
-    is_in = np.asarray(is_in, dtype=bool)
+    layers, is_in = _innermost(policy, layers), np.asarray(is_in, dtype=bool)
     check_classes(is_in, about)
     sums = {layer: [0.0, 0.0] for layer in layers}
-    for rows, outputs in outputs_at(policy, compute, layers, frames, entering):
+    for rows, outputs in outputs_at(policy, layers, frames, entering):
         for layer in layers:
             for which in (False, True):
                 chosen = outputs[layer][is_in[rows] == which]
@@ -327,6 +324,7 @@ def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.
         levels: seeds of the levels that the probe was trained on.
         about: what the probe tells.
     """
+    [layer] = _innermost(policy, [layer])
     return SteeringVector(layer, np.float32(weights), np.zeros((0, 2), np.int64),
                           np.zeros(0, np.float32), PROBE, weights_sha256(policy), about,
                           tuple(np.unique(levels).tolist()), tuple(modes))
@@ -344,49 +342,28 @@ def check_classes(is_in: np.ndarray, about: str) -> None:
                         "class or more states")
 
 
-@torch.no_grad()
-def outputs_at(policy: Policy, compute: Compute, layers: Sequence[str], frames: np.ndarray,
+def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
                entering: np.ndarray | None = None
                ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
     """Outputs of layers on pictures, a few pictures at a time.
 
     Args:
-        policy: where ``compute`` says.
         frames: uint8 (B, 64, 64, 3).
         entering: hidden states that enter the agent (B, D); the initial one if not given.
 
     Yields:
         Which pictures, and the outputs of each layer on them, float32 (pictures, *shape).
     """
-    hidden = (policy.initial_states(len(frames)) if entering is None
-              else torch.from_numpy(np.asarray(entering)).to(compute.device))
     for begin in range(0, len(frames), PICTURES_A_PASS):
         rows = slice(begin, begin + PICTURES_A_PASS)
-        images = torch.from_numpy(np.ascontiguousarray(frames[rows])).to(compute.device)
-        with _recorded(policy, layers) as found, compute.autocast():
-            embeddings = policy.embed(to_images(images, compute.channels_last)).float()
-            with torch.autocast(compute.device.type, enabled=False):
-                policy.step(embeddings, hidden[rows])
-        yield rows, {layer: found[layer].numpy() for layer in layers}
+        found = activations_of(policy, frames[rows], layers,
+                               None if entering is None else entering[rows])
+        yield rows, {layer: values.cpu().numpy() for layer, values in found.items()}
 
 
-@contextlib.contextmanager
-def _recorded(policy: Policy, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Outputs of layers in the passes inside, float32 on the CPU."""
-    found, hooks = {}, []
-
-    def keep(name: str) -> Callable:
-        def hook(module, inputs, output):
-            output = output.squeeze(0) if name == "gru" else output  # of one step (1, B, D)
-            found[name] = output.detach().float().cpu()
-        return hook
-    try:
-        for name in layers:
-            hooks.append(policy.get_submodule(name).register_forward_hook(keep(name)))
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _innermost(policy: Policy, layers: Sequence[str]) -> list[str]:
+    """Each output by the name of its innermost module, once."""
+    return list(dict.fromkeys(find_layer(policy, name).name for name in layers))
 
 
 def _middle(shape: Sequence[int]) -> tuple[int, int]:

@@ -13,6 +13,8 @@ from agents.acting import run_policy
 from common.agent_file import load_agent, save_agent, weights_sha256
 from common.errors import UserError
 from common.networks import build_policy
+from interventions.patches import Add
+from interventions.scopes import patched
 from interventions.vectors import (
     AS_COMPUTED,
     CLASS_MEANS,
@@ -47,17 +49,9 @@ def pictures(number, seed=0):
     return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
 
 
-def logits_with(policy, frames, layer=None, change=None):
-    """Logits with a change of a layer's output."""
-    hooks = []
-    if layer:
-        hooks.append(policy.get_submodule(layer).register_forward_hook(
-            lambda module, inputs, output: change(output)))
-    try:
+def logits_with(policy, frames, *patches):
+    with patched(policy, patches):
         return run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames))).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -66,24 +60,31 @@ def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(arc
                                                                              recurrent):
     policy, (shown, lacking) = policy_of(architecture, recurrent), pictures(2)
     layers = [*LAYERS[architecture], "gru" if recurrent else "fc_policy"]
-    vectors = vectors_of_pairs(policy, FLOAT32, layers, shown[None], lacking[None], [(5, 5)],
+    vectors = vectors_of_pairs(policy, layers, shown[None], lacking[None], [(5, 5)],
                                "noise")
     other = logits_with(policy, lacking[None])
     assert (logits_with(policy, shown[None]) - other).abs().max() > 1e-2
     for layer in layers:
-        vector = torch.from_numpy(vectors[layer].vector)
-        steered = logits_with(policy, shown[None], layer, lambda output: output - vector)  # noqa: B023
+        vector = vectors[layer].vector
+        steered = logits_with(policy, shown[None], Add(layer, vector, -1.0))
         torch.testing.assert_close(steered, other, atol=2e-5, rtol=0)
         assert vectors[layer].norms.tolist() == pytest.approx([np.linalg.norm(vector)])
         assert vectors[layer].pairs.tolist() == [[5, 5]]
+
+
+def test_vectors_have_the_names_of_the_innermost_modules():
+    found = vectors_of_pairs(tiny_policy(), ["embedder.block2.res1", f"{MAP}_out", "embedder"],
+                             pictures(1), pictures(1, 1), [(0, 0)], "noise")
+    assert [(name, vector.layer) for name, vector in found.items()] == [
+        (MAP, MAP), ("embedder.relufc", "embedder.relufc")]
 
 
 def test_squares_of_a_level_are_averaged_before_levels():
     policy = tiny_policy()
     shown, lacking = pictures(5), pictures(5, 1)
     pairs = [(4, 4), (2, 3), (4, 4), (4, 4), (2, 3)]
-    found = vectors_of_pairs(policy, FLOAT32, [MAP], shown, lacking, pairs, "noise", ["easy"])[MAP]
-    single = np.stack([vectors_of_pairs(policy, FLOAT32, [MAP], shown[[i]], lacking[[i]], [(0, 0)],
+    found = vectors_of_pairs(policy, [MAP], shown, lacking, pairs, "noise", ["easy"])[MAP]
+    single = np.stack([vectors_of_pairs(policy, [MAP], shown[[i]], lacking[[i]], [(0, 0)],
                                         "noise")[MAP].vector for i in range(5)])
     levels = single[[1, 4]].mean(axis=0), single[[0, 2, 3]].mean(axis=0)
     np.testing.assert_allclose(found.vector, np.mean(levels, axis=0), atol=1e-5)
@@ -96,9 +97,9 @@ def test_aligned_maps_coincide_and_go_back_to_a_targets_cell():
     policy, cells = tiny_policy(), np.array([(2, 13), (9, 4), (15, 0)])
     shown, lacking = pictures(3), pictures(3, 1)
     pairs = [(k, k) for k in range(3)]
-    found = vectors_of_pairs(policy, FLOAT32, [MAP, "gru"], shown, lacking, pairs, "noise",
+    found = vectors_of_pairs(policy, [MAP, "gru"], shown, lacking, pairs, "noise",
                              cells={MAP: cells})
-    [(_, outputs)] = outputs_at(policy, FLOAT32, [MAP], np.concatenate([shown, lacking]))
+    [(_, outputs)] = outputs_at(policy, [MAP], np.concatenate([shown, lacking]))
     maps = outputs[MAP][:3] - outputs[MAP][3:]
     expected = np.zeros((32, 16, 16))
     for i in range(16):
@@ -122,7 +123,7 @@ def test_class_means_are_those_of_the_states_as_they_entered():
     frames, rng = pictures(number), np.random.default_rng(3)
     entering = rng.normal(size=(number, 64)).astype(np.float32)
     is_in = rng.random(number) < 0.3
-    found = vectors_of_classes(policy, FLOAT32, [MAP, "gru"], frames, entering, is_in,
+    found = vectors_of_classes(policy, [MAP, "gru"], frames, entering, is_in,
                                np.arange(number) // 10, "action=right")
     states = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering)).hidden_states.numpy()
     np.testing.assert_allclose(found["gru"].vector,
@@ -131,13 +132,13 @@ def test_class_means_are_those_of_the_states_as_they_entered():
     assert (found["gru"].kind, found["gru"].levels) == (CLASS_MEANS, tuple(range(7)))
     for classes in (np.zeros(number), np.ones(number)):
         with pytest.raises(UserError, match="of the 70 states are in the class 'action=right'"):
-            vectors_of_classes(policy, FLOAT32, ["gru"], frames, entering, classes,
+            vectors_of_classes(policy, ["gru"], frames, entering, classes,
                                np.zeros(number), "action=right")
 
 
 @pytest.fixture(scope="module")
 def vectors():
-    return vectors_of_pairs(tiny_policy(), FLOAT32, [MAP, "gru"], pictures(3), pictures(3, 1),
+    return vectors_of_pairs(tiny_policy(), [MAP, "gru"], pictures(3), pictures(3, 1),
                             [(k, k + 1) for k in range(3)], "noise", ["easy"])
 
 
@@ -258,9 +259,9 @@ def test_no_bytes_but_a_sentence_come_of_a_broken_file(vectors, tmp_path):
 def test_pairs_that_are_none_are_refused():
     policy = tiny_policy()
     with pytest.raises(UserError, match="there are 2 with and 1 without what it is about"):
-        vectors_of_pairs(policy, FLOAT32, [MAP], pictures(2), pictures(1), [(0, 0)] * 2, "noise")
+        vectors_of_pairs(policy, [MAP], pictures(2), pictures(1), [(0, 0)] * 2, "noise")
     with pytest.raises(UserError, match="there are 0 with"):
-        vectors_of_pairs(policy, FLOAT32, [MAP], pictures(0), pictures(0), [], "noise")
+        vectors_of_pairs(policy, [MAP], pictures(0), pictures(0), [], "noise")
 
 
 def test_a_probes_weights_are_the_vector():
