@@ -21,7 +21,6 @@ from interventions.resampling import (
     Target,
     channel_changes,
     draw_sources,
-    matched_sets,
     resampled,
     scrub,
 )
@@ -186,7 +185,7 @@ def test_pictures_can_have_sources_of_their_own():
     assert taken[:, :, 1, 0, 0].tolist() == [[0, 1, 2]] * 5
 
 
-def test_random_sets_are_other_channels_matched_in_size():
+def test_random_sets_are_matched_in_size_over_all_sources():
     targets = made_up_targets()
     std = STD.clone()
     std[[2, 4, 5, 8, 9]] = 0.01  # these move a hundred times as far
@@ -196,11 +195,10 @@ def test_random_sets_are_other_channels_matched_in_size():
                     for target in targets for source in (*target.same, *target.other)])
     assert changes[:, 3].mean() == pytest.approx(float(loop), rel=1e-5)
     assert not changes[:, 6].any()
-    sets = matched_sets([0], changes, 3, seed=0)
-    assert sorted(sets.sets.ravel()) == [1, 3, 7] and sets.within.all()
-    np.testing.assert_allclose(sets.moved, sets.moved_of_chosen, rtol=0.25)
-    more = matched_sets([0], changes, 4, seed=0)
-    assert sorted(more.sets.ravel()) == [1, 3, 6, 7] and more.within.sum() == 3  # 0 is nearest
+    found = scrub(targets, [0], ["moved"], std, seed=0, num_sets=4)
+    assert found.sets[0] == (0,) and sorted(found.sets[1:]) == [(1,), (3,), (6,), (7,)]
+    assert found.matched.sum() == 3 and found.moved[1 + found.matched.argmin()] == 0
+    np.testing.assert_allclose(found.moved[1:][found.matched], found.moved[0], rtol=0.25)
 
 
 def test_scrubbing_that_cannot_be_done_is_refused():
