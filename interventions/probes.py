@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 from sklearn.feature_selection import f_classif, f_regression
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.preprocessing import StandardScaler
 
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
@@ -170,9 +169,10 @@ def probe_cells(activations: np.ndarray, target: np.ndarray, levels: np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
-    """A model of standardised entries, see :class:`Probe`."""
+    """A model of entries less their means and divided by one scale, see :class:`Probe`."""
 
-    scaler: StandardScaler
+    means: np.ndarray
+    scale: float
     model: LogisticRegression | Ridge
     num_entries: int
     chosen: np.ndarray
@@ -185,25 +185,26 @@ class _Fitted:
 
     def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities of all classes (N, K), and of the target's (N,)."""
-        found = self.model.predict_proba(self._standardised(entries).astype(np.float64))
+        found = self.model.predict_proba(self.scaled(entries))
         found = np.log(np.maximum(found, _SMALLEST))
         return found, _of_target(found, self.classes, target)
 
     def predicted(self, entries: np.ndarray) -> np.ndarray:
         """(N,)"""
-        return self.model.predict(self._standardised(entries))
+        return self.model.predict(self.scaled(entries))
 
     def in_units_of_activations(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        coefficients = np.atleast_2d(self.model.coef_) / self.scaler.scale_  # (1 or K, F)
-        intercept = np.atleast_1d(self.model.intercept_) - coefficients @ self.scaler.mean_
+        coefficients = np.atleast_2d(self.model.coef_) / self.scale  # (1 or K, F)
+        intercept = np.atleast_1d(self.model.intercept_) - coefficients @ self.means
         weights = np.zeros((len(coefficients), self.num_entries), np.float32)
         weights[:, self.chosen] = coefficients
         if len(weights) == 1:
             return weights.reshape(shape), intercept[0]
         return weights.reshape(-1, *shape), intercept
 
-    def _standardised(self, entries: np.ndarray) -> np.ndarray:
-        return self.scaler.transform(entries[:, self.chosen])
+    def scaled(self, entries: np.ndarray) -> np.ndarray:
+        """What the model reads of entries (N, F), float64."""
+        return (entries[:, self.chosen] - self.means) / self.scale
 
 
 def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
@@ -213,12 +214,14 @@ def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool
     chosen = np.arange(entries.shape[1])
     if best is not None:
         chosen = _best_entries(train, train_target, regression, best)
-    scaler = StandardScaler().fit(train[:, chosen])
+    means = train[:, chosen].mean(axis=0, dtype=np.float64)
+    # One scale: by its own, an entry that hardly varies in training could be huge in a test.
+    scale = float(np.sqrt(train[:, chosen].var(axis=0, dtype=np.float64).mean())) or 1.0
     candidates = []
     for penalty in PENALTIES:
         model = Ridge(penalty) if regression else LogisticRegression(C=1 / penalty, max_iter=1000)
-        model.fit(scaler.transform(train[:, chosen]), train_target)
-        fitted = _Fitted(scaler, model, entries.shape[1], chosen, penalty, np.nan)
+        fitted = _Fitted(means, scale, model, entries.shape[1], chosen, penalty, np.nan)
+        model.fit(fitted.scaled(train), train_target)
         held_out, held_target = entries[parts.penalty], target[parts.penalty]
         if regression:
             score = 1 - np.divide(*_errors(fitted, held_out, held_target, train_target).sum(axis=1))

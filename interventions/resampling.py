@@ -28,12 +28,11 @@ from torch import Tensor
 
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
+from interventions.controls import matched_sets
 from interventions.effects import Arm, Outcome, check_starts, compare_outcomes
 
 MIN_SOURCES = 5
 NUM_SETS = 19
-NEAR = 0.25  # a random set's size of change is this near to that of the set, as a share of it
-CANDIDATES = 2000  # random sets that are looked at
 SAME, OTHER = "same", "other"
 
 Found = TypeVar("Found")
@@ -77,8 +76,8 @@ class Target:
         same: of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each picture has
             sources of its own.
         other: of those with another, as many.
-        measure: activations of the pictures to go on with (B, C, H, W) to the outcomes (M,) of
-            the level, such as by ``HalfPass.rest``.
+        measure: activations to go on with (k, B, C, H, W) to the level's outcomes with each
+            source (k, M), such as by ``HalfPass.rest``.
     """
 
     level: int
@@ -89,8 +88,8 @@ class Target:
 
 
 def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
-              draw: Literal["joint", "channel"], rng: np.random.Generator) -> Iterable[Tensor]:
-    """A target's activations with channels taken from sources, one tensor for each of k draws.
+              draw: Literal["joint", "channel"], rng: np.random.Generator) -> Tensor:
+    """A target's activations with channels taken from k sources.
 
     Args:
         activations: (B, C, H, W); not written to.
@@ -98,37 +97,19 @@ def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
         channels: K.
         draw: "joint": in draw i all channels are those of source i; "channel": each channel
             meets the sources in a random order of its own.
+
+    Returns:
+        (k, B, C, H, W).
     """
     num = len(sources)
     order = np.tile(np.arange(num)[:, None], len(channels))  # (k, K)
     if draw == "channel":
         order = rng.permuted(order, axis=0)
-    for of_draw in order:
-        taken = activations.clone()
-        for channel, source in zip(channels, of_draw):
-            taken[:, channel] = sources[source].select(-3, channel)
-        yield taken
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomSets:
-    """Sets of channels beside those of a hypothesis.
-
-    Attributes:
-        sets: int64 (S, K), each in order.
-        moved: size of the change that each makes (S,): Euclidean norm in the units' standard
-            deviations, root mean square over a target's pictures, mean over sources.
-        moved_of_chosen: that of the hypothesis' own set.
-    """
-
-    sets: np.ndarray
-    moved: np.ndarray
-    moved_of_chosen: float
-
-    @property
-    def within(self) -> np.ndarray:
-        """Which of them are within a quarter of the hypothesis' size, bool (S,)."""
-        return np.abs(self.moved - self.moved_of_chosen) <= NEAR * self.moved_of_chosen
+    taken = activations.repeat(num, 1, 1, 1, 1)
+    for channel, of_channel in zip(channels, torch.as_tensor(order).T):
+        given = sources[of_channel].select(-3, channel)  # (k, H, W), or (k, B, H, W)
+        taken[:, :, channel] = given if given.ndim == 4 else given[:, None]
+    return taken
 
 
 def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.ndarray:
@@ -151,40 +132,6 @@ def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.n
     return np.stack(rows)
 
 
-def matched_sets(channels: Sequence[int], changes: np.ndarray, num: int, seed: int) -> RandomSets:
-    """Random sets of as many other channels, whose change is of a size like theirs.
-
-    Different sets are drawn from the channels that are not in ``channels``. The first ones whose
-    change is within a quarter of theirs are taken, and if these are too few, the nearest others.
-
-    Args:
-        channels: K.
-        changes: see ``channel_changes``, (n, C).
-        num: S.
-
-    Raises:
-        UserError: if there are too few other channels for so many different sets.
-    """
-    others = np.setdiff1d(np.arange(changes.shape[1]), channels)
-    rng = np.random.default_rng(seed)
-    sets = dict.fromkeys(
-        tuple(sorted(rng.choice(others, len(channels), replace=False)))
-        for _ in range(CANDIDATES)) if len(channels) <= len(others) else {}
-    if len(sets) < num:
-        raise UserError(f"{num} random sets of {len(channels)} other channels cannot be drawn: "
-                        f"{len(others)} of {changes.shape[1]} channels are left; name fewer "
-                        "channels, or take fewer random sets")
-    drawn = np.array(list(sets))  # (candidates, K)
-
-    def moved(one: np.ndarray) -> float:
-        return float(np.sqrt(changes[:, one].sum(axis=1)).mean())
-
-    chosen, sizes = moved(np.asarray(channels)), np.array([moved(one) for one in drawn])
-    away = np.maximum(np.abs(sizes - chosen) - NEAR * chosen, 0)  # 0: within a quarter
-    taken = np.argsort(away, kind="stable")[:num]
-    return RandomSets(drawn[taken], sizes[taken], chosen)
-
-
 @dataclasses.dataclass(frozen=True)
 class Scrubbing:
     """Outcomes of a hypothesis' four conditions.
@@ -194,14 +141,19 @@ class Scrubbing:
         levels: seeds (L,).
         chosen: of the channels K, by condition ``SAME`` and ``OTHER``, float64 (L, M) each.
         random: of the random sets, by condition, float64 (S, L, M) each.
-        sets: which they are.
+        sets: which they are; the first one is K.
+        moved: size of the change that each set makes (1 + S,): Euclidean norm in the units'
+            standard deviations, root mean square over a target's pictures, mean over sources.
+        matched: whether the random sets' sizes are within a quarter of that of K, bool (S,).
     """
 
     outcomes: tuple[str, ...]
     levels: np.ndarray
     chosen: dict[str, np.ndarray]
     random: dict[str, np.ndarray]
-    sets: RandomSets
+    sets: Sequence[tuple[int, ...]]
+    moved: np.ndarray
+    matched: np.ndarray
 
     def conditions(self, seed: int) -> pd.DataFrame:
         """Means of the four conditions with intervals over levels: ``channels`` ("hypothesis" or
@@ -233,12 +185,11 @@ class Scrubbing:
         # A set less the mean of the others is num / (num - 1) times it less the mean of all.
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
-        labels = ["hypothesis", *(",".join(map(str, one)) for one in self.sets.sets)]
-        arms = [Arm(name, label, "scrubbing", name != "hypothesis")
-                for name, label in zip(names, labels)]
-        moved = dict(zip(names, (self.sets.moved_of_chosen, *self.sets.moved)))
-        table = compare_outcomes(arms, moved, [Outcome(name, name) for name in self.outcomes],
-                                 mean, np.stack([contrast, *controls]), seed, self.levels)
+        arms = [Arm(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
+                for number, (name, one) in enumerate(zip(names, self.sets))]
+        outcomes = [Outcome(name, name) for name in self.outcomes]
+        table = compare_outcomes(arms, dict(zip(names, self.moved.tolist())), outcomes, mean,
+                                 np.stack([contrast, *controls]), seed, self.levels)
         table["supported"] = table["claimed"] & (table["effect"] > 0)
         return table
 
@@ -266,20 +217,22 @@ def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence
     """
     check_starts(len({target.level for target in targets}))
     _check(targets, channels)
-    sets = matched_sets(channels, channel_changes(targets, std), num_sets, seed)
-    every = [np.asarray(channels), *sets.sets]
-    found = {feature: np.empty((len(every), len(targets), len(outcomes)))
+    changes = channel_changes(targets, std)
+    random, _, matched = matched_sets(changes, channels, num_sets, seed)
+    sets = [tuple(channels), *random]
+    moved = np.array([np.sqrt(changes[:, one].sum(axis=1)).mean() for one in sets])
+    found = {feature: np.empty((len(sets), len(targets), len(outcomes)))
              for feature in (SAME, OTHER)}
     for place, target in enumerate(targets):
         for feature, sources in ((SAME, target.same), (OTHER, target.other)):
-            for number, one in enumerate(every):
+            for number, one in enumerate(sets):
                 rng = np.random.default_rng([seed, place, number])
-                found[feature][number, place] = np.mean(
-                    [target.measure(taken) for taken in resampled(
-                        target.activations, sources, one.tolist(), draw, rng)], axis=0)
+                found[feature][number, place] = target.measure(resampled(
+                    target.activations, sources, one, draw, rng)).mean(axis=0)
     return Scrubbing(tuple(outcomes), np.array([target.level for target in targets]),
                      {feature: values[0] for feature, values in found.items()},
-                     {feature: values[1:] for feature, values in found.items()}, sets)
+                     {feature: values[1:] for feature, values in found.items()}, sets, moved,
+                     matched)
 
 
 def _check(targets: Sequence[Target], channels: Sequence[int]) -> None:

@@ -26,8 +26,11 @@ from common.errors import UserError
 from common.networks import Policy, PolicyOutput
 from common.progress import Progress
 from interventions.effects import FLIPS_A_COMPARISON, MIN_FLIPS, check_starts, holm, sign_flip_p
-from interventions.layers import Layer, find_layer
+from interventions.layers import find_layer
+from interventions.patches import Zero
+from interventions.reference import ReferenceSet
 from interventions.resumed import CutPass, HalfPass
+from interventions.scopes import outside_scopes
 
 PASSES_AT_A_TIME = 128
 
@@ -52,11 +55,12 @@ def log_prob_of(action: int) -> Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """The pictures that a scan looks at.
+    """The pictures that a scan looks at, and what it measures there.
 
     Attributes:
         frames: uint8 (N, H, W, 3).
         levels: seed of each one's level, int64 (N,).
+        outcome: read off each pass.
         paired: for ``interchange`` the picture that each takes its entries from, uint8
             (N, H, W, 3).
         entering: hidden states that enter, for both pictures of a pair (N, D); None for those of
@@ -65,6 +69,7 @@ class Pictures:
 
     frames: np.ndarray
     levels: np.ndarray
+    outcome: Outcome
     paired: np.ndarray | None = None
     entering: Tensor | None = None
 
@@ -120,19 +125,19 @@ class Scan:
         levels: of the pictures (N,).
         unpatched: the outcome of each picture, float64 (N,).
         effects: patched minus unpatched, float64 (S, N).
-        moved: Euclidean norm of the change of the layer's output, float64 (S, N).
+        norms: Euclidean norm of the change of the layer's output, float64 (S, N).
     """
 
     parts: Sequence[Part]
     levels: np.ndarray
     unpatched: np.ndarray
     effects: np.ndarray
-    moved: np.ndarray
+    norms: np.ndarray
 
     def table(self) -> pd.DataFrame:
         """A row a part: ``layer``, ``channel``, ``row`` and ``column`` (missing where the part
         has all of them), the mean ``unpatched`` and ``effect``, the mean ``absolute`` effect, the
-        mean ``moved``, and ``rank`` by the absolute value of the effect, from 1."""
+        mean ``norm`` of the change, and ``rank`` by the absolute value of the effect, from 1."""
         table = pd.DataFrame(
             [(part.layer, part.channel, *(part.cell or (None, None))) for part in self.parts],
             columns=["layer", "channel", "row", "column"])
@@ -140,7 +145,7 @@ class Scan:
         table["unpatched"] = self.unpatched.mean()
         table["effect"] = self.effects.mean(axis=1)
         table["absolute"] = np.abs(self.effects).mean(axis=1)
-        table["moved"] = self.moved.mean(axis=1)
+        table["norm"] = self.norms.mean(axis=1)
         table["rank"] = table["effect"].abs().rank(ascending=False, method="first").astype(int)
         return table
 
@@ -187,8 +192,8 @@ class Scan:
 
 
 def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pictures,
-         outcome: Outcome, kind: Literal["zero", "mean", "interchange"] = "zero",
-         reference: np.ndarray | None = None,
+         kind: Literal["zero", "mean", "interchange"] = "zero",
+         reference: ReferenceSet | None = None,
          over: Literal["cells", "channels"] = "cells") -> Scan:
     """Patch each part in each picture, and measure the outcome.
 
@@ -196,48 +201,44 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pict
 
     Args:
         kind: what the part's entries are replaced by, see the module.
-        reference: for ``mean``, frames of other levels, uint8 (at least 2, H, W, 3).
+        reference: for ``mean``, pictures of other levels.
         over: whether ``mean`` is one for each entry or one for each channel.
 
     Raises:
         UserError: for a layer, channel or cell that the policy does not have, for pairs or
-            reference pictures that are missing, and for no pictures or parts.
+            a reference set that are missing, and for no pictures or parts.
     """
-    _check(policy, parts, pictures, kind, reference)
-    num, places = len(pictures.frames), range(len(parts))
-    unpatched, effects = np.empty(num), np.empty((len(parts), num))
-    moved = np.empty((len(parts), num))
-    by_layer: dict[str, list[int]] = {}
-    for place in places:
-        by_layer.setdefault(find_layer(policy, parts[place].layer).name, []).append(place)
+    by_layer = _by_layer(policy, parts)
+    _check(parts, pictures, kind, reference)
+    num = len(pictures.frames)
+    unpatched, effects, norms = np.empty(num), *np.empty((2, len(parts), num))
     with torch.no_grad(), Progress(len(parts) * num, "patched pass") as progress:
         for layer, members in by_layer.items():
             cut = CutPass(policy, compute, layer)
-            mean = None if kind != "mean" else _mean(cut.begin(reference).activations, over)
+            put = torch.zeros(()) if kind != "mean" else _mean(reference, policy, cut, over)
             for begin in range(0, num, PASSES_AT_A_TIME):
                 chosen = np.arange(begin, min(num, begin + PASSES_AT_A_TIME))
                 entering = None if pictures.entering is None else pictures.entering[chosen]
                 half = cut.begin(pictures.frames[chosen], entering)
                 if kind == "interchange":
-                    source = cut.begin(pictures.paired[chosen], entering).activations
-                else:
-                    source = (torch.zeros_like(half.activations) if mean is None
-                              else mean.expand_as(half.activations))
-                before = _numbers(outcome(half.rest(), chosen))
+                    with outside_scopes(policy):
+                        put = cut.begin(pictures.paired[chosen], entering).activations
+                source = put.to(half.activations).expand_as(half.activations)
+                before = _numbers(pictures.outcome(half.rest(), chosen))
                 unpatched[chosen] = before
                 at_a_time = max(1, PASSES_AT_A_TIME // len(chosen))
                 for first in range(0, len(members), at_a_time):
                     some = members[first:first + at_a_time]
                     after, sizes = _patched(half, source, [parts[place] for place in some],
-                                            outcome, chosen)
+                                            pictures.outcome, chosen)
                     effects[np.ix_(some, chosen)] = after - before
-                    moved[np.ix_(some, chosen)] = sizes
+                    norms[np.ix_(some, chosen)] = sizes
                     progress.update(progress.done + after.size)
-    return Scan(list(parts), np.asarray(pictures.levels), unpatched, effects, moved)
+    return Scan(list(parts), np.asarray(pictures.levels), unpatched, effects, norms)
 
 
 def choose_and_report(policy: Policy, compute: Compute, parts: Sequence[Part], choosing: Pictures,
-                      reporting: Pictures, outcome: Outcome, number: int, seed: int,
+                      reporting: Pictures, number: int, seed: int,
                       **how) -> tuple[Scan, pd.DataFrame]:
     """Choose the parts of the strongest effect on some levels, and report them on others.
 
@@ -258,8 +259,8 @@ def choose_and_report(policy: Policy, compute: Compute, parts: Sequence[Part], c
         raise UserError(f"{len(both)} levels are in both sets, such as {both[0]}; choose parts on "
                         "other levels than those they are reported on")
     check_starts(len(np.unique(reporting.levels)))
-    first = scan(policy, compute, parts, choosing, outcome, **how)
-    second = scan(policy, compute, first.strongest(number), reporting, outcome, **how)
+    first = scan(policy, compute, parts, choosing, **how)
+    second = scan(policy, compute, first.strongest(number), reporting, **how)
     return first, second.report(seed)
 
 
@@ -278,18 +279,35 @@ def _patched(half: HalfPass, source: Tensor, parts: Sequence[Part], outcome: Out
     return _numbers(after).reshape(shape), torch.stack(sizes).double().cpu().numpy()
 
 
-def _mean(activations: Tensor, over: str) -> Tensor:
-    """Mean over reference pictures (n, …), that broadcasts with them."""
-    over_cells = tuple(range(2, activations.ndim)) if over == "channels" else ()
-    return activations.float().mean(dim=(0, *over_cells), keepdim=True)
+def _mean(reference: ReferenceSet, policy: Policy, cut: CutPass, over: str) -> Tensor:
+    """Reference mean of each entry, or of each channel, that broadcasts to the layer's shape."""
+    if over == "cells":
+        return reference.mean(policy, cut.layer)
+    means = reference.channel_means(policy, cut.layer)  # (C, 1)
+    return means.reshape(-1, *(1,) * (len(cut.layer.shape) - 1))
 
 
 def _numbers(outcomes: Tensor) -> np.ndarray:
     return outcomes.double().cpu().numpy()
 
 
-def _check(policy: Policy, parts: Sequence[Part], pictures: Pictures, kind: str,
-           reference: np.ndarray | None) -> None:
+def _by_layer(policy: Policy, parts: Sequence[Part]) -> dict[str, list[int]]:
+    """Numbers of the parts of each layer.
+
+    Raises:
+        UserError: if a part is not one of the policy.
+    """
+    found: dict[str, list[int]] = {}
+    for place, part in enumerate(parts):
+        layer = find_layer(policy, part.layer)
+        Zero(part.layer, channels=None if part.channel is None else (part.channel,),
+             cells=None if part.cell is None else (part.cell,)).place(policy, layer)
+        found.setdefault(layer.name, []).append(place)
+    return found
+
+
+def _check(parts: Sequence[Part], pictures: Pictures, kind: str,
+           reference: ReferenceSet | None) -> None:
     if not parts or not len(pictures.frames):
         raise UserError("a scan needs at least one part and one picture")
     if len(pictures.levels) != len(pictures.frames):
@@ -298,23 +316,6 @@ def _check(policy: Policy, parts: Sequence[Part], pictures: Pictures, kind: str,
     if kind == "interchange" and np.shape(pictures.paired) != pictures.frames.shape:
         raise UserError("interchange takes entries from a paired picture for each of the "
                         f"{len(pictures.frames)} pictures")
-    if kind == "mean" and (reference is None or len(reference) < 2):
-        raise UserError("mean takes at least 2 reference pictures, of other levels than those "
-                        "scanned")
-    layers: dict[str, Layer] = {part.layer: find_layer(policy, part.layer) for part in parts}
-    for part in parts:
-        _check_part(part, layers[part.layer])
-
-
-def _check_part(part: Part, layer: Layer) -> None:
-    kind = "channel" if layer.is_map else "unit"
-    if part.channel is not None and not 0 <= part.channel < layer.shape[0]:
-        raise UserError(f"{layer.name} has no {kind} {part.channel}: its {kind}s are numbered 0 "
-                        f"to {layer.shape[0] - 1}")
-    if part.cell is None:
-        return
-    if not layer.is_map:
-        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units")
-    if not all(0 <= place < size for place, size in zip(part.cell, layer.shape[1:])):
-        raise UserError(f"{layer.name} has no cell {part.cell[0]}.{part.cell[1]}: its rows go from "
-                        f"0 to {layer.shape[1] - 1}, its columns to {layer.shape[2] - 1}")
+    if kind == "mean" and reference is None:
+        raise UserError("mean takes a reference set of at least 2 pictures, of other levels than "
+                        "those scanned")

@@ -21,7 +21,6 @@ from interventions.resampling import (
     Target,
     channel_changes,
     draw_sources,
-    matched_sets,
     resampled,
     scrub,
 )
@@ -131,7 +130,7 @@ def made_up_targets(num=12, sources=5, channels=10, seed=0):
         other[:, 2] = 2.0 * level + 4 * torch.randn((sources, 1, 1), generator=generator)
 
         def measure(taken, before=activations):
-            return np.array([float((taken - before)[:, 2].abs().mean())])
+            return (taken - before)[:, :, 2].abs().mean(dim=(1, 2, 3))[:, None].numpy()
 
         targets.append(Target(level, activations, same, other, measure))
     return targets
@@ -170,13 +169,11 @@ def test_the_double_contrast_is_that_of_plain_arithmetic():
 def test_resampled_channels_come_from_one_source_or_from_one_each():
     activations, sources = torch.zeros(3, 4, 2, 2), torch.arange(1.0, 6)[:, None, None, None]
     sources = sources.expand(5, 4, 2, 2)
-    joint = torch.stack(list(resampled(activations, sources, [1, 3], "joint",
-                                       np.random.default_rng(0))))
+    joint = resampled(activations, sources, [1, 3], "joint", np.random.default_rng(0))
     assert not joint[:, :, [0, 2]].any() and not activations.any()
     assert joint[:, 0, 1, 0, 0].tolist() == [1, 2, 3, 4, 5]
     assert torch.equal(joint[:, :, 1], joint[:, :, 3])
-    apart = torch.stack(list(resampled(activations, sources, [1, 3], "channel",
-                                       np.random.default_rng(0))))
+    apart = resampled(activations, sources, [1, 3], "channel", np.random.default_rng(0))
     assert sorted(apart[:, 0, 1, 0, 0].tolist()) == [1, 2, 3, 4, 5]
     assert not torch.equal(apart[:, :, 1], apart[:, :, 3])
 
@@ -184,11 +181,11 @@ def test_resampled_channels_come_from_one_source_or_from_one_each():
 def test_pictures_can_have_sources_of_their_own():
     activations = torch.zeros(3, 4, 2, 2)
     sources = torch.arange(3.0)[None, :, None, None, None].expand(5, 3, 4, 2, 2)
-    for taken in resampled(activations, sources, [1], "joint", np.random.default_rng(0)):
-        assert taken[:, 1, 0, 0].tolist() == [0, 1, 2]
+    taken = resampled(activations, sources, [1], "joint", np.random.default_rng(0))
+    assert taken[:, :, 1, 0, 0].tolist() == [[0, 1, 2]] * 5
 
 
-def test_random_sets_are_other_channels_matched_in_size():
+def test_random_sets_are_matched_in_size_over_all_sources():
     targets = made_up_targets()
     std = STD.clone()
     std[[2, 4, 5, 8, 9]] = 0.01  # these move a hundred times as far
@@ -198,11 +195,10 @@ def test_random_sets_are_other_channels_matched_in_size():
                     for target in targets for source in (*target.same, *target.other)])
     assert changes[:, 3].mean() == pytest.approx(float(loop), rel=1e-5)
     assert not changes[:, 6].any()
-    sets = matched_sets([0], changes, 3, seed=0)
-    assert sorted(sets.sets.ravel()) == [1, 3, 7] and sets.within.all()
-    np.testing.assert_allclose(sets.moved, sets.moved_of_chosen, rtol=0.25)
-    more = matched_sets([0], changes, 4, seed=0)
-    assert sorted(more.sets.ravel()) == [1, 3, 6, 7] and more.within.sum() == 3  # 0 is nearest
+    found = scrub(targets, [0], ["moved"], std, seed=0, num_sets=4)
+    assert found.sets[0] == (0,) and sorted(found.sets[1:]) == [(1,), (3,), (6,), (7,)]
+    assert found.matched.sum() == 3 and found.moved[1 + found.matched.argmin()] == 0
+    np.testing.assert_allclose(found.moved[1:][found.matched], found.moved[0], rtol=0.25)
 
 
 def test_scrubbing_that_cannot_be_done_is_refused():
