@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{row.arm}: the patch at {row.layer} was never in force")
     style = Style(args.components, args.margin)
     drawn = list(levels)[:args.num_pictures]
-    views = dict(zip(drawn, draw([levels[name] for name in drawn], person_view=True)))
+    views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in found.items():
         draw_arm(folder, arm, fields, found[UNPATCHED], views, style)
     for film, name in itertools.product(args.films, drawn):

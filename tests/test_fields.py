@@ -2,15 +2,26 @@
 
 import dataclasses
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
+import av
 import numpy as np
+import pandas as pd
 import pytest
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, ROOT, figures_drawn, tiny_policy, wait_for
+from matplotlib.quiver import Quiver
 from scipy.stats import binomtest, sem
 
 from agents.acting import run_policy
+from common.agent_file import load_agent, save_agent
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
+from common.files import read_arrays
+from interventions.patch_text import parse_patch
+from interventions.scopes import patched
+from maze import fields
 from maze.field import stamps
 from maze.field.decisions import at_decision_square, by_outcome, outcomes, value_agreement
 from maze.field.differences import difference
@@ -26,8 +37,11 @@ from maze.field.fields import (
     stamp_frames,
     vector_field,
 )
+from maze.field.files import FieldsFolder, load_field
+from maze.field.plots import Panel, Style, compared, plot_fields, plot_maps
 from maze.field.reaching import Chain, path_probability, reaching
 from maze.level.environment import draw, stock_state
+from maze.level.files import save_levels
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 MAZE = ["#########",
@@ -91,7 +105,7 @@ def test_stamps_are_kept_by_the_version_of_procgen_and_rendered_again_when_damag
     rendered, path = stamps.Stamps.of("easy"), stamps.cache_file("easy")
     assert "0.10.7" in path.name
     kept = path.read_bytes()
-    for content, is_read in ((kept, True), (kept[:1000], False), (b"", False)):
+    for content, is_read in ((kept, True), (kept[:1000], False)):
         path.write_bytes(content)
         before = path.stat().st_mtime_ns
         stamps.Stamps.of.cache_clear()
@@ -157,9 +171,9 @@ def test_exact_probabilities_are_those_of_real_rollouts():
     start = small_level("easy", size=3)
     state = start.with_time(start.timeout - num_steps)
     inside = state.grid.region(region)
-    fields = both_facings(policy, FLOAT32, state)
+    sides = both_facings(policy, FLOAT32, state)
     probs, squares = {}, {}
-    for field in fields:
+    for field in sides:
         for row, frame in enumerate(stamp_frames(state)(field.squares, field.facing)):
             probs[frame.tobytes()] = np.exp(field.log_probs[row].astype(float))
             squares[frame.tobytes()] = tuple(field.squares[row])
@@ -183,7 +197,7 @@ def test_exact_probabilities_are_those_of_real_rollouts():
         going &= ~after.first
     env.close()
     assert lengths.max() == num_steps
-    exact = reaching(fields, region, num_steps)
+    exact = reaching(sides, region, num_steps)
     cheese_first = got_cheese & ~region_first
     for counted, probability in ((got_cheese, exact.cheese), (region_first, exact.region_first),
                                  (cheese_first, exact.cheese_first)):
@@ -199,9 +213,9 @@ def test_chance_of_a_corridor_is_that_of_a_geometric_wait():
     field = made_up(rows)
     log_probs = np.full((1, 15), -np.inf)
     log_probs[0, [7, 4]] = np.log([0.2, 0.8])
-    fields = tuple(dataclasses.replace(field, log_probs=log_probs, facing=side)
+    sides = tuple(dataclasses.replace(field, log_probs=log_probs, facing=side)
                    for side in (0, 1))
-    exact = reaching(fields, 1, steps=10)
+    exact = reaching(sides, 1, steps=10)
     assert exact.cheese == pytest.approx(1 - 0.8**10)
     assert exact.steps == pytest.approx(sum(0.8**t for t in range(10)))
 
@@ -210,12 +224,12 @@ def test_facing_decides_where_it_is_the_chains_state():
     """Facing 0 the mouse goes right, facing 1 left: it never gets beyond the second square."""
     grid = Grid.from_rows(["#####", "#####", "M...C", "#####", "#####"])
     squares = np.array(grid.squares(without_cheese=True))
-    fields = []
+    sides = []
     for side, action in ((0, 7), (1, 1)):
         log_probs = np.full((len(squares), 15), -np.inf)
         log_probs[:, action] = 0
-        fields.append(Field(grid, squares, log_probs, np.zeros(len(squares)), side, "none"))
-    chain = Chain.of(tuple(fields))
+        sides.append(Field(grid, squares, log_probs, np.zeros(len(squares)), side, "none"))
+    chain = Chain.of(tuple(sides))
     reached = chain.reaching([Square(2, column) for column in range(5)])
     assert reached.tolist() == [1, 1, 0, 0, 0]
     assert chain.expected_steps() == 500
@@ -322,14 +336,14 @@ def test_value_agrees_where_the_likeliest_way_leads_to_the_highest_neighbour():
 def test_outcomes_of_a_level_and_what_it_lacks():
     state = small_level("easy")
     policy = tiny_policy(recurrent=False)
-    fields = both_facings(policy, FLOAT32, state)
+    sides = both_facings(policy, FLOAT32, state)
     other = both_facings(tiny_policy(1, recurrent=False), FLOAT32, state)
-    found = outcomes(other[0], fields[0], other[1], region=2)
+    found = outcomes(other[0], sides[0], other[1], region=2)
     assert not np.isnan(list(found.values())).any()
     exact = reaching(other, 2)
     assert (found["exact_cheese"], found["expected_steps"]) == (exact.cheese, exact.steps)
-    assert found["mean_total_variation"] == difference(fields[0], other[0]).mean_total_variation
-    assert outcomes(fields[0], fields[0])["direction_changed"] == 0
+    assert found["mean_total_variation"] == difference(sides[0], other[0]).mean_total_variation
+    assert outcomes(sides[0], sides[0])["direction_changed"] == 0
     no_fork = outcomes(vector_field(policy, FLOAT32, state.with_cheese(None)))
     missing = {name for name, value in no_fork.items() if np.isnan(value)}
     assert {"p_cheese", "path_cheese", "exact_cheese"} < missing
@@ -340,3 +354,206 @@ def test_outcomes_of_a_level_and_what_it_lacks():
     np.testing.assert_array_equal(arrays["p_cheese"], [found["p_cheese"]] * 2)
     with pytest.raises(UserError, match="only 2 of 3 levels have stay, p_cheese"):
         by_outcome([found, no_fork, found], ("stay", "p_cheese"))
+
+
+SMALL = "0,14"  # seeds of easy levels with a maze of 3 x 3
+PATCH = "multiply@embedder.block2.res1.resadd:3-9=-2"
+
+
+@pytest.fixture(scope="module")
+def feed_forward(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
+    save_agent(path, tiny_policy(recurrent=False))
+    save_agent(path.with_name("model_64.pth"), tiny_policy(1, recurrent=False))
+    return path
+
+
+def arguments(agent: Path, output: Path, *more: str, levels: str = SMALL) -> list[str]:
+    return ["--agent_file", str(agent), "--levels", levels, "--output_dir", str(output),
+            "--device", "cpu", "--reference_size", "4", "--facing", "both", *more]
+
+
+@pytest.fixture(scope="module")
+def finished(feed_forward, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("fields") / "out"
+    assert fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
+                                 "--films", "cheese", "checkpoints")) == 0
+    return output
+
+
+def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finished, feed_forward):
+    policy, folder = load_agent(feed_forward), FieldsFolder(finished)
+    table = folder.table()
+    arms = list(dict.fromkeys(table["arm"]))
+    assert arms[0] == "unpatched" and len(arms) == 2
+    for arm, patches in zip(arms, ([], [parse_patch(PATCH)])):
+        for level in ("0", "14"):
+            state = stock_state("easy", int(level))
+            with patched(policy, patches):
+                expected = both_facings(policy, FLOAT32, state)
+            read = [load_field(folder.field_file(arm, level, side, True)) for side in (0, 1)]
+            for field, (found, moved) in zip(expected, read):
+                np.testing.assert_array_equal(found.squares, field.squares)
+                np.testing.assert_array_equal(found.log_probs, field.log_probs)
+                np.testing.assert_array_equal(found.values, field.values)
+                assert found.facing == field.facing
+                assert found.grid.to_rows() == state.grid.to_rows()
+                assert [size.pictures for size in moved] == [len(field.squares)] * len(patches)
+            row = table[(table["arm"] == arm) & (table["level"] == level)].iloc[0]
+            assert row["exact_cheese"] == pytest.approx(reaching(expected, 5).cheese, rel=1e-4)
+            assert row["facing_variation"] == pytest.approx(
+                difference(*expected).mean_total_variation, rel=1e-4)
+    change = table[table["arm"] == arms[1]]["mean_total_variation"]
+    assert (change > 0).all()
+    arrays = read_arrays(folder.field_file(arms[0], "0"), "field")
+    assert arrays["squares"].min() == 0 and arrays["squares"].max() == 2  # inner coordinates
+    np.testing.assert_allclose(arrays["probs"].sum(axis=1), 1, rtol=1e-5)
+    sizes = pd.read_csv(finished / "moved.csv")
+    assert sizes["layer"].tolist() == ["embedder.block2.res1.resadd"]
+    assert sizes["pictures"].tolist() == [2 * sum(change.index >= 0) * 6]
+    assert (sizes[["in_std", "norm", "relative"]] > 0).all(axis=None)
+
+
+def test_pictures_and_films_are_of_the_levels_that_are_drawn(finished):
+    assert {path.name for path in finished.rglob("*.png")} == {"field_0.png", "maps_0.png"}
+    assert sorted(path.name for path in (finished / "films").iterdir()) == [
+        "checkpoints_0.mp4", "cheese_0.mp4"]
+    for name, num_frames in (("checkpoints", 2), ("cheese", 6)):
+        with av.open(str(finished / "films" / f"{name}_0.mp4")) as film:
+            assert sum(1 for _ in film.decode(video=0)) == num_frames
+
+
+def test_a_killed_script_goes_on_and_ends_with_the_same_numbers(finished, feed_forward, tmp_path):
+    output = tmp_path / "out"
+    command = arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "0")
+    process = subprocess.Popen([sys.executable, "-m", "maze.fields", *command], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(output.glob("unpatched/field_*.npz")), process)
+    process.kill()
+    process.communicate()
+    begun = {path: path.stat().st_mtime_ns for path in output.rglob("field_*.npz")}
+    assert not (output / "differences.csv").exists()
+    assert fields.main(command) == 0
+    assert begun == {path: path.stat().st_mtime_ns for path in begun}
+    for name in ("differences.csv", "moved.csv"):
+        assert (output / name).read_text() == (finished / name).read_text()
+
+
+def test_a_folder_takes_more_levels_but_no_others_of_the_same_name(feed_forward, tmp_path, capsys):
+    output = tmp_path / "out"
+    one = arguments(feed_forward, output, "--num_pictures", "0", levels="0")
+    assert fields.main(one) == 0
+    kept = (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
+    assert fields.main(arguments(feed_forward, output, "--num_pictures", "0")) == 0
+    assert kept == (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
+    assert FieldsFolder(output).table()["level"].tolist() == ["0", "14"]
+    state = stock_state("easy", 0)
+    edited = tmp_path / "level_0.json"
+    save_levels(edited, [state.with_cheese(None)])
+    capsys.readouterr()
+    assert fields.main(arguments(feed_forward, output, levels=str(edited))) == 2
+    assert "is of another level than the one of seed 0" in capsys.readouterr().err
+    assert fields.main([*one, "--memory", "walked"]) == 2
+    assert "another memory" in capsys.readouterr().err
+
+
+def test_levels_of_one_seed_have_names_of_their_own(feed_forward, tmp_path):
+    state = stock_state("easy", 0)
+    path = tmp_path / "levels.json"
+    save_levels(path, [state, state.with_cheese(None)])
+    output = tmp_path / "out"
+    assert fields.main(arguments(feed_forward, output, "--num_pictures", "0",
+                                 levels=str(path))) == 0
+    table = FieldsFolder(output).table()
+    assert table["level"].tolist() == ["0", "0_2"]
+    assert table["kind"].tolist() == ["fork", "none"]
+    assert table["p_cheese"].isna().tolist() == [False, True]
+
+
+def test_a_dry_run_prints_the_levels_and_writes_nothing(feed_forward, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert fields.main(arguments(feed_forward, output, "--patch", PATCH, "--dry_run")) == 0
+    printed = capsys.readouterr().out
+    assert "0: 3 x 3 squares, cheese at row 7, column 6, kind: fork, decision square at" in printed
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(("more", "message"), (
+    (("--films", "coefficients"), "needs several arms"),
+    (("--patch", "zero@embedder.block9"), "block9"),
+    (("--levels", "nowhere"), "nowhere"),
+    (("--levels", "0", "--kind", "cheese on the way"), "has what is asked for")))
+def test_bad_input_is_refused_in_a_sentence(feed_forward, tmp_path, capsys, more, message):
+    assert fields.main([*arguments(feed_forward, tmp_path / "out"), *more]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_film_of_checkpoints_needs_them(agent_path, tmp_path, capsys):
+    alone = tmp_path / "agent" / "agent.pth"
+    alone.parent.mkdir()
+    alone.write_bytes(agent_path.read_bytes())
+    assert fields.main(arguments(alone, tmp_path / "out", "--films", "checkpoints")) == 2
+    assert "there are 0" in capsys.readouterr().err
+
+
+def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, tmp_path):
+    output = tmp_path / "out"
+    assert fields.main(arguments(agent_path, output, "--memory", "walked", "--num_pictures", "1",
+                                 levels="0")) == 0
+    table = FieldsFolder(output).table()
+    assert table["exact_cheese"].isna().all() and table["p_cheese"].notna().all()
+    assert load_field(output / "unpatched" / "field_0.npz")[0].memory == "walked"
+
+
+def test_damaged_fields_are_refused(finished, tmp_path):
+    path = finished / "unpatched" / "field_0.npz"
+    arrays = read_arrays(path, "field")
+    damaged = tmp_path / "field_0.npz"
+    for name, values in (("squares", arrays["squares"] + 1), ("log_probs", arrays["log_probs"][1:]),
+                         ("values", arrays["values"] * np.nan), ("rows", arrays["rows"][1:]),
+                         ("memory", np.array("none of them")), ("facing", np.array(2)),
+                         ("moved_layers", np.array(["gru"]))):
+        np.savez(damaged, **{**arrays, name: values})
+        with pytest.raises(UserError, match="damaged"):
+            load_field(damaged)
+    np.savez(damaged, **arrays)
+    load_field(damaged)
+
+
+def test_pictures_show_the_arrows_of_the_field_as_thick_as_squares_are_wide(tmp_path):
+    state = stock_state("easy", 1)
+    policy = tiny_policy(recurrent=False)
+    field = vector_field(policy, FLOAT32, state)
+    other = vector_field(tiny_policy(1, recurrent=False), FLOAT32, state)
+    view = draw([state], person_view=True)[0]
+    panels = compared(Panel("a", state.grid, field, view), Panel("b", state.grid, other))
+    marked = (Square(3, 3),)
+    with figures_drawn() as figures:
+        plot_fields(tmp_path / "net.png", panels, Style(marked=marked))
+        plot_fields(tmp_path / "all.png", panels[:1], Style(components=True, margin=True))
+        plot_maps(tmp_path / "maps.png", state.grid, {
+            "value": field.map(field.values), "channel": np.zeros((16, 16))})
+    original, _, change = figures["net.png"].axes
+    arrows = next(each for each in original.collections if isinstance(each, Quiver))
+    shown = np.linalg.norm(field.arrows, axis=1) >= 0.05
+    np.testing.assert_allclose(np.column_stack([arrows.U, arrows.V]), field.arrows[shown])
+    np.testing.assert_allclose(np.column_stack([arrows.X, arrows.Y]),
+                               field.squares[shown][:, ::-1] + 0.5)
+    assert arrows.width == pytest.approx(0.005 * 25 / 11)
+    assert original.get_xlim() == (2, 13)
+    np.testing.assert_array_equal(original.images[0].get_array(), view)
+    ring, cross = original.lines[-2:]
+    decision = state.grid.decision_square()
+    assert (ring.get_xdata()[0], ring.get_ydata()[0]) == (decision.column + 0.5,
+                                                          decision.row + 0.5)
+    assert (cross.get_xdata()[0], cross.get_ydata()[0]) == (3.5, 3.5)
+    assert f"{difference(field, other).mean_total_variation:.3f}" in change.get_title()
+    whole = figures["all.png"].axes[0]
+    components = next(each for each in whole.collections if isinstance(each, Quiver))
+    assert len(components.U) == (field.probs[:, :STAY] >= 0.05).sum()
+    assert components.width == pytest.approx(0.005 * 25 / 15)
+    assert whole.get_xlim() == (0, 15)
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("net.png", "all.png"))
+    maps = figures["maps.png"].axes[0]
+    shown = maps.images[-1].get_array()[::-1]
+    np.testing.assert_allclose(shown[tuple(field.squares[0])], field.values[0])
