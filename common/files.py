@@ -311,7 +311,8 @@ def open_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     """Look at the header and the size of a ``.npy`` file of numbers, in C order.
 
     Args:
-        dtype, dimensions: that it must have, if given.
+        dtype, dimensions: that it must have, if given; the type may be one of numpy's families,
+            such as ``np.floating``.
         written_by: script that a missing file comes from, for the message.
 
     Raises:
@@ -346,8 +347,9 @@ def _array_header(path: Path, dtype: type | None, dimensions: int | None,
             reason = " ".join(str(error).split())[:MAX_REASON]
             raise UserError(f"{path} is damaged: it is truncated or not a numpy array of numbers "
                             f"({reason})") from None
-    if (dtype is not None and found != dtype) or dimensions not in (None, len(shape)):
-        wanted = "" if dtype is None else f", not {np.dtype(dtype)} in {dimensions}"
+    if ((dtype is not None and not np.issubdtype(found, dtype))
+            or dimensions not in (None, len(shape))):
+        wanted = "" if dtype is None else f", not {dtype.__name__} in {dimensions}"
         raise UserError(f"{path} holds {found} in {len(shape)} dimensions{wanted}")
     if size != expected:
         raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
@@ -359,7 +361,8 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     """Read a ``.npy`` file of numbers.
 
     Args:
-        dtype, dimensions: that it must have, if given.
+        dtype, dimensions: that it must have, if given; the type may be one of numpy's families,
+            such as ``np.floating``.
         written_by: script that a missing file comes from, for the message.
 
     Raises:

@@ -335,6 +335,7 @@ def test_files_have_their_published_names(precomputed):
         if folder is bottleneck_folder:
             names |= {f"aux_lv_{n}.csv", f"lv_inf_aux_data_{n}.csv"}
         assert {path.name for path in results.path.iterdir()} == names
+        assert all(results.read(name).size for name in results.kinds)
         settings = results.settings()
         assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
         assert settings["samples_made_by"]["kind"] == "test"
@@ -766,7 +767,7 @@ def test_constant_units_are_named_and_give_finite_results(data, tmp_path, capsys
     assert env_h_analysis_precompute.main(argv) == 0
     assert "unit of the environment's state 3, 4 does not vary" in capsys.readouterr().err
     folder = env_folder(tmp_path / "out")
-    for name in folder.stems:
+    for name in folder.kinds:
         assert np.isfinite(folder.read(name)).all(), name
     for path in copy.glob("sample_*/env_hs.npy"):
         np.save(path, np.full_like(np.load(path), 0.5))
@@ -802,7 +803,10 @@ def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_
     assert re.search("names cluster 2, but .* has only 1;", error_of(
         capsys, jacobian_analysis_plotting.main, argv))
     path = env_folder(copy).file("principal")
-    np.save(path, np.load(path) * np.nan)
+    np.save(path, np.load(path).ravel())
+    assert "holds float32 in 1 dimensions, not floating in 2" in error_of(
+        capsys, env_h_analysis_plotting.main, argv)
+    np.save(path, np.load(precomputed / path.relative_to(copy)) * np.nan)
     assert "pca_data_env_24.npy holds NaN" in error_of(capsys, env_h_analysis_plotting.main, argv)
     assert "num_epi_paths is 25" in error_of(
         capsys, env_h_analysis_plotting.main, [*argv, "--num_epi_paths", 25])
