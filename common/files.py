@@ -306,19 +306,16 @@ class ArrayFile:
         return values.reshape(-1, *self.shape[1:])
 
 
-def open_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
-               written_by: str = "") -> ArrayFile:
+def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     """Look at the header and the size of a ``.npy`` file of numbers, in C order.
 
     Args:
-        dtype, dimensions: that it must have, if given; the type may be one of numpy's families,
-            such as ``np.floating``.
-        written_by: script that a missing file comes from, for the message.
+        dtype, dimensions: that it must have.
 
     Raises:
         UserError: if the file is missing, damaged or holds something else.
     """
-    array, fortran_order = _array_header(path, dtype, dimensions, written_by)
+    array, fortran_order = _array_header(path, dtype, dimensions, "")
     if fortran_order:
         raise UserError(f"{path} holds its columns one after the other, not its rows")
     return array
@@ -376,9 +373,13 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
         raise UserError(f"{path} is damaged or does not fit into memory: {reason}") from None
 
 
-def sha256(path: Path) -> str:
-    """Checksum of a file's contents."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(path: Path, what: str = "file") -> str:
+    """Checksum of a file's contents.
+
+    Raises:
+        UserError: if there is no such file; ``what`` is its kind.
+    """
+    return hashlib.sha256(read_bytes(path, what)).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -219,7 +219,7 @@ def test_behaviours_are_the_planted_ones(tmp_path):
     writer.finish()
     found = folder.read("per_sample")
     assert adjusted_rand_score(kind, found) > 0.9 and (found >= 0).all()
-    assert folder.num_samples == 120 and folder.num_behaviours > found.max()
+    assert folder.num_samples == 120 and len(folder.read("cluster_means")) > found.max()
     np.testing.assert_array_equal(found, most_common(folder.read("clusters").reshape(120, 8)))
 
 
@@ -493,7 +493,7 @@ def test_files_added_to_an_output_keep_it_from_being_replaced(tmp_path):
 def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, data, tmp_path):
     main, folder, clusters, name = PLOTS[analysis]
     if clusters is None:
-        clusters = behaviours_folder(precomputed).num_behaviours
+        clusters = len(behaviours_folder(precomputed).read("cluster_means"))
     output = tmp_path / folder
     assert main([*arguments(data, precomputed), "--output_dir", str(output)]) == 0
     expected = {f"{plane}_{what}.png" for plane in ("pca", "tsne") for what in COLOURED[analysis]}
@@ -546,7 +546,7 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
                           "std")
     found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
                   "behaviours_overview.png")
-    behaviours = {f"behaviour_{i:02d}.png" for i in range(folder.num_behaviours)}
+    behaviours = {f"behaviour_{i:02d}.png" for i in range(len(folder.read("cluster_means")))}
     assert found == names_of("behaviours", "tsne") | behaviours | {*OTHERS["behaviours"]}
     printed = capsys.readouterr().out
     assert "left out figures of principal components" in printed
@@ -635,7 +635,7 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_
     assert combined_agent_env_hx_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     samples = SampleFolder(data / "informed_init")
-    assert sorted(shown) == list(range(folder.num_behaviours))
+    assert sorted(shown) == list(range(len(folder.read("cluster_means"))))
     for behaviour, (members, strips, note) in shown.items():
         assert note.startswith(f"{(per_sample == behaviour).sum()} of 24 samples")
         own = np.flatnonzero(per_sample == behaviour)

@@ -43,8 +43,3 @@ class BehavioursFolder(ResultFolder):
     @property
     def num_samples(self) -> int:
         return self.number
-
-    @property
-    def num_behaviours(self) -> int:
-        """Clusters of steps; some may be the most common one of no sample."""
-        return len(self.read("cluster_means"))
