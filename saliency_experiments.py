@@ -111,8 +111,8 @@ def main(argv: list[str] | None = None) -> int:
         needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
         raise UserError(f"there is nothing to do without {needed}")
     samples.check(numbers)
-    origin = {"agent_file": args.agent_file.name, "agent_sha256": checksum(args.agent_file),
-              "model_file": args.model_file.name, "model_sha256": checksum(args.model_file)}
+    origin = {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+              "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
     check_origin(samples, origin)
 
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
@@ -164,12 +164,6 @@ def main(argv: list[str] | None = None) -> int:
               "own actions do not lead to the recorded frames that the pictures have below the "
               "colours; were they recorded with other actions, or in another precision?")
     return 0
-
-
-def checksum(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}")
-    return sha256(path)
 
 
 def check_origin(samples: SampleFolder, origin: dict) -> None:

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         folder = new_run_folder(common.log_dir_base, args.gen_mod_exp_name)
         settings = SimulatorRunSettings(
-            args.gen_mod_exp_name, str(args.agent_file), checksum(args.agent_file),
+            args.gen_mod_exp_name, str(args.agent_file), sha256(args.agent_file, "agent file"),
             str(args.model_file or ""), common.data_dir, args.seed, compute.precision,
             args.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
             LossScales(*(getattr(args, f"loss_scale_{field.name}")
@@ -71,7 +71,7 @@ def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorR
     for name in sorted(explicit - RESUMABLE):
         raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
     settings = load_settings(args.resume, SimulatorRunSettings)
-    if checksum(args.agent_file) != settings.agent_sha256:
+    if sha256(args.agent_file, "agent file") != settings.agent_sha256:
         raise UserError(f"{args.agent_file} is not the agent of this run, which was "
                         f"{settings.agent_file}")
     changes = {name: getattr(args, name) for name in ("data_dir", "max_batches", "precision")
@@ -82,12 +82,6 @@ def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorR
                                                        "save_interval") if name in explicit}
     return dataclasses.replace(settings, agent_file=str(args.agent_file), **changes,
                                training=dataclasses.replace(settings.training, **training))
-
-
-def checksum(agent_file: Path) -> str:
-    if not agent_file.is_file():
-        raise UserError(f"there is no agent file {agent_file}")
-    return sha256(agent_file)
 
 
 if __name__ == "__main__":

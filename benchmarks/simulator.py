@@ -1,4 +1,4 @@
-"""Speed of the simulator's training and data reading, against a plain variant and the published.
+"""Speed of the simulator's training and data reading, compared with a plain variant.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
 the other, with the memory that the C library gives by default, as a direct transcription of the
@@ -47,8 +47,7 @@ ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "pretrained" / "coinrun_easy" / "model.pth"
 NUM_EPISODES = 60
 NUM_STEPS = 32
-PUBLISHED_FRAMES_A_SECOND = {16: 79, 2: 25}  # by batch size
-PUBLISHED_WINDOWS_A_SECOND = 140
+BATCH_SIZES = (16, 2)
 MEMORY_LIMIT = 12  # GB, with which a batch of 28 x 28 has to do
 REPEATS = 5
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
@@ -121,7 +120,7 @@ class Contestant:
             keep_freed_memory()
             self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
         self.batches = {size: some_batch(self.run.dataset, settings, size)
-                        for size in PUBLISHED_FRAMES_A_SECOND}
+                        for size in BATCH_SIZES}
 
     def __call__(self, size: int) -> float:
         start = time.perf_counter()
@@ -134,7 +133,7 @@ def measure_training(recording: Path) -> None:
         ours, plain = (Apart(Contestant, is_plain, recording, Path(folder) / str(is_plain))
                        for is_plain in (False, True))
         seconds = {}
-        for size in PUBLISHED_FRAMES_A_SECOND:
+        for size in BATCH_SIZES:
             for contestant in (ours, plain):
                 contestant(size)  # memory is taken and kernels are prepared
             times = [(ours(size), plain(size)) for _ in range(REPEATS)]
@@ -163,11 +162,10 @@ def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
 
 
 def report_training(batch_size: int, ours: float, plain: float) -> None:
-    frames, published = batch_size * NUM_STEPS, PUBLISHED_FRAMES_A_SECOND[batch_size]
+    frames = batch_size * NUM_STEPS
     print(f"training, batch {batch_size} x {NUM_STEPS}: ours ({resolve_compute('cpu').precision}) "
           f"{frames / ours:.0f} frames/s ({ours:.2f} s a step), plain {frames / plain:.0f} "
-          f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}; published {published} frames/s, "
-          f"ours {frames / ours / published:.1f} times", flush=True)
+          f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}", flush=True)
 
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
@@ -235,8 +233,7 @@ def measure_reading(recording: Path) -> None:
 
     read()  # from now on the files are cached
     windows = 16 * len(batches)
-    print(f"reading: {windows / best_of(read):.0f} windows/s in one process, published about "
-          f"{PUBLISHED_WINDOWS_A_SECOND}", flush=True)
+    print(f"reading: {windows / best_of(read):.0f} windows/s in one process", flush=True)
 
 
 def measure_memory(recording: Path) -> None:

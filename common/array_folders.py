@@ -22,17 +22,20 @@ from common.description import read_description
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, atomic_path, read_array, save_json
 
+MATRIX, VECTOR, LABELS = (np.floating, 2), (np.floating, 1), (np.integer, 1)
+
 
 class ResultFolder:
     """Names and readers of the results for one number of episodes or samples.
 
     Attributes of the class:
         script: that writes them.
-        stems: what the files of arrays are called, without the number, by array.
+        kinds: of each array what its file is called, without the number, and its type and number of
+            dimensions.
     """
 
     script: ClassVar[str]
-    stems: ClassVar[dict[str, str]]
+    kinds: ClassVar[dict[str, tuple[str, tuple[type, int]]]]
 
     def __init__(self, path: Path, number: int):
         self.path, self.number = Path(path), number
@@ -43,7 +46,7 @@ class ResultFolder:
 
     def file(self, name: str) -> Path:
         """The file of an array."""
-        return self.path / f"{self.stems[name]}_{self.number}.npy"
+        return self.path / f"{self.kinds[name][0]}_{self.number}.npy"
 
     def has(self, name: str) -> bool:
         """Whether an array is there to be read.
@@ -57,9 +60,9 @@ class ResultFolder:
         """An array.
 
         Raises:
-            UserError: if its file is missing or damaged.
+            UserError: if its file is missing or damaged, or holds something else.
         """
-        return read_array(self.file(name), written_by=self.script)
+        return read_array(self.file(name), *self.kinds[name][1], self.script)
 
     def store(self, name: str, values: np.ndarray) -> None:
         """Write an array."""

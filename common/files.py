@@ -320,18 +320,16 @@ class ArrayFile:
         return values.reshape(-1, *self.shape[1:])
 
 
-def open_array(path: Path, dtype: type | None = None, dimensions: int | None = None,
-               written_by: str = "") -> ArrayFile:
+def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
     """Look at the header and the size of a ``.npy`` file of numbers, in C order.
 
     Args:
-        dtype, dimensions: that it must have, if given.
-        written_by: script that a missing file comes from, for the message.
+        dtype, dimensions: that it must have.
 
     Raises:
         UserError: if the file is missing, damaged or holds something else.
     """
-    array, fortran_order = _array_header(path, dtype, dimensions, written_by)
+    array, fortran_order = _array_header(path, dtype, dimensions, "")
     if fortran_order:
         raise UserError(f"{path} holds its columns one after the other, not its rows")
     return array
@@ -360,8 +358,9 @@ def _array_header(path: Path, dtype: type | None, dimensions: int | None,
             reason = " ".join(str(error).split())[:MAX_REASON]
             raise UserError(f"{path} is damaged: it is truncated or not a numpy array of numbers "
                             f"({reason})") from None
-    if (dtype is not None and found != dtype) or dimensions not in (None, len(shape)):
-        wanted = "" if dtype is None else f", not {np.dtype(dtype)} in {dimensions}"
+    if ((dtype is not None and not np.issubdtype(found, dtype))
+            or dimensions not in (None, len(shape))):
+        wanted = "" if dtype is None else f", not {dtype.__name__} in {dimensions}"
         raise UserError(f"{path} holds {found} in {len(shape)} dimensions{wanted}")
     if size != expected:
         raise UserError(f"{path} is damaged: it has {size} bytes, not {expected}")
@@ -373,7 +372,8 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     """Read a ``.npy`` file of numbers.
 
     Args:
-        dtype, dimensions: that it must have, if given.
+        dtype, dimensions: that it must have, if given; the type may be one of numpy's families,
+            such as ``np.floating``.
         written_by: script that a missing file comes from, for the message.
 
     Raises:
@@ -409,9 +409,13 @@ def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
                         f"({type(error).__name__})") from None
 
 
-def sha256(path: Path) -> str:
-    """Checksum of a file's contents."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(path: Path, what: str = "file") -> str:
+    """Checksum of a file's contents.
+
+    Raises:
+        UserError: if there is no such file; ``what`` is its kind.
+    """
+    return hashlib.sha256(read_bytes(path, what)).hexdigest()
 
 
 def versions() -> dict[str, str]:

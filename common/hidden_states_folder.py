@@ -31,11 +31,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from common.array_folders import ResultFolder
+import numpy as np
 
-MATRICES = {"mean": "hx_mu", "std": "hx_std", "components": "pcomponents",
-            "variances": "pc_loading_variances", "unmixing": "ica_unmixing_matrix_hx",
-            "mixing": "ica_mixing_matrix_hx"}
+from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
+
+MATRICES = {"mean": ("hx_mu", VECTOR), "std": ("hx_std", VECTOR),
+            "components": ("pcomponents", MATRIX),
+            "variances": ("pc_loading_variances", VECTOR),
+            "unmixing": ("ica_unmixing_matrix_hx", MATRIX),
+            "mixing": ("ica_mixing_matrix_hx", MATRIX)}
 
 
 def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
@@ -53,11 +57,14 @@ class HiddenStatesFolder(ResultFolder):
     """
 
     script = "analysis/hidden_analysis_precompute.py"
-    stems: ClassVar[dict[str, str]] = {
-        **MATRICES, "kept": "hx_outlier_mask", "singular_values": "pc_singular_values",
-        "principal": "hx_pca", "sources": "ica_source_signals_hx", "clusters": "clusters_hx",
-        "cluster_means": "cluster_means_hx", "tsne": "tsne_hx", "nmf": "nmf_hx",
-        "nmf_components": "nmf_components_hx", "nmf_min": "nmf_min_per_dim_hx"}
+    kinds: ClassVar = {
+        **MATRICES, "kept": ("hx_outlier_mask", (np.bool_, 1)),
+        "retention": ("hx_outlier_retention_fraction", (np.floating, 0)),
+        "singular_values": ("pc_singular_values", VECTOR), "principal": ("hx_pca", MATRIX),
+        "generated": ("gen_hx_projected", MATRIX), "sources": ("ica_source_signals_hx", MATRIX),
+        "clusters": ("clusters_hx", LABELS), "cluster_means": ("cluster_means_hx", MATRIX),
+        "tsne": ("tsne_hx", MATRIX), "nmf": ("nmf_hx", MATRIX),
+        "nmf_components": ("nmf_components_hx", MATRIX), "nmf_min": ("nmf_min_per_dim_hx", VECTOR)}
 
     def __init__(self, path: Path, num_episodes: int, num_samples: int | None = None):
         super().__init__(path, num_episodes)
@@ -72,7 +79,8 @@ class HiddenStatesFolder(ResultFolder):
 
     def file(self, name: str) -> Path:
         if name == "generated":
-            return self.path / f"gen_hx_projected_real{self.number}_gen{self.num_samples}.npy"
+            numbers = f"real{self.number}_gen{self.num_samples}"
+            return self.path / f"{self.kinds[name][0]}_{numbers}.npy"
         if name == "retention":
-            return self.path / "hx_outlier_retention_fraction.npy"
+            return self.path / f"{self.kinds[name][0]}.npy"
         return super().file(name)

@@ -1,8 +1,9 @@
 """Max-pool 3x3, stride 2, padding 1, of bfloat16 pictures on a CPU: the same numbers as torch's.
 
 torch notes where each maximum came from in eight bytes and keeps the whole input for the gradient;
-here it is one byte, and nothing else is kept. By itself it takes about half of the time that
-torch's does.
+here it is one byte, and nothing else is kept. On one core with bfloat16 in hardware, a gradient
+step of the IMPALA network on 512 frames takes 9 % less processor time with it than with torch's,
+and acting on 64 frames 8 % less. In float32 torch's is as good, and is used.
 
 Rows of a picture are (W, C) in memory. A row is split into its even and its odd columns, so that
 the three columns of a window are three long vectors, which the compiler turns into vector
@@ -25,26 +26,10 @@ _JIT = {"nogil": True, "cache": True}
 
 
 def halve(x: Tensor) -> Tensor:
-    """Max-pool 3x3, stride 2, padding 1, by the fastest way that gives torch's numbers.
-
-    Without gradients the maximum over rows and then over columns takes about half the time of
-    torch's kernel, which also notes where each maximum came from.
-
-    Args:
-        x: (N, C, H, W) with even H and W.
-
-    Returns:
-        (N, C, H / 2, W / 2).
-    """
+    """Max-pool 3x3, stride 2, padding 1: (N, C, H, W) with even H and W to (N, C, H / 2, W / 2)."""
     if can_pool(x):
         return ParallelMaxPool.apply(x)
-    if torch.is_grad_enabled():
-        return functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
-    rows = torch.maximum(x[:, :, 0::2], x[:, :, 1::2])
-    torch.maximum(rows[:, :, 1:], x[:, :, 1:-1:2], out=rows[:, :, 1:])
-    pooled = torch.maximum(rows[..., 0::2], rows[..., 1::2])
-    torch.maximum(pooled[..., 1:], rows[..., 1:-1:2], out=pooled[..., 1:])
-    return pooled
+    return functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
 
 
 def can_pool(x: Tensor) -> bool:

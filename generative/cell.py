@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from generative.config import SimulatorConfig
 from generative.encoder import EMBEDDING_SIZE
-from generative.repeated_linear import RepeatedLinear
 
 NORM_EPS = 1e-3
 
@@ -31,8 +30,8 @@ class LayerNormGRUCell(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
-        self.from_input = RepeatedLinear(input_size, 3 * hidden_size, bias=False)
-        self.from_hidden = RepeatedLinear(hidden_size, 3 * hidden_size, bias=False)
+        self.from_input = nn.Linear(input_size, 3 * hidden_size, bias=False)
+        self.from_hidden = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
         self.reset_norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
         self.update_norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
         self.new_norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
@@ -59,17 +58,17 @@ class EnvironmentCell(nn.Module):
         super().__init__()
         z_size, hidden, deter = config.env_h_stoch_size, config.hidden_dim, config.deter_dim
         self.latent_shape = (config.stoch_dim, config.stoch_discrete)
-        self.z_in = RepeatedLinear(z_size, hidden)
+        self.z_in = nn.Linear(z_size, hidden)
         self.action_in = nn.Linear(config.action_space_size, hidden, bias=False)
         self.in_norm = norm_layer(hidden, config.layer_norm)
         self.gru = LayerNormGRUCell(hidden, deter)
         self.prior_hidden = nn.Linear(deter, hidden)
         self.prior_norm = norm_layer(hidden, config.layer_norm)
         self.prior_out = nn.Linear(hidden, z_size)
-        self.posterior_hidden = RepeatedLinear(deter, hidden)
+        self.posterior_hidden = nn.Linear(deter, hidden)
         self.posterior_embedding = nn.Linear(EMBEDDING_SIZE, hidden, bias=False)
         self.posterior_norm = norm_layer(hidden, config.layer_norm)
-        self.posterior_out = RepeatedLinear(hidden, z_size)
+        self.posterior_out = nn.Linear(hidden, z_size)
 
     def action_input(self, action: Tensor) -> Tensor:
         """One-hot actions (B, A) to their share (B, M) of the GRU's input."""

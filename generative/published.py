@@ -112,8 +112,7 @@ def published_name(name: str) -> str:
     raise KeyError(name)
 
 
-def load_published(path: Path, config: SimulatorConfig, policy: Policy,
-                   device: torch.device | str = "cpu") -> PublishedSimulator:
+def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> PublishedSimulator:
     """Read a simulator file, ours or a published one.
 
     Args:
@@ -144,7 +143,7 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy,
         for key, name in expected.items():
             parts[name].copy_(found[key])
     adam = _moments(simulator, more.pop(_OPTIMIZER, None), path)
-    return PublishedSimulator(simulator.to(device), unused, adam, more)
+    return PublishedSimulator(simulator, unused, adam, more)
 
 
 def published_state(simulator: Simulator,

@@ -26,7 +26,6 @@ from generative.cell import EnvironmentCell
 from generative.config import SimulatorConfig
 from generative.decoder import Decoder
 from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
-from generative.repeated_linear import gathered_steps
 from generative.straight_through import Draw, clamp_image, most_likely_action
 from interventions.patch import Rows
 from interventions.scopes import refuse_patches, rows_of_pass
@@ -201,14 +200,13 @@ class Simulator(nn.Module):
             0, (num_steps, num_windows))  # (T, B, M)
         h, z = start.env_h, start.z
         all_h, all_z, all_posterior = [], [], []
-        with gathered_steps(self.cell):
-            for t in range(num_steps):
-                h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
-                posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
-                z = draw(posterior)
-                all_h.append(h)
-                all_z.append(z)
-                all_posterior.append(posterior)
+        for t in range(num_steps):
+            h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
+            posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
+            z = draw(posterior)
+            all_h.append(h)
+            all_z.append(z)
+            all_posterior.append(posterior)
         env_h, latents = torch.stack(all_h), torch.stack(all_z)
 
         shown = self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1))

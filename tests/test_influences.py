@@ -677,7 +677,7 @@ def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
                                   NUM_SAMPLES)
     main = xcorr_and_xcaus_plots.main
     np.save(behaviours.file("per_sample"), LABELS[:-1])
-    assert "not a number of a behaviour for each of 64" in error_of(capsys, main, arguments(copy))
+    assert "63 behaviours, not one for each of 64" in error_of(capsys, main, arguments(copy))
     few = BehavioursFolder(behaviours.path, 10)
     np.save(few.file("per_sample"), LABELS[:10])
     assert "behaviours of 10 samples, but not of sample 10" in error_of(

@@ -219,7 +219,7 @@ def test_behaviours_are_the_planted_ones(tmp_path):
     writer.finish()
     found = folder.read("per_sample")
     assert adjusted_rand_score(kind, found) > 0.9 and (found >= 0).all()
-    assert folder.num_samples == 120 and folder.num_behaviours > found.max()
+    assert folder.num_samples == 120 and len(folder.read("cluster_means")) > found.max()
     np.testing.assert_array_equal(found, most_common(folder.read("clusters").reshape(120, 8)))
 
 
@@ -335,6 +335,7 @@ def test_files_have_their_published_names(precomputed):
         if folder is bottleneck_folder:
             names |= {f"aux_lv_{n}.csv", f"lv_inf_aux_data_{n}.csv"}
         assert {path.name for path in results.path.iterdir()} == names
+        assert all(results.read(name).size for name in results.kinds)
         settings = results.settings()
         assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
         assert settings["samples_made_by"]["kind"] == "test"
@@ -492,7 +493,7 @@ def test_files_added_to_an_output_keep_it_from_being_replaced(tmp_path):
 def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, data, tmp_path):
     main, folder, clusters, name = PLOTS[analysis]
     if clusters is None:
-        clusters = behaviours_folder(precomputed).num_behaviours
+        clusters = len(behaviours_folder(precomputed).read("cluster_means"))
     output = tmp_path / folder
     assert main([*arguments(data, precomputed), "--output_dir", str(output)]) == 0
     expected = {f"{plane}_{what}.png" for plane in ("pca", "tsne") for what in COLOURED[analysis]}
@@ -545,7 +546,7 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
                           "std")
     found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
                   "behaviours_overview.png")
-    behaviours = {f"behaviour_{i:02d}.png" for i in range(folder.num_behaviours)}
+    behaviours = {f"behaviour_{i:02d}.png" for i in range(len(folder.read("cluster_means")))}
     assert found == names_of("behaviours", "tsne") | behaviours | {*OTHERS["behaviours"]}
     printed = capsys.readouterr().out
     assert "left out figures of principal components" in printed
@@ -634,7 +635,7 @@ def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_
     assert combined_agent_env_hx_analysis_plotting.main(
         [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
     samples = SampleFolder(data / "informed_init")
-    assert sorted(shown) == list(range(folder.num_behaviours))
+    assert sorted(shown) == list(range(len(folder.read("cluster_means"))))
     for behaviour, (members, strips, note) in shown.items():
         assert note.startswith(f"{(per_sample == behaviour).sum()} of 24 samples")
         own = np.flatnonzero(per_sample == behaviour)
@@ -766,7 +767,7 @@ def test_constant_units_are_named_and_give_finite_results(data, tmp_path, capsys
     assert env_h_analysis_precompute.main(argv) == 0
     assert "unit of the environment's state 3, 4 does not vary" in capsys.readouterr().err
     folder = env_folder(tmp_path / "out")
-    for name in folder.stems:
+    for name in folder.kinds:
         assert np.isfinite(folder.read(name)).all(), name
     for path in copy.glob("sample_*/env_hs.npy"):
         np.save(path, np.full_like(np.load(path), 0.5))
@@ -802,7 +803,10 @@ def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_
     assert re.search("names cluster 2, but .* has only 1;", error_of(
         capsys, jacobian_analysis_plotting.main, argv))
     path = env_folder(copy).file("principal")
-    np.save(path, np.load(path) * np.nan)
+    np.save(path, np.load(path).ravel())
+    assert "holds float32 in 1 dimensions, not floating in 2" in error_of(
+        capsys, env_h_analysis_plotting.main, argv)
+    np.save(path, np.load(precomputed / path.relative_to(copy)) * np.nan)
     assert "pca_data_env_24.npy holds NaN" in error_of(capsys, env_h_analysis_plotting.main, argv)
     assert "num_epi_paths is 25" in error_of(
         capsys, env_h_analysis_plotting.main, [*argv, "--num_epi_paths", 25])

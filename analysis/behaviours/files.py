@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from common.array_folders import ResultFolder
+from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
 
 _WHAT = "combined_agent_env_hx"
 
@@ -32,17 +32,14 @@ class BehavioursFolder(ResultFolder):
     """
 
     script = "analysis/combined_agent_env_hx_analysis_precompute.py"
-    stems: ClassVar[dict[str, str]] = {
-        "clusters": f"clusters_{_WHAT}", "cluster_means": f"cluster_means_{_WHAT}",
-        "tsne": f"tsne_{_WHAT}", "per_sample": "clusters_per_sample",
-        "components": f"pcomponents_{_WHAT}", "variances": f"pc_variances_{_WHAT}",
-        "principal": f"pca_data_{_WHAT}", "mean": f"mu_{_WHAT}", "std": f"std_{_WHAT}"}
+    kinds: ClassVar = {
+        "clusters": (f"clusters_{_WHAT}", LABELS),
+        "cluster_means": (f"cluster_means_{_WHAT}", MATRIX), "tsne": (f"tsne_{_WHAT}", MATRIX),
+        "per_sample": ("clusters_per_sample", LABELS),
+        "components": (f"pcomponents_{_WHAT}", MATRIX),
+        "variances": (f"pc_variances_{_WHAT}", VECTOR), "principal": (f"pca_data_{_WHAT}", MATRIX),
+        "mean": (f"mu_{_WHAT}", VECTOR), "std": (f"std_{_WHAT}", VECTOR)}
 
     @property
     def num_samples(self) -> int:
         return self.number
-
-    @property
-    def num_behaviours(self) -> int:
-        """Clusters of steps; some may be the most common one of no sample."""
-        return len(self.read("cluster_means"))

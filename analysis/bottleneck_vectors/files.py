@@ -33,7 +33,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from common.array_folders import ResultFolder
+from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
 from common.files import atomic_path
 from common.tables import read_table
 
@@ -46,19 +46,20 @@ class BottleneckFolder(ResultFolder):
     """Names, writer and readers of the results for one number of samples."""
 
     script = "analysis/bottleneck_vec_analysis_precompute.py"
-    stems: ClassVar[dict[str, str]] = {
-        "principal": "lv_inf_pca", "components": "pcomponents_lv_inf",
-        "random": "lv_rand_pca_projected", "tsne": "tsne_lv_inf", "random_tsne": "tsne_lv_rand",
-        "clusters": "clusters_lv_inf", "cluster_means": "cluster_means_lv_inf",
-        "mean": "mu_lv_inf", "variances": "pc_variances_lv_inf", "cosines": "cosines_lv_inf",
-        "random_cosines": "cosines_lv_rand", "published_principal": "pca_data_lv_inf",
-        "published_random": "pca_data_lv_rand_projected"}
+    kinds: ClassVar = {
+        "principal": ("lv_inf_pca", MATRIX), "published_principal": ("pca_data_lv_inf", MATRIX),
+        "components": ("pcomponents_lv_inf", MATRIX), "random": ("lv_rand_pca_projected", MATRIX),
+        "published_random": ("pca_data_lv_rand_projected", MATRIX), "tsne": ("tsne_lv_inf", MATRIX),
+        "random_tsne": ("tsne_lv_rand", MATRIX), "clusters": ("clusters_lv_inf", LABELS),
+        "cluster_means": ("cluster_means_lv_inf", MATRIX), "mean": ("mu_lv_inf", VECTOR),
+        "variances": ("pc_variances_lv_inf", VECTOR), "cosines": ("cosines_lv_inf", VECTOR),
+        "random_cosines": ("cosines_lv_rand", VECTOR)}
 
     def file(self, name: str) -> Path:
         if name in _TABLES:
             return self.path / f"{_TABLES[name][0]}_{self.number}.csv"
         file, published = super().file(name), f"published_{name}"
-        if published in self.stems and not file.exists() and super().file(published).exists():
+        if published in self.kinds and not file.exists() and super().file(published).exists():
             return super().file(published)
         return file
 

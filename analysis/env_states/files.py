@@ -19,14 +19,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from common.array_folders import ResultFolder
+from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
 
 
 class EnvStatesFolder(ResultFolder):
     """Names and readers of the results for one number of samples."""
 
     script = "analysis/env_h_analysis_precompute.py"
-    stems: ClassVar[dict[str, str]] = {
-        "principal": "pca_data_env", "components": "pcomponents_env", "clusters": "clusters_env",
-        "cluster_means": "cluster_means_env", "tsne": "tsne_env", "mean": "mu_env",
-        "std": "std_env", "variances": "pc_variances_env"}
+    kinds: ClassVar = {
+        "principal": ("pca_data_env", MATRIX), "components": ("pcomponents_env", MATRIX),
+        "clusters": ("clusters_env", LABELS), "cluster_means": ("cluster_means_env", MATRIX),
+        "tsne": ("tsne_env", MATRIX), "mean": ("mu_env", VECTOR), "std": ("std_env", VECTOR),
+        "variances": ("pc_variances_env", VECTOR)}

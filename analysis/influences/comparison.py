@@ -20,6 +20,7 @@ from analysis.influences.consistency import (
     MIN_SAMPLES,
     Agreement,
     Group,
+    file_stem,
 )
 from analysis.influences.files import MATRIX_COLUMNS, TABLE_COLUMNS, ComparisonFolder
 from analysis.influences.gradients import ic_name
@@ -100,7 +101,7 @@ class SignAgreementTable:
     def jobs(self) -> list[Job]:
         """Names of the figures' files, and what draws each: one a group and lag."""
         lags = [lag for lag in self.lags if lag > 0 or len(self.targets) > self.num_ics]
-        return [(f"{_file_part(group)}_t-{lag}.png", lambda path, group=group, lag=lag:
+        return [(f"{file_stem(group)}_t-{lag}.png", lambda path, group=group, lag=lag:
                  self._plot(path, group, lag)) for group in self.groups for lag in lags]
 
     def summary(self) -> Iterator[str]:
@@ -159,7 +160,3 @@ class SignAgreementTable:
 
 def _variant(without: bool) -> str:
     return WITHOUT if without else WITH
-
-
-def _file_part(group: Group) -> str:
-    return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"

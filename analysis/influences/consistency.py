@@ -66,6 +66,11 @@ Group = int | str
 """The number of a behaviour, or ALL_SAMPLES."""
 
 
+def file_stem(group: Group) -> str:
+    """A group in the names of files."""
+    return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Agreement:
     """Gradients beside correlations in one group of samples; arrays are (K, I, J) if not said

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.colors import Normalize
 
-from analysis.influences.consistency import ALL_SAMPLES, Group
+from analysis.influences.consistency import ALL_SAMPLES, Group, file_stem
 from analysis.influences.correlation import (
     Seriation,
     cosine_similarity,
@@ -131,10 +131,10 @@ class CorrelationFigures:
         found = self.found
         jobs: list[Job] = []
         for group in found.products:
-            jobs.append((f"xcorr_{_file_part(group)}.png", lambda path, group=group:
+            jobs.append((f"xcorr_{file_stem(group)}.png", lambda path, group=group:
                          self._plot_products(path, group)))
         for group in found.gradients:
-            jobs.append((f"xcaus_{_file_part(group)}.png", lambda path, group=group:
+            jobs.append((f"xcaus_{file_stem(group)}.png", lambda path, group=group:
                          self._plot_gradients(path, group)))
         for component in sorted({component for component, _ in found.extremes}):
             jobs.append((f"xcaus_ic_{component:02d}.png", lambda path, component=component:
@@ -203,7 +203,3 @@ class CorrelationFigures:
 
 def _mean(gradients: np.ndarray) -> np.ndarray:
     return gradients.mean(axis=0, dtype=np.float64)
-
-
-def _file_part(group: Group) -> str:
-    return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"

@@ -344,9 +344,9 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
         UserError: if the file is missing or damaged, or they are of other samples.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
-    if labels.shape != (behaviours.num_samples,) or labels.dtype.kind != "i":
-        raise UserError(f"{path} holds {labels.dtype} of the shape {labels.shape}, not a number "
-                        f"of a behaviour for each of {behaviours.num_samples} samples")
+    if len(labels) != behaviours.num_samples:
+        raise UserError(f"{path} holds {len(labels)} behaviours, not one for each of "
+                        f"{behaviours.num_samples} samples")
     analysed = samples.numbers()[:behaviours.num_samples]  # the first ones
     rows = {number: row for row, number in enumerate(analysed)}
     absent = [number for number in numbers if number not in rows]

@@ -22,15 +22,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from common.array_folders import ResultFolder
+import numpy as np
+
+from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
 
 
 class JacobiansFolder(ResultFolder):
     """Names and readers of the results for one number of samples."""
 
     script = "analysis/jacobian_analysis_precompute.py"
-    stems: ClassVar[dict[str, str]] = {
-        "clusters": "clusters_jacob", "cluster_means": "cluster_means_jacob",
-        "tsne": "tsne_jacob", "per_sample": "clusters_per_sample", "principal": "pca_data_jacob",
-        "components": "pcomponents_jacob", "mean": "mu_jacob", "variances": "pc_variances_jacob",
-        "sizes": "sizes_jacob"}
+    kinds: ClassVar = {
+        "clusters": ("clusters_jacob", LABELS), "cluster_means": ("cluster_means_jacob", MATRIX),
+        "tsne": ("tsne_jacob", MATRIX), "per_sample": ("clusters_per_sample", LABELS),
+        "principal": ("pca_data_jacob", MATRIX), "components": ("pcomponents_jacob", MATRIX),
+        "mean": ("mu_jacob", VECTOR), "variances": ("pc_variances_jacob", VECTOR),
+        "sizes": ("sizes_jacob", (np.floating, 3))}

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT
+from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT, file_stem
 from analysis.influences.correlation import extreme_rows, members
 from analysis.influences.files import ComparisonFolder
 from analysis.stories.figures import plot_component, plot_films, plot_influences
@@ -89,7 +89,7 @@ class StoryPages:
             self._draw_component(folder / _component_name(component), component)
         pages = []
         for group in with_progress(self._groups, len(self._groups), "page"):
-            pages.append(folder / f"{_stem(group)}.md")
+            pages.append(folder / f"{file_stem(group)}.md")
             pages[-1].write_text(self._page(group, folder, final))
         pages.append(folder / INDEX_NAME)
         pages[-1].write_text(self._index())
@@ -102,7 +102,7 @@ class StoryPages:
         return f"Behaviour {group}" + (f": {escape(name)}" if name else "")
 
     def _page(self, group: int | str, folder: Path, final: Path) -> str:
-        story, rows, stem = self._stories[group], self._groups[group], _stem(group)
+        story, rows, stem = self._stories[group], self._groups[group], file_stem(group)
         sample = self._samples
         facts = sample_facts(rows, sample.log_probs, sample.values, sample.terminals,
                              sample.rewards, self._ics, self._step)
@@ -163,7 +163,7 @@ class StoryPages:
                       for kind in first]
             claims = story.claims(first[0])
             best = "–" if claims.empty else influence_sentence(claims.iloc[0], None).split("**")[1]
-            lines.append(f"| [{self._title(group)}]({_stem(group)}.md) | "
+            lines.append(f"| [{self._title(group)}]({file_stem(group)}.md) | "
                          f"{story.num_samples} | {' | '.join(counts)} | {best} |")
         lines += [
             "", "Counted are influences of a component on another one and on what the agent "
@@ -213,10 +213,6 @@ class StoryPages:
         for row in rows.tolist():
             chosen.setdefault(row // num_steps, row)
         return list(chosen.values())[:_SHOWN_OF_COMPONENT]
-
-
-def _stem(group: int | str) -> str:
-    return ALL_SAMPLES if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 
 def _component_name(component: int) -> str:
