@@ -21,15 +21,21 @@ from common.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
 LEFT, STAY, UP, RIGHT = 1, 4, 5, 7
 
 
+def place(slots):
+    """Where the player of the first slot is (x, y)."""
+    player = slots.player(0)
+    return np.array([player["x"], player["y"]])
+
+
 def ways(game, action, levels=4, steps=4):
     """Mean way of the player under one action, from the starts of several levels (x, y)."""
     slots, found = LevelSlots(EnvConfig(game, "easy"), 1), []
     for level in range(levels):
         slots.start(0, level)
-        start = np.array(slots.position(0))
+        start = place(slots)
         places = [start]
         while len(places) <= steps and not slots.step(0, action)[1]:
-            places.append(np.array(slots.position(0)))
+            places.append(place(slots))
         found.append(places[-1] - start)
     slots.close()
     return np.mean(found, axis=0)
@@ -55,13 +61,13 @@ def test_positions_of_an_episode_are_those_of_its_states(game):
     with contextlib.closing(ProcgenVectorEnv(config, 1, 7)) as env:
         for _ in range(40):
             player = LevelState.parse(env.get_state()[0], game).player
-            assert slots.position(0) == (player["x"], player["y"])
+            assert slots.player(0) == player
             action = rng.integers(15)
             env.act(np.array([action], np.int32))
             _, ended = slots.step(0, action)
             assert env.observe().first[0] == ended
             if ended:
-                assert np.isnan(slots.position(0)).all()
+                assert slots.player(0) is None
                 break
     slots.close()
 
