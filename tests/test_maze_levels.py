@@ -147,6 +147,26 @@ def test_inner_coordinates_come_from_the_size_and_not_from_walls():
     assert grid.region(7).sum() == 9
 
 
+def test_squares_have_their_type_and_their_distance_from_the_corners_path():
+    grid = grid_of("""
+        .#.#.
+        #.C.#
+        ..#..
+        ...##
+        M..#.""")
+    types = {(0, 3): "wall", (4, 0): "unconnected", (0, 2): "end", (0, 0): "path",
+             (2, 1): "3-way", (1, 1): "4-way", (3, 2): "3-way"}
+    assert {square: grid.square_type(Square(*square)) for square in types} == types
+    with pytest.raises(UserError, match="cannot be at row 5, column 0"):
+        grid.square_type(Square(5, 0))
+    grid = grid_of("""
+        ...
+        .##
+        M.C""")
+    assert [grid.steps_off_corner_path(Square(*square)) for square in (
+        (0, 0), (2, 1), (0, 1), (0, 2))] == [0, 0, 1, 2]
+
+
 def test_what_is_not_as_in_training_is_said():
     assert grid_of("""
         #.#
