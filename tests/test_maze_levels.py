@@ -154,7 +154,7 @@ def test_squares_have_their_type_and_their_distance_from_the_corners_path():
         ..#..
         ...##
         M..#.""")
-    types = {(0, 3): "wall", (4, 0): "unconnected", (0, 2): "end", (0, 0): "path",
+    types = {(0, 3): "wall", (4, 0): "unconnected", (4, 2): "end", (0, 0): "path",
              (2, 1): "3-way", (1, 1): "4-way", (3, 2): "3-way"}
     assert {square: grid.square_type(Square(*square)) for square in types} == types
     with pytest.raises(UserError, match="cannot be at row 5, column 0"):
