@@ -275,6 +275,26 @@ class Grid:
             raise UserError(f"the maze has no decision square: its {self.kind()}")
         return next(number for number, (one, other) in enumerate(zip(*self._ways)) if one != other)
 
+    def steps_off_corner_path(self, target: Square) -> int:
+        """Squares of the path from the start to a square that are not on the one to the corner.
+
+        Raises:
+            UserError: if no way leads to it, or to the corner.
+        """
+        return len(set(self.path(self.start, target)) - set(self.path(self.start, self.corner)))
+
+    def square_type(self, square: Square) -> str:
+        """Which kind of square it is: ``wall``, ``unconnected``, ``end``, ``path``, ``3-way`` or
+        ``4-way``, by its free neighbours (:meth:`neighbours`).
+
+        Raises:
+            UserError: if it is outside the world.
+        """
+        self.check_inside(square, "a square")
+        if not self.is_free[square]:
+            return "wall"
+        return ("unconnected", "end", "path", "3-way", "4-way")[len(self.neighbours(square))]
+
     def departures_from_training(self, region: int | None = None) -> list[str]:
         """Sentences on what an agent saw in no generated level; none if all is as in training.
 
