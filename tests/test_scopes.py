@@ -292,7 +292,7 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
         with pytest.raises(UserError, match="depends on whose pictures"):
             run(policy, frames)
         with (rows_of_pass(policy, rows[:3]),
-              pytest.raises(UserError, match="4 pictures through fc_value is said to be of 3")):
+              pytest.raises(UserError, match="pass of 4 pictures is said to be of 3")):
             run(policy, frames)
         with rows_of_pass(policy, rows):
             values = run(policy, frames).values
