@@ -27,7 +27,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.progress import with_progress
-from common.rollout_files import EpisodeArrays, RolloutWriter
+from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
@@ -65,6 +65,9 @@ def parser() -> Parser:
     flags.add_argument("--interpreting_params_name", default="defaults",
                        help="parameter set in hyperparams/interpreting_configs.yml, for the "
                             "swap alone")
+    flags.add_argument("--positions", action="store_true",
+                       help="also record where the player is: columns player_x and player_y, in "
+                            "cells")
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
@@ -79,7 +82,7 @@ def steps_table(episode: Episode) -> pd.DataFrame:
     return pd.DataFrame({
         "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
         "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
-        "action": episode.actions})
+        "action": episode.actions, **dict(zip(POSITION_COLUMNS, episode.positions.T))})
 
 
 def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
@@ -118,7 +121,8 @@ def main(argv: list[str] | None = None) -> None:
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
-        **patches.metadata, "versions": versions(),
+        **({"positions": True} if args.positions else {}), **patches.metadata,
+        "versions": versions(),
     }, args.overwrite)
 
     levels = [(number, level) for number, level
@@ -129,7 +133,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{already} of {args.num_episodes} episodes are already there")
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise, edit=edit, with_squares=patches.reads_rows)
+                             alter_logits=noise, edit=edit, keep_positions=args.positions,
+                             with_squares=patches.reads_rows)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:
