@@ -41,6 +41,7 @@ from interventions.flags import (
 )
 from interventions.swaps import open_swap
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.patch_words import register_maze_words
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -97,6 +98,7 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
+    register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
@@ -112,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
                      compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
-        policy, compute, config, all_levels, size, seed, edit))
+        policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),

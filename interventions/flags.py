@@ -30,7 +30,7 @@ from interventions.reference import MIN_PICTURES, ReferenceSet
 from interventions.scopes import Scope, patched
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig
+    from common.env import EnvConfig, LevelEdit
 
 REFERENCE_SIZE = 50  # the published one
 
@@ -182,14 +182,15 @@ class OpenedPatches:
 
 
 def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
-             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet]
-             ) -> OpenedPatches:
+             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
+             edit: LevelEdit | None = None) -> OpenedPatches:
     """Open the patches of a script.
 
     Args:
         args: with the flags of ``add_patch_flags``.
         env: the game; None in the simulator.
         reference: size and seed to a reference set; called if a patch needs one.
+        edit: of every level before it is played.
 
     Raises:
         UserError: see ``interventions.patch_text.open_patches``.
@@ -203,7 +204,7 @@ def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
         made.append(reference(args.reference_size, args.reference_seed))
         return made[0]
 
-    patches = open_patches(arm.patches, Opening(policy, env, make))
+    patches = open_patches(arm.patches, Opening(policy, env, make, edit))
     with patched(policy, patches):  # refuses what does not fit before anything is written
         pass
     metadata = {"name": arm.name, "patches": [*map(to_text, arm.patches)],

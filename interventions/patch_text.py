@@ -39,7 +39,7 @@ from interventions.reference import ReferenceSet
 from interventions.vectors import read_vectors
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig
+    from common.env import EnvConfig, LevelEdit
 
 MAX_ARMS = 1000
 MAX_NAME = 80
@@ -72,11 +72,13 @@ class Opening:
         policy: that they will act on.
         env: the game, or None in the simulator.
         reference: makes the reference set; called if a patch needs one.
+        edit: of every level before it is played, if there is one.
     """
 
     policy: Policy
     env: EnvConfig | None
     reference: Callable[[], ReferenceSet]
+    edit: LevelEdit | None = None
 
 
 OpenWord = Callable[[Patch, str, Opening], Patch]

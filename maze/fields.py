@@ -46,6 +46,7 @@ from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
 from maze.level.state import GAME, WORLD_DIMS, MazeState
+from maze.patch_words import register_maze_words
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -89,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     levels = by_name(levels_of(args))
+    register_maze_words()
     arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
     if COEFFICIENTS in args.films and len(arms) < 3:
         raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
@@ -110,9 +112,12 @@ def main(argv: list[str] | None = None) -> None:
     reference = functools.cache(functools.partial(
         reference_pictures, args.distribution_mode, args.use_backgrounds,
         {state.level_seed for state in levels.values()}))
+    as_played = {state.level_seed: state.to_bytes() for state in levels.values()}
     found, moved = {}, []
     for name, arm in arms.items():
-        opened = open_arm(arm, args, policy, env, reference)
+        opened = open_arm(
+            arm, args, policy, env, reference,
+            lambda data: as_played[MazeState.parse(data).level_seed])
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
         folder.add_arm(name, opened.metadata)

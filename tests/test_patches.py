@@ -14,6 +14,7 @@ import record_gen_samples
 import render
 from agents.acting import embed_frames
 from common.agent_file import load_agent, weights_sha256
+from common.env import EnvConfig
 from common.errors import UserError
 from common.networks import to_images
 from common.rollout_files import RolloutFolder
@@ -34,6 +35,9 @@ from interventions.patch_text import (
 from interventions.reference import ReferenceSet
 from interventions.scopes import patched, recorded, rows_of_pass
 from interventions.vectors import PROBE, SteeringVector, save_vectors
+from maze.level.environment import draw, stock_state
+from maze.level.state import MazeState
+from maze.patch_words import register_maze_words
 
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy
@@ -417,6 +421,83 @@ def test_vectors_come_from_files_of_this_agent_and_layer(tmp_path):
     file.write_bytes(b"damaged")
     with pytest.raises(UserError, match="truncated"):
         open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
+
+
+# Words of mazes.
+
+
+def maze_opening(mode="easy", edit=None):
+    register_maze_words()
+    return Opening(small_policy(), EnvConfig("maze", mode), reference, edit)
+
+
+def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
+    level, opening = 3, maze_opening()
+    grid = stock_state("easy", level).grid
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},square=2.3/2.3,mapping=centred")], opening)
+    layer = find_layer(opening.policy, LAYER)
+    assert opened.cells == (layer.cell(2, 3, 15, "centred"),)
+    path, free = grid.path(grid.start, grid.cheese), grid.squares()
+    rows = Rows(0 * np.arange(len(free)), np.arange(len(free)), np.full(len(free), level),
+                np.array(free), np.arange(len(free)) % 2)
+    first = ".".join(map(str, free[4]))
+    for word, expected in (("at=path", [square in path for square in free]),
+                           ("at=off_path", [square not in path for square in free]),
+                           (f"squares={first}", [square == free[4] for square in free]),
+                           ("facing=1", [number % 2 == 1 for number in range(len(free))])):
+        (opened,) = open_patches([parse_patch(f"zero@{LAYER},{word}")], opening)
+        assert opened.in_force(rows).tolist() == expected, word
+    level = next(level for level in range(99) if stock_state("easy", level).grid.kind() == "fork")
+    grid = stock_state("easy", level).grid
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=decision_square")], opening)
+    rows = dataclasses.replace(rows, square=np.array(free), level=np.full(len(free), level))
+    assert opened.in_force(rows).tolist() == [square == grid.decision_square() for square in free]
+    blind = dataclasses.replace(rows, square=None)
+    with pytest.raises(UserError, match="depends on where the mouse is"):
+        opened.in_force(blind)
+
+    def moved(data):  # the cheese at the first free square above the start
+        state = MazeState.parse(data)
+        return state.with_cheese(state.grid.neighbours(state.grid.start)[0]).to_bytes()
+
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=path")], maze_opening(edit=moved))
+    start = stock_state("easy", level).grid.start
+    on = opened.in_force(dataclasses.replace(rows, square=np.array(
+        [start] * (len(free) - 1) + [grid.corner])))
+    assert on.tolist() == [True] * (len(free) - 1) + [False]
+
+
+def test_sources_with_the_same_cheese_show_it_at_the_same_square():
+    target = stock_state("easy", 3)
+    row, column = target.grid.cheese
+    size = 64 / 15
+    pixels = np.s_[int((14 - row) * size) + 2:int((15 - row) * size) - 1,
+                   int(column * size) + 2:int((column + 1) * size) - 1]
+    shown = draw([target])[0][pixels].astype(int)
+    for word, differs in (("same_cheese", False), ("other_cheese", True)):
+        (opened,) = open_patches([parse_patch(f"resample@{LAYER},condition={word}")],
+                                 maze_opening())
+        frames = opened.sources(3, 4, 0)
+        assert frames.shape == (4, 64, 64, 3) and len(np.unique(frames, axis=0)) == 4
+        assert np.array_equal(frames, opened.sources(3, 4, 0))
+        for frame in frames:
+            assert (np.abs(frame[pixels].astype(int) - shown).max() > 60) == differs
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("square=15.0", "rows and columns go from 0 to 14"), ("square=1", "is not row.column"),
+    ("mapping=centred", "needs square="), ("at=nowhere", "at=nowhere means nothing"),
+    ("condition=same_cheese", "zero has none"), ("facing=2", "facing=2 means nothing")])
+def test_words_of_mazes_are_checked(text, message):
+    opening = maze_opening()
+    with pytest.raises(UserError, match=message):
+        open_patches([parse_patch(f"zero@{LAYER},{text}")], opening)
+    other = dataclasses.replace(opening, env=EnvConfig("coinrun", "easy"))
+    for elsewhere, where in ((other, "in coinrun"), (dataclasses.replace(opening, env=None),
+                                                     "in the simulator")):
+        if "mapping" not in text:
+            with pytest.raises(UserError, match=f"has no meaning {where}"):
+                open_patches([parse_patch(f"zero@{LAYER},{text}")], elsewhere)
 
 
 # The scripts.

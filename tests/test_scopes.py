@@ -19,6 +19,7 @@ from interventions.layers import all_layers, find_layer
 from interventions.patch import PADDING, Rows
 from interventions.patches import (
     Add,
+    Apply,
     ChangeState,
     Clamp,
     Multiply,
@@ -292,7 +293,7 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
         with pytest.raises(UserError, match="depends on whose pictures"):
             run(policy, frames)
         with (rows_of_pass(policy, rows[:3]),
-              pytest.raises(UserError, match="4 pictures through fc_value is said to be of 3")):
+              pytest.raises(UserError, match="pass of 4 pictures is said to be of 3")):
             run(policy, frames)
         with rows_of_pass(policy, rows):
             values = run(policy, frames).values
@@ -317,11 +318,19 @@ def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
                Zero("hidden_state", channels=(1,), levels=tuple(seed for _, seed in levels[::2])),
                Add("fc_policy", 1.0, channels=(7,), conditions=(
                    lambda rows: rows.square[:, 1] > 4,))]
+    squares = {}
+
+    def note(rows):
+        squares.update(zip(zip(rows.episode, rows.step), rows.square[:, ::-1]))
+        return np.ones(len(rows), bool)
+
+    patches.append(Apply("fc_value", lambda a: a, conditions=(note,)))
     played = []
     for num_slots in (16, 17):
         with patched(policy, patches) as scope:
             episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"), levels,
-                                            5, num_slots, keep_frames=False, with_squares=True),
+                                            5, num_slots, keep_frames=False,
+                                            keep_positions=True, with_squares=True),
                               key=lambda episode: episode.number)
         played.append((episodes, [size.pictures for size in scope.moved()]))
     (some, pictures), (others, again) = played
@@ -329,6 +338,9 @@ def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
     assert pictures[0] == sum(min(episode.length + 1, 30) - 2 for episode in some)
     assert pictures[1] == sum(episode.length + 1 for episode in some[::2])
     assert 0 < pictures[2] < sum(episode.length + 1 for episode in some)
+    for episode in some:
+        places = np.floor(episode.positions[:-1])  # x and y
+        assert (places == [squares[episode.number, step] for step in range(len(places))]).all()
     for a, b in zip(some, others):
         np.testing.assert_array_equal(a.actions, b.actions)
         np.testing.assert_array_equal(a.hidden_states, b.hidden_states)
