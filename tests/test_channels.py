@@ -265,9 +265,12 @@ def test_what_is_there_is_read_and_what_is_shuffled_is_not():
 
 
 def test_the_best_entries_are_chosen_inside_the_training_part():
-    activations, label, _, levels = made_up_probing()
-    elsewhere = ~split_levels(levels, 0).train
-    activations[elsewhere, 0, 0, 0] = 9.0 * label[elsewhere]  # tells all, but not in training
+    activations, _, number, levels = made_up_probing()
+    label = number + 2 * np.random.default_rng(1).normal(size=len(number)) > 10
+    train = split_levels(levels, 0).train
+    # Entry 0 tells all, but not in training, and more of all examples than entry 27 does.
+    activations[:, 0, 0, 0] = np.where(train, 4.5, 9.0 * label)
+    activations[train, 0, 0, 0] += 0.01 * activations[train, 2, 0, 0]
     assert probe(activations, label, levels, 0, best=1, num_shuffles=0).entries.tolist() == [27]
 
 
