@@ -117,7 +117,7 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
     policy, frames, paired = tiny_policy(), random_frames(5), random_frames(5, 1)
     entering = torch.rand(5, 64)
     reference = ReferenceSet(random_frames(6, 2))
-    parts = [Part(LAYER, 3), Part("embedder.fc", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
+    parts = [Part(LAYER, 3), Part("gru", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
              Part("embedder.block1.res1.conv1", 4, (0, 31))]
     pictures = Pictures(frames, np.arange(5), log_prob_of(4), paired, entering)
     found = scan(policy, FLOAT32, parts, pictures, kind, reference, over)
@@ -153,15 +153,15 @@ def test_many_pictures_are_scanned_in_pieces(monkeypatch):
 
 
 def test_the_report_has_the_unit_of_the_level():
-    """Two pictures a level, of opposite effects, say nothing; one of a kind does."""
+    """Four like pictures of each level say no more than one: 8 levels against 4 are no effect,
+    though 32 pictures against 16 would be one."""
     parts = [Part(LAYER, 0), Part(LAYER, 1)]
-    rng = np.random.default_rng(0)
-    levels = np.repeat(np.arange(12), 2)
-    effects = np.stack([np.tile([1.0, -1.0], 12), np.full(24, 0.5)])
-    effects += 0.01 * rng.normal(size=effects.shape)
-    table = Scan(parts, levels, np.zeros(24), effects, effects).report(0)
-    assert table["p"][0] > 0.05 > 0.001 > table["p_holm"][1]
-    assert table["low_95"][0] < 0 < table["high_95"][0] < 0.1 < 0.4 < table["low_95"][1]
+    levels = np.repeat(np.arange(12), 4)
+    effects = np.stack([np.where(levels < 8, 1.0, -1.0), np.full(48, 0.5)])
+    effects += 0.01 * np.random.default_rng(0).normal(size=effects.shape)
+    table = Scan(parts, levels, np.zeros(48), effects, effects).report(0)
+    assert table["p"][0] > 0.1 > 0.001 > table["p_holm"][1]
+    assert table["low_95"][0] < 0 < 0.6 < table["high_95"][0] and table["low_95"][1] > 0.4
     assert table["rank"].tolist() == [2, 1] and (table["num_levels"] == 12).all()
 
 
