@@ -240,7 +240,7 @@ class LevelState:
             raise walk.error("an entity has an image_theme that is not drawn")
         for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
                              ("out_of_bounds_object", self.world["out_of_bounds_object"])):
-            if -_MAX_DRAWN <= values.min() and values.max() <= _MAX_DRAWN:
+            if values.min() >= -_MAX_DRAWN and values.max() <= _MAX_DRAWN:
                 continue
             unknown = np.setdiff1d(values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)],
                                    _OWN_CELLS.get(self.game, ()))

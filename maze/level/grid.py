@@ -223,7 +223,7 @@ class Grid:
     def neighbours(self, square: Square) -> list[Square]:
         """Free squares beside a square, in the order left, down, up, right."""
         beside = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
-        return [place for place in beside if 0 <= min(place) and max(place) < self.world_dim
+        return [place for place in beside if min(place) >= 0 and max(place) < self.world_dim
                 and self.is_free[place]]
 
     @property
