@@ -1,18 +1,25 @@
-"""Measure the effects of altered directions of the agent's hidden state on its behaviour.
+"""Measure the effects of altered directions of the agent's hidden state, or of patches of its
+layers, on its behaviour.
 
 The same levels (or, with --in_simulator, the same simulated starts) are played with and without
-each alteration, and with alterations of random directions of equal size. A killed run goes on
-after its last alteration; more directions or controls can be added to a finished one.
+each alteration, and with controls: alterations of random directions of equal size, or patches of
+the same kind with a part drawn at random. With patches, components are altered only if --directions
+or --swaps is given, too. A killed run goes on after its last alteration; more directions, patches
+or controls can be added to a finished one.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import logging
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.arms import real_levels
+from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -25,30 +32,48 @@ from common.cli import (
     seed,
 )
 from common.devices import Compute, resolve_compute
+from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.networks import Policy
 from common.parameters import ParameterSet
+from common.rollout_files import RolloutFolder
 from generative.arms import simulated_starts
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
-from generative.sampling import SamplingPlan
+from generative.sampling import Sampler, SamplingPlan
 from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
-from interventions.effects import check_starts
+from interventions.controls import KINDS
+from interventions.effects import Arm, check_starts
 from interventions.files import InterventionsFolder
 from interventions.flags import (
     add_alter_from_flag,
     add_direction_flags,
     add_direction_ids_flag,
+    add_patch_flags,
+    asked_arms,
     directions_folder,
+    patched_precision,
 )
 from interventions.layers import STATE
+from interventions.patch import Array, Patch
+from interventions.patch_text import Opening, PatchArm
+from interventions.patched_arms import (
+    levels_of_vectors,
+    patched_arms,
+    standard_deviations,
+    unmatched,
+)
 from interventions.projector import Projector
+from interventions.reference import ReferenceSet, recorded_reference
+from interventions.report import DIRECTIONS, MIXED, PATCHES
 from interventions.results import write_results
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+
+logger = logging.getLogger(__name__)
 
 
 def parser() -> Parser:
@@ -66,6 +91,13 @@ def parser() -> Parser:
     flags.add_argument("--num_controls", type=count, default=20,
                        help="random alterations of each kind; with fewer than 19 nothing can be "
                             "claimed")
+    flags.add_argument("--patch_controls", choices=KINDS,
+                       help="kind of the controls of patches: the cells of a vector permuted, "
+                            "random numbers of its norm, --control_vectors, other channels, other "
+                            "cells; by default that of each kind of patch")
+    flags.add_argument("--control_vectors", type=Path, nargs="+", default=[], metavar="FILE",
+                       help="vectors of other pairs, for --patch_controls others")
+    add_patch_flags(flags)
     add_direction_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=1)
     add_env_flags(flags)
@@ -98,57 +130,102 @@ def parser() -> Parser:
     return flags
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the runs are: on real levels, or in the simulator.
+
+    Attributes:
+        run: makes the runs of an arm.
+        description: of what makes them.
+        policy: that patches act on.
+        env: the game; None in the simulator.
+        levels: seeds of the levels that are played; none in the simulator.
+        reference: size and seed to a reference set of other pictures.
+    """
+
+    run: Runner
+    description: dict
+    policy: Policy
+    env: EnvConfig | None
+    levels: Sequence[int]
+    reference: Callable[[int, int], ReferenceSet]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """Alterations and their controls.
+
+    Attributes:
+        arms: in the order in which they run.
+        patches: of each, by its name.
+        made: what makes each, by its name.
+        std: standard deviations of the units of the layers that they change, by layer.
+        description: of what makes all of them.
+        controls: what they are, for the report.
+    """
+
+    arms: list[Arm]
+    patches: dict[str, Sequence[Patch]]
+    made: dict[str, dict]
+    std: dict[str, Array]
+    description: dict
+    controls: str
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    common = parameters.common
-    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    args, explicit, parameters = parser().read(argv)
+    common, asked = parameters.common, asked_arms(args)
+    compute = resolve_compute(common.device, common.gpu_device,
+                              patched_precision(args.precision, next(iter(asked), None)))
     check_starts(args.num_episodes)
     if args.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that a control has others to be "
                         "compared with")
     policy = load_agent(args.agent_file, compute.device)
-    projector, matrices = Projector.load_for(
-        policy.hidden_state_size, directions_folder(args, parameters),
-        parameters.get(DirectionFilesConfig).num_episodes)
-    alterations = all_alterations(parameters.get(DirectionsConfig).ids(), args.swaps,
-                                  args.num_controls)
-    from_step = 0 if args.in_simulator else args.alter_from_step
-    patches = {each.arm.name: [patch_of(each, projector, compute, from_step)]
-               for each in alterations}
-
-    if args.in_simulator:
-        run, description = in_simulator(args, parameters, compute)
-    else:
-        run, description = in_reality(args, policy, compute)
+    compared = []
+    if not asked or explicit & {"directions", "swaps"}:
+        with_ids = not asked or "directions" in explicit
+        compared.append(of_directions(args, parameters, policy, compute, with_ids))
+    place = (in_simulator(args, parameters, compute) if args.in_simulator
+             else in_reality(args, policy, compute, any(each.words for arm in asked
+                                                        for each in arm.patches)))
+    wording = DIRECTIONS if not asked else MIXED if compared else PATCHES
+    if asked:
+        compared.append(of_patches(args, asked, place))
+    arms = [arm for each in compared for arm in each.arms]
+    patches, made, std, description = ({
+        name: value for each in reversed(compared) for name, value in getattr(each, field).items()}
+        for field in ("patches", "made", "std", "description"))
     folders = parameters.folders
     folder = InterventionsFolder(args.output_dir or (
         folders.interventions_in_simulator if args.in_simulator else folders.interventions))
     folder.open({
-        **description, "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
-        "num_episodes": args.num_episodes, "seed": args.seed, "precision": compute.precision,
-        "matrices_sha256": matrices, "versions": versions(),
-        "arms": {each.arm.name: {"from": each.taken, "to": each.put, "turned_by_seed": each.turn}
-                 for each in alterations}}, args.overwrite)
+        **place.description, "agent_file": args.agent_file.name,
+        "agent_sha256": sha256(args.agent_file), "num_episodes": args.num_episodes,
+        "seed": args.seed, "precision": compute.precision, **description, "versions": versions(),
+        "arms": made}, args.overwrite)
 
     begin = time.perf_counter()
-    for number, (arm, of_arm) in enumerate({UNALTERED: [], **patches}.items()):
+    for number, arm in enumerate([UNALTERED, *(arm.name for arm in arms)]):
         if not folder.has(arm):
             started = time.perf_counter()
-            folder.add(arm, run(of_arm, {STATE: projector.std}))
-            print(f"{arm} ({number} of {len(patches)} alterations): "
+            folder.add(arm, place.run(patches.get(arm, []), std))
+            print(f"{arm} ({number} of {len(arms)} alterations): "
                   f"{time.perf_counter() - started:.1f} s", flush=True)
     print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
 
     where = f"real levels of {args.env_name} ({args.distribution_mode})"
-    acts = f"actions drawn from the policy, altered from step {args.alter_from_step} on"
+    acts = "actions drawn from the policy"
+    if wording is not PATCHES:
+        acts += f", altered from step {args.alter_from_step} on"
     if args.in_simulator:
         where = "simulated starts"
         acts = f"{folder.runs(UNALTERED).lengths[0]} steps of most likely actions"
     table = write_results(
-        folder, [each.arm for each in alterations], args.in_simulator, args.seed,
+        folder, arms, args.in_simulator, args.seed,
         f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every alteration; "
-        f"{acts}; {args.num_controls} random directions of equal size as controls")
+        f"{acts}; {'; '.join(each.controls for each in compared)}", wording)
     claimed = table[table["claimed"] & ~table["control"]]
     for row in claimed.itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "
@@ -158,19 +235,64 @@ def main(argv: list[str] | None = None) -> None:
           f"{folder.divergence_file.name}")
 
 
-def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute) -> tuple[Runner, dict]:
-    """Runs on real levels, and what makes them."""
+def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Policy,
+                  compute: Compute, with_ids: bool) -> Compared:
+    """Directions that are taken out, and swaps.
+
+    Args:
+        with_ids: whether ``--directions`` is meant, beside ``--swaps``.
+    """
+    projector, matrices = Projector.load_for(
+        policy.hidden_state_size, directions_folder(args, parameters),
+        parameters.get(DirectionFilesConfig).num_episodes)
+    alterations = all_alterations(parameters.get(DirectionsConfig).ids() if with_ids else (),
+                                  args.swaps, args.num_controls)
+    from_step = 0 if args.in_simulator else args.alter_from_step
+    return Compared(
+        [each.arm for each in alterations],
+        {each.arm.name: [patch_of(each, projector, compute, from_step)] for each in alterations},
+        {each.arm.name: {"from": each.taken, "to": each.put, "turned_by_seed": each.turn}
+         for each in alterations},
+        {STATE: projector.std}, {"matrices_sha256": matrices},
+        f"{args.num_controls} random directions of equal size as controls")
+
+
+def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place) -> Compared:
+    """Lists of patches."""
+    reference = functools.cache(lambda: place.reference(args.reference_size, args.reference_seed))
+    arms = patched_arms(asked, Opening(place.policy, place.env, reference), args.num_controls,
+                        args.seed, args.patch_controls, args.control_vectors)
+    controls = f"{args.num_controls} controls of each list of patches{unmatched(arms)}"
+    seen = levels_of_vectors(asked, place.levels)
+    if seen:
+        controls += (f"; a vector was made on {seen} of these levels, so that they are no evidence "
+                     "beyond them: another --seed draws others")
+        logger.warning("a vector was made on %d of the levels that are played; another --seed "
+                       "draws others", seen)
+    return Compared(
+        [each.arm for each in arms], {each.arm.name: each.patches for each in arms},
+        {each.arm.name: each.made for each in arms},
+        standard_deviations(arms, place.policy, reference()),
+        {"reference": reference().description, "patch_controls": args.patch_controls}, controls)
+
+
+def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute,
+               with_squares: bool) -> Place:
+    """Real levels."""
     env = env_config(args) if args.training_levels else env_config(args).unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
     edit = cheese_region(env, args.cheese_region)
-    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit)
-    return run, {"where": "real levels", "env": vars(env), **region_described(edit),
-                 "from_step": args.alter_from_step}
+    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit, with_squares)
+    seeds = [level for _, level in levels]
+    return Place(
+        run, {"where": "real levels", "env": vars(env), **region_described(edit),
+              "from_step": args.alter_from_step}, policy, env, seeds,
+        lambda size, seed: played_reference(policy, compute, env, seeds, size, seed, edit))
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
-                 compute: Compute) -> tuple[Runner, dict]:
-    """Runs in the simulator, and what makes them."""
+                 compute: Compute) -> Place:
+    """The simulator."""
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
     if args.cheese_region:
@@ -185,10 +307,13 @@ def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
     if not plan.random_start:
         dataset = RolloutDataset(Path(data_dir), plan.num_init_steps, num_steps)
     run = simulated_starts(simulator, compute, plan, dataset, args.num_episodes, args.batch_size)
-    return run, {
+    episodes = Sampler(simulator, compute, plan, dataset).episodes(args.num_episodes)
+    return Place(run, {
         "where": "the simulator", **dataclasses.asdict(plan), "model_file": args.model_file.name,
         "model_sha256": sha256(args.model_file), "data_dir": data_dir if dataset else None,
-        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None}
+        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None},
+        simulator.agent.policy, None, [],
+        lambda size, seed: recorded_reference(RolloutFolder(Path(data_dir)), episodes, size, seed))
 
 
 if __name__ == "__main__":

@@ -15,22 +15,25 @@ from common.progress import with_progress
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
 from interventions.patch import Patch
+from interventions.patch_text import warn_of_unused
 from interventions.scopes import Scope, patched
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
                 levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                edit: LevelEdit | None = None) -> Runner:
+                edit: LevelEdit | None = None, with_squares: bool = False) -> Runner:
     """Plays the same levels in every arm, with actions drawn from the policy itself.
 
     Args:
-        levels, seed, num_slots, edit: see ``play_episodes``.
+        levels, seed, num_slots, edit, with_squares: see ``play_episodes``.
     """
     def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
         with patched(policy, patches, std) as scope:
             episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                     keep_frames=False, edit=edit)
-            return played(with_progress(episodes, len(levels), "episode"), scope)
+                                     keep_frames=False, edit=edit, with_squares=with_squares)
+            runs = played(with_progress(episodes, len(levels), "episode"), scope)
+        warn_of_unused(scope)
+        return runs
     return run
 
 
@@ -45,4 +48,4 @@ def played(episodes: Iterable[Episode], scope: Scope) -> ArmRuns:
         *(np.concatenate(parts) for parts in zip(*(
             (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
             for episode in episodes))),
-        np.array(scope.moved_in_std()))
+        *map(np.array, scope.total_moved()))

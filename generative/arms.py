@@ -15,6 +15,7 @@ from generative.simulator import Simulator
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
 from interventions.patch import Patch
+from interventions.patch_text import warn_of_unused
 from interventions.scopes import Scope, patched
 
 
@@ -35,7 +36,9 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
 
     def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
         with patched(simulator.agent.policy, patches, std) as scope:
-            return simulated(sampler, num_starts, batch_size, scope)
+            runs = simulated(sampler, num_starts, batch_size, scope)
+        warn_of_unused(scope)
+        return runs
     return run
 
 
@@ -51,4 +54,4 @@ def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: Scope) 
         np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
         np.concatenate([sample.values for sample in samples]),
         np.concatenate([sample.rewards for sample in samples]),
-        np.array(scope.moved_in_std()))
+        *map(np.array, scope.total_moved()))

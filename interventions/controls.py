@@ -195,8 +195,7 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
             vector = patch.vector
             vector = vector[layer.name] if isinstance(vector, Mapping) else vector
             made[layer.name] = _changed(vector, change, patch, layer, int(rng.integers(2**63)))
-        vector = made if isinstance(patch, Add) else made[layers[0].name]
-        drawn.append((dataclasses.replace(patch, vector=vector), {kind: k}, True))
+        drawn.append((dataclasses.replace(patch, vector=made), {kind: k}, True))
     return drawn
 
 
@@ -253,11 +252,10 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
     [layer] = layers
     if isinstance(patch, SetTo):
         return _set_channels(policy, patch, layer, number, seeds, reference)
-    sets, relative, near = matched_sets(channel_sizes(policy, patch, layer, reference),
+    sets, _, near = matched_sets(channel_sizes(policy, patch, layer, reference),
                                         patch.channels, number, seeds)
-    return [(dataclasses.replace(patch, channels=channels),
-             {"channels": list(channels), "relative size": round(float(size), 3)}, bool(matched))
-            for channels, size, matched in zip(sets, relative, near)]
+    return [(dataclasses.replace(patch, channels=channels), {"channels": list(channels)},
+             bool(matched)) for channels, matched in zip(sets, near)]
 
 
 def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,

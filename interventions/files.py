@@ -3,8 +3,8 @@
 Layout::
 
     settings.json                       what made the runs
-    arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy
-                                        the runs of an arm, see ArmRuns
+    arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy,
+               norm.npy, relative.npy   the runs of an arm, see ArmRuns
     effects.csv                         a row for each arm and outcome
     effects.md                          the same to read, and what may be claimed
     action_divergence.csv               a row for each arm and step
@@ -18,12 +18,13 @@ Letters in shape comments: N runs, S steps of all runs, one run behind the other
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from common.description import open_described_folder
+from common.description import open_described_folder, read_description
 from common.errors import UserError
 from common.files import atomic_folder, atomic_path, read_array
 from common.locks import FolderLock
@@ -32,7 +33,8 @@ from common.tables import read_table
 # Type and dimensions of each field of ArmRuns.
 _ARRAYS = {"starts": (np.int64, 1), "lengths": (np.int64, 1), "ends": (np.float32, 1),
            "actions": (np.int64, 1), "values": (np.float32, 1), "rewards": (np.float32, 1),
-           "moved": (np.float64, 0)}
+           "moved": (np.float64, 0), "norm": (np.float64, 0), "relative": (np.float64, 0)}
+_LATER = ("norm", "relative")  # fields that folders we wrote at first do not have
 _OF_STEPS = ("actions", "values", "rewards")
 # Columns of effects.csv that are read again.
 _EFFECTS = {"label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
@@ -53,7 +55,10 @@ class ArmRuns:
         values: its value estimates, float32 (S,).
         rewards: that its actions brought, float32 (S,).
         moved: how far the alteration moved a state in a step, in standard deviations of its
-            units: mean Euclidean norm, float64 ().
+            units: mean Euclidean norm, float64 (). The sum over its patches, where there are
+            several.
+        norm, relative: the same in the units' own size, and as a share of the norm of the state,
+            float64 (); None where they were not measured.
 
     Raises:
         UserError: if the arrays do not fit each other, or hold NaN or infinity.
@@ -66,6 +71,8 @@ class ArmRuns:
     values: np.ndarray
     rewards: np.ndarray
     moved: np.ndarray
+    norm: np.ndarray | None = None
+    relative: np.ndarray | None = None
 
     def __post_init__(self):
         for name in ("lengths", "ends"):
@@ -79,7 +86,7 @@ class ArmRuns:
         if (self.lengths < 1).any():
             raise UserError("an arm has a run without a step")
         for name in _ARRAYS:
-            if not np.isfinite(getattr(self, name)).all():
+            if getattr(self, name) is not None and not np.isfinite(getattr(self, name)).all():
                 raise UserError(f"{name} of an arm holds NaN or infinity")
 
 
@@ -96,21 +103,32 @@ class InterventionsFolder:
         self.report_file = self.path / "effects.md"
         self.divergence_file = self.path / "action_divergence.csv"
         self.figure_file = self.path / "effects.png"
+        self._settings_file = self.path / "settings.json"
         self._lock: FolderLock | None = None
 
     def open(self, description: dict, overwrite: bool) -> None:
         """Make the folder, or go on with the arms it holds; old results are removed.
 
         Args:
-            description: what makes the runs of an arm, whichever arms there are.
+            description: what makes the runs of an arm, whichever arms there are, and under "arms"
+                what makes each of them.
             overwrite: throw away what the folder holds.
 
         Raises:
-            UserError: see ``open_described_folder``.
+            UserError: see ``open_described_folder``; or if the folder holds an arm of the same
+                name that was made otherwise.
         """
+        known = {} if overwrite else read_description(self._settings_file).get("arms", {})
+        known = {name: made for name, made in known.items() if self.has(name)}
+        for name, made in description["arms"].items():
+            if known.get(name, made) != json.loads(json.dumps(made)):
+                raise UserError(f"{self.path} holds the arm {name}, but made otherwise (other "
+                                "files or controls); choose another --output_dir, or give "
+                                "--overwrite to throw it away")
+        description = {**description, "arms": {**known, **description["arms"]}}
         results = (self.effects_file, self.report_file, self.divergence_file, self.figure_file)
         self._lock = open_described_folder(
-            self.path / "settings.json", description,
+            self._settings_file, description,
             ("settings.json", "arms/*/*.npy", *(path.name for path in results)), "arms",
             "--output_dir", overwrite,
             informative=("versions", "agent_file", "model_file", "data_dir", "arms"))
@@ -130,8 +148,9 @@ class InterventionsFolder:
         self._lock.check()
         with atomic_folder(self._arm_folder(arm)) as temporary:
             for name, (dtype, _) in _ARRAYS.items():
-                array = np.asarray(getattr(runs, name), dtype=dtype)
-                np.save(temporary / f"{name}.npy", array, allow_pickle=False)
+                if getattr(runs, name) is not None:
+                    array = np.asarray(getattr(runs, name), dtype=dtype)
+                    np.save(temporary / f"{name}.npy", array, allow_pickle=False)
 
     def runs(self, arm: str) -> ArmRuns:
         """The runs of an arm.
@@ -141,7 +160,8 @@ class InterventionsFolder:
         """
         folder = self._arm_folder(arm)
         arrays = {name: read_array(folder / f"{name}.npy", *kind)
-                  for name, kind in _ARRAYS.items()}
+                  for name, kind in _ARRAYS.items()
+                  if name not in _LATER or (folder / f"{name}.npy").exists()}
         try:
             return ArmRuns(**arrays)
         except UserError as error:

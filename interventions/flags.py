@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from interventions.patch_text import (
     parse_patch,
     read_patch_file,
     to_text,
+    warn_of_unused,
 )
 from interventions.reference import MIN_PICTURES, ReferenceSet
 from interventions.scopes import Scope, patched
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 REFERENCE_SIZE = 50  # the published one
 
-logger = logging.getLogger(__name__)
 
 
 def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
@@ -176,9 +175,7 @@ class OpenedPatches:
         """A scope with them, behind others; it says at the end which patch was never in force."""
         with patched(policy, [*before, *self.patches]) as scope:
             yield scope
-        for patch in scope.never_in_force():
-            if patch in self.patches:
-                logger.warning("the patch %s was never in force", to_text(patch))
+        warn_of_unused(scope)
 
 
 def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,

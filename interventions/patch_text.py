@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +37,13 @@ from interventions import patches as kinds
 from interventions.layers import ALL, layers_named
 from interventions.patch import Patch
 from interventions.reference import ReferenceSet
+from interventions.scopes import Scope
 from interventions.vectors import read_vectors
 
 if TYPE_CHECKING:
     from common.env import EnvConfig, LevelEdit
+
+logger = logging.getLogger(__name__)
 
 MAX_ARMS = 1000
 MAX_NAME = 80
@@ -485,6 +489,13 @@ def _opened(patch: Patch, opening: Opening) -> Patch:
     if opened.wants_reference:
         opened = dataclasses.replace(opened, reference=opening.reference())
     return opened
+
+
+def warn_of_unused(scope: Scope) -> None:
+    """Say which of the patches that were written down was never in force."""
+    for patch in scope.never_in_force():
+        if patch.kind in KINDS:
+            logger.warning("the patch %s was never in force", to_text(patch))
 
 
 def _vector(patch: kinds.Add | kinds.Project, policy: Policy) -> Any:

@@ -47,6 +47,8 @@ DIRECTIONS = Wording(
 PATCHES = Wording(
     "Patched layers of the agent", "controls", "alterations that are no better than controls",
     " of the same kind", "How far the changed outputs are moved in a step")
+MIXED = dataclasses.replace(
+    PATCHES, title="Altered directions of the agent's hidden state, and patches of its layers")
 
 
 def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, what: str) -> str:
@@ -87,9 +89,13 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, w
     lines += ["## Size of the alterations", "", f"{wording.size}: mean "
               "Euclidean norm, in standard deviations of its units.", ""]
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
-    lines += _markdown(("alteration", "moved", "controls: lowest, median, highest"), [
+    more = {"norm": "norm", "relative": "as a share of the output's norm"}
+    more = {name: label for name, label in more.items() if name in table}
+    lines += _markdown(("alteration", "moved", "controls: lowest, median, highest",
+                        *more.values()), [
         (row.label, _number(row.moved), ", ".join(
-            _number(value) for value in sizes.get_group(row.pattern).quantile([0, 0.5, 1])))
+            _number(value) for value in sizes.get_group(row.pattern).quantile([0, 0.5, 1])),
+         *(_number(getattr(row, name)) for name in more))
         for row in directions.drop_duplicates("arm").itertuples()])
     return "\n".join(lines)
 

@@ -42,6 +42,9 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
     if wording is not DIRECTIONS:
         before, after = outcomes_of_arms(arms, runs, unaltered, simulated)
         table = with_verdicts(table, outcomes, before, after, seed)
+        for size in ("norm", "relative"):
+            if all(getattr(each, size) is not None for each in runs.values()):
+                table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
     folder.save_table(folder.effects_file, table)
     folder.save_table(folder.divergence_file, over_time)
     with atomic_path(folder.report_file) as temporary:

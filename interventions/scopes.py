@@ -157,7 +157,13 @@ class Scope:
 
     def moved_in_std(self) -> float:
         """The sum of these sizes in standard deviations, which must have been given."""
-        return float(sum(size.in_std for size in self.moved()))
+        return self.total_moved()[0]
+
+    def total_moved(self) -> tuple[float, float, float]:
+        """The sums of these sizes: in standard deviations, which must have been given, as norms,
+        and relative."""
+        sizes = [(size.in_std, size.norm, size.relative) for size in self.moved()]
+        return tuple(map(float, np.sum(sizes, axis=0))) if sizes else (0.0, 0.0, 0.0)
 
     def never_in_force(self) -> list[Patch]:
         """The patches that have not acted on any picture, although their layers ran."""

@@ -18,7 +18,9 @@ layer's map, D units of the hidden state. A layer's shape is (C, H, W) or (units
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -153,9 +155,9 @@ class SteeringVector:
 def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
     """Write vectors of one or several layers to a file ``<name>.npz``.
 
-    Its arrays are ``vector``, ``pairs`` and ``norms``, for several layers with ``@<layer>`` behind
-    ``vector`` and ``norms``, and a JSON ``text`` with all the rest, in which ``layer`` is "all" for
-    several.
+    The same vectors give the same bytes. The arrays are ``vector``, ``pairs`` and ``norms``, for
+    several layers with ``@<layer>`` behind ``vector`` and ``norms``, and a JSON ``text`` with all
+    the rest, in which ``layer`` is "all" for several.
     """
     first, several = vectors[0], len(vectors) > 1
     arrays = {"pairs": first.pairs}
@@ -166,8 +168,13 @@ def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
     text["layer"] = "all" if several else first.layer
     text["alignment"] = ({each.layer: each.alignment for each in vectors} if several
                          else first.alignment)
-    with atomic_path(Path(path)) as temporary, open(temporary, "wb") as file:
-        np.savez(file, text=np.array(json.dumps(text)), **arrays)
+    arrays["text"] = np.array(json.dumps(text))
+    with atomic_path(Path(path)) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, allow_pickle=False)
+            # Of a fixed date, where numpy's writer takes the present one.
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
 
 
 def read_vectors(path: Path) -> dict[str, SteeringVector]:

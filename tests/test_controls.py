@@ -123,7 +123,6 @@ def test_channels_are_as_many_others_with_a_change_of_the_same_size(patch, refer
         assert control.drawn[0]["channels"] == list(found.channels)
         if not isinstance(patch, Project):  # which depends on the other channels
             relative = moved(found, reference) / own
-            assert control.drawn[0]["relative size"] == pytest.approx(relative, abs=2e-3)
             assert control.matched == (abs(relative - 1) <= 0.25)
     assert sum(control.matched for control in controls) >= 4
 

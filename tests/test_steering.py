@@ -1,0 +1,325 @@
+"""From a recording to a steering vector, and from there to the table of its effects."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, golden_projector, save_projector, tiny_policy
+
+import compare_interventions
+import record
+from agents.arms import played
+from agents.episodes import play_episodes
+from analysis import steering_vectors
+from analysis.steering.splits import read_states, split_states
+from common.agent_file import load_agent, save_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.hidden_states_folder import HiddenStatesFolder
+from common.rollout_files import RolloutFolder
+from interventions.files import InterventionsFolder
+from interventions.patches import Add
+from interventions.scopes import patched
+from interventions.vectors import read_vector, read_vectors, save_vectors
+
+MAP = "embedder.block2.res1.resadd"
+NUM_EPISODES = 10
+
+
+def steps_of(lengths, **columns):
+    """The steps of episodes of these lengths, each with a terminal row."""
+    table = pd.DataFrame({
+        "episode": np.repeat(np.arange(len(lengths)), lengths), "reward": 0.0, "value": 0.0,
+        "action": 4, "level_seed": np.repeat(np.arange(len(lengths)), lengths)})
+    table["done"] = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    return table.assign(**columns)
+
+
+def rows_of(split):
+    return split.rows[split.is_in].tolist(), split.rows[~split.is_in].tolist()
+
+
+def no_clusters():
+    raise AssertionError("read although no cluster is asked for")
+
+
+def test_steps_are_split_by_action_and_without_terminal_ones():
+    steps = steps_of([3, 4], action=[7, 8, 7, 1, 7, 11, 8])
+    assert rows_of(split_states("action=right,11", steps, no_clusters)) == ([0, 4, 5], [1, 3])
+
+
+def test_steps_are_split_by_the_ends_of_the_values():
+    steps = steps_of([6, 6], value=[5, 1, 9, 2, 8, -99, 3, 7, 4, 6, 0, 99])
+    assert rows_of(split_states("value=0.2", steps, no_clusters)) == ([2, 4], [1, 10])
+
+
+def test_a_reward_soon_is_one_of_the_same_episode():
+    steps = steps_of([5, 4], reward=[10, 0, 0, 10, 0, 0, 0, 0, 10])
+    # Row 3 arrives with the frame after the step in row 2; row 0's is before any step.
+    assert rows_of(split_states("reward=1", steps, no_clusters)) == ([2, 7], [0, 1, 3, 5, 6])
+    assert rows_of(split_states("reward=2", steps, no_clusters)) == ([1, 2, 6, 7], [0, 3, 5])
+    assert rows_of(split_states("reward=9", steps, no_clusters))[0] == [0, 1, 2, 5, 6, 7]
+
+
+def test_steps_are_split_by_cluster_and_without_noise():
+    steps = steps_of([3, 3])
+    assert rows_of(split_states("cluster=1", steps, lambda: np.array([1, 0, 0, -1, 1, 1]))) == (
+        [0, 4], [1])
+
+
+def test_some_states_are_drawn_of_each_class():
+    steps = steps_of([200], action=np.arange(200) % 10 == 7)
+    split = split_states("action=1", steps, no_clusters)
+    some = split.some(12, 0)
+    assert some.is_in.sum() == 12 == (~some.is_in).sum() and (np.diff(some.rows) > 0).all()
+    assert (steps["action"][some.rows] == 1).tolist() == some.is_in.tolist()
+    assert len(split.some(10**6, 0).rows) == 199
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("act=7", "there is no split 'act=7' .did you mean 'action'"),
+    ("action", "there is no split 'action'"), ("action=righ", "did you mean 'right'"),
+    ("action=15", "there is no action '15'"), ("value=x", "value takes a number, not 'x'"),
+    ("value=0", "a share above 0 and up to 0.5"), ("value=0.6", "up to 0.5, not 0.6"),
+    ("reward=1.5", "reward takes a whole number"), ("reward=0", "at least 1 step, not 0"),
+    ("cluster=3", "there is no cluster 3: they are numbered 0 to 1"),
+    ("cluster=-1", "there is no cluster -1")])
+def test_splits_that_mean_nothing_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        split_states(text, steps_of([3, 3]), lambda: np.array([1, 0, 0, -1, 1, 1]))
+    with pytest.raises(UserError, match="there are clusters of 2 states, but the recording has 6"):
+        split_states("cluster=1", steps_of([3, 3]), lambda: np.zeros(2))
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory):
+    """An agent with a memory that runs to the right, and its recording in CoinRun."""
+    path = tmp_path_factory.mktemp("runner")
+    policy = tiny_policy()
+    with torch.no_grad():
+        policy.fc_policy.bias[[7, 8]] += 3
+    save_agent(path / "model_0.pth", policy)
+    assert record.main([*map(str, (
+        "--model_file", path / "model_0.pth", "--logdir", path, "--num_episodes", NUM_EPISODES,
+        "--param_name", "tiny", "--env_name", "coinrun", "--seed", 5, "--precision", "float32",
+        "--device", "cpu", "--no_videos", "--no_action_noise"))]) == 0
+    return path
+
+
+def make(runner, file, *more):
+    return steering_vectors.main([*map(str, (
+        "--agent_file", runner / "model_0.pth", "--interpreting_params_name", "tiny", "--data_dir",
+        runner / "data", "--num_episodes", NUM_EPISODES, "--save_dir", runner / "analysis",
+        "--device", "cpu", "--vector_file", file, *more))])
+
+
+def test_states_are_those_of_their_rows(runner):
+    folder = RolloutFolder(runner / "data")
+    steps = folder.all_steps(range(NUM_EPISODES))
+    rows = np.array([3, 4, folder.episode(0).frames.shape[0] + 2])
+    states = read_states(folder, NUM_EPISODES, rows, steps)
+    first, second = folder.episode(0), folder.episode(1)
+    np.testing.assert_array_equal(states.frames, [*first.frames[3:5], second.frames[2]])
+    np.testing.assert_array_equal(states.entering,
+                                  [*first.hidden_states[3:5], second.hidden_states[2]])
+    assert states.levels.tolist() == steps["level_seed"][rows].tolist()
+
+
+def test_a_vector_of_all_states_is_the_difference_of_the_recorded_means(runner, tmp_path, capsys):
+    assert make(runner, tmp_path / "v.npz", "--split", "action=upright", "--num_states",
+                10**6) == 0
+    found = read_vector(tmp_path / "v.npz", "hidden_state")
+    episodes = [RolloutFolder(runner / "data").episode(k) for k in range(NUM_EPISODES)]
+    states = np.concatenate([each.hidden_states[1:-1] for each in episodes])
+    actions = np.concatenate([each.steps["action"][:-1] for each in episodes])
+    jumped = actions == 8
+    np.testing.assert_allclose(found.vector, states[jumped].mean(axis=0)
+                               - states[~jumped].mean(axis=0), atol=1e-5)
+    assert found.about == "action=upright" and found.modes == ("easy",)
+    assert set(found.levels) == {int(each.steps["level_seed"][0]) for each in episodes}
+    assert f"{jumped.sum()} states with action=upright" in capsys.readouterr().out
+    again = tmp_path / "again.npz"
+    assert make(runner, again, "--split", "action=upright", "--num_states", 10**6) == 0
+    assert again.read_bytes() == (tmp_path / "v.npz").read_bytes()
+
+
+def test_vectors_of_all_layers_probes_and_scales_are_made(runner, tmp_path, capsys):
+    several, probed = tmp_path / "all.npz", tmp_path / "probe.npz"
+    assert make(runner, several, "--split", "value=0.3", "--layer", "all", "--scale", "rms",
+                "--num_states", 20) == 0
+    found = read_vectors(several)
+    assert {"embedder.block1.conv", MAP, "gru"} <= set(found)
+    assert "fc_policy" not in found and "hidden_state" not in found
+    assert {vector.scale for vector in found.values()} == {"rms"}
+    assert make(runner, probed, "--split", "value=0.3", "--layer", "gru", "--method", "probe",
+                "--scale", "unit") == 0
+    assert "a probe has on other levels accuracy" in capsys.readouterr().out
+    probe = read_vector(probed, "gru")
+    assert probe.kind == "probe" and np.linalg.norm(probe.vector) == pytest.approx(1)
+    policy = load_agent(runner / "model_0.pth")
+    # The value is linear in the state, so a probe of it finds the weights of its head.
+    head = policy.fc_value.weight[0].detach().numpy()
+    assert probe.vector @ head / np.linalg.norm(head) > 0.5
+
+
+def test_clusters_split_states_too(runner, tmp_path):
+    steps = RolloutFolder(runner / "data").all_steps(range(NUM_EPISODES))
+    folder = HiddenStatesFolder(tmp_path / "h", NUM_EPISODES)
+    folder.path.mkdir()
+    folder.store("clusters", np.arange(len(steps)) % 3)
+    assert make(runner, tmp_path / "v.npz", "--split", "cluster=2", "--precomp_dir",
+                folder.path) == 0
+    assert read_vector(tmp_path / "v.npz", "hidden_state").about == "cluster=2"
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--split", "reward=3", "--layer", "embeder.fc"], "did you mean 'embedder.fc'"),
+    (["--split", "action=9"], "none of the"), (["--split", "cluster=1"], "writes it"),
+    (["--split", "reward=3", "--num_episodes", "99"], "99 episodes are asked for"),
+    (["--split", "reward=3", "--precision", "bfloat16"], "would lose most digits"),
+    (["--split", "reward=3", "--vector_file", "x.npy"], "--vector_file must end in .npz")])
+def test_vectors_that_cannot_be_made_are_one_sentence(runner, tmp_path, capsys, more, message):
+    file = tmp_path / "v.npz"
+    data = RolloutFolder(runner / "data").all_steps(range(NUM_EPISODES))
+    assert not (data["action"] == 9).any() or "action=9" not in more
+    assert make(runner, file, *more) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1 and not file.exists()
+
+
+def test_another_agents_recording_is_refused(runner, agent_path, tmp_path, capsys):
+    assert make(runner, tmp_path / "v.npz", "--split", "reward=3", "--agent_file",
+                agent_path) == 2
+    assert "was recorded with another agent" in capsys.readouterr().err
+
+
+# Its effects.
+
+
+def compare(runner, output, *more):
+    return compare_interventions.main([*map(str, (
+        "--agent_file", runner / "model_0.pth", "--interpreting_params_name", "tiny", "--env_name",
+        "coinrun", "--num_episodes", 10, "--num_controls", 2, "--reference_size", 3, "--seed", 7,
+        "--device", "cpu", "--output_dir", output, *more))])
+
+
+@pytest.fixture(scope="module")
+def steered(runner, tmp_path_factory):
+    """A vector made from the recording, and the folder of its effects."""
+    path = tmp_path_factory.mktemp("steered")
+    assert make(runner, path / "jump.npz", "--split", "action=upright", "--layer", "gru",
+                "--scale", "rms") == 0
+    assert compare(runner, path / "out", "--patch",
+                   f"add@gru={path / 'jump.npz'},coefficient=-1") == 0
+    return path, InterventionsFolder(path / "out")
+
+
+ARM = "add_gru_jump.npz_coefficient_-1"
+
+
+def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
+    path, folder = steered
+    table = folder.effects()
+    full = pd.read_csv(folder.effects_file)
+    assert full["arm"].unique().tolist() == [
+        f"patch_{ARM}", f"control_000_{ARM}", f"control_001_{ARM}"]
+    assert set(table["label"]) == {ARM, "control 0", "control 1"}
+    assert {"verdict", "median_effect", "smallest_effect", "norm", "relative"} <= set(full)
+    text = folder.report_file.read_text()
+    assert "2 controls of each list of patches" in text and "random directions" not in text
+    assert "What does nothing" in text and "nan" not in text
+    # The arm is what is played inside a scope with the vector.
+    vector = read_vector(path / "jump.npz", "gru")
+    policy, env = load_agent(runner / "model_0.pth"), EnvConfig("coinrun", "easy")
+    levels = list(enumerate(env.draw_levels(10, 7)))
+    with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
+        expected = played(play_episodes(policy, FLOAT32, env, levels, 7, 64, keep_frames=False),
+                          scope)
+    found = folder.runs(f"patch_{ARM}")
+    assert found.actions.tolist() == expected.actions.tolist()
+    np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
+    assert found.norm == pytest.approx(np.linalg.norm(vector.vector), rel=1e-4)
+    assert found.moved != pytest.approx(expected.moved)  # in the reference set's deviations
+    unaltered = folder.runs("unaltered")
+    assert unaltered.actions.tolist() != found.actions.tolist()
+    control = folder.runs(f"control_001_{ARM}")
+    assert control.norm == pytest.approx(found.norm, rel=1e-4)
+    settings = json.loads((path / "out" / "settings.json").read_text())
+    assert settings["precision"] == "float32" and settings["reference"]["pictures"] == 3
+    assert settings["arms"][f"control_001_{ARM}"]["drawn"] == [{"permuted": 1}]
+
+
+def test_arms_are_kept_and_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
+    path, folder = steered
+    patch, before = f"add@gru={path / 'jump.npz'},coefficient=-1", folder.effects_file.read_bytes()
+    assert compare(runner, folder.path, "--patch", patch) == 0
+    assert "alterations): " not in capsys.readouterr().out
+    assert folder.effects_file.read_bytes() == before
+    vector = read_vector(path / "jump.npz", "gru")
+    try:
+        save_vectors(path / "jump.npz", [vector.scaled("unit")])
+        assert compare(runner, folder.path, "--patch", patch) == 2
+        assert f"holds the arm patch_{ARM}, but made otherwise" in capsys.readouterr().err
+    finally:
+        save_vectors(path / "jump.npz", [vector])
+
+
+def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, agent_path,
+                                                              recording, tmp_path):
+    matrices = save_projector(tmp_path / "m", golden_projector())
+    (tmp_path / "arms.yml").write_text(
+        f"- {{kind: multiply, layer: {MAP}, channels: [3, 8], value: [0, -1]}}\n")
+    assert compare_interventions.main([*map(str, (
+        "--agent_file", agent_path, "--interpreting_params_name", "tiny", "--num_episodes", 10,
+        "--num_controls", 2, "--reference_size", 3, "--device", "cpu", "--output_dir",
+        tmp_path / "sim", "--in_simulator", "--model_file", simulator_file, "--data_dir",
+        recording / "data", "--patch_file", tmp_path / "arms.yml", "--directions", 0,
+        "--precomputed_analysis_data_path", matrices, "--recording_rand_init"))]) == 0
+    folder = InterventionsFolder(tmp_path / "sim")
+    table = pd.read_csv(folder.effects_file)
+    names = [f"multiply_block2.res1.resadd_3_8_{value}" for value in (0, -1)]
+    assert table[~table["control"]]["arm"].unique().tolist() == [
+        "ic_0_to_None", *(f"patch_{name}" for name in names)]
+    assert table["pattern"].nunique() == 3 and (table["num_controls"] >= 1).all()
+    unaltered, zero, negative = map(folder.runs, (
+        "unaltered", *(f"patch_{name}" for name in names)))
+    assert np.abs(zero.values - unaltered.values).max() > 1e-4
+    assert negative.norm / zero.norm == pytest.approx(2, rel=0.2)
+    settings = json.loads((folder.path / "settings.json").read_text())
+    channels = [settings["arms"][f"control_00{k}_{names[0]}"]["drawn"][0]["channels"]
+                for k in range(2)]
+    assert channels[0] != channels[1] and not {3, 8} & {*channels[0], *channels[1]}
+    assert "Altered directions of the agent's hidden state, and patches" in (
+        folder.report_file.read_text())
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--patch", f"zero@{MAP}"], "because it changes all channels; name some"),
+    (["--patch", f"zero@{MAP}:0-31"], "of a patch of all channels"),
+    (["--patch", "zero@gru:64"], "its units are numbered 0 to 63"),
+    (["--patch", "add@gru=JUMP", "--patch_controls", "others"], "give --control_vectors with it"),
+    (["--patch", "add@gru=JUMP", "--control_vectors", "JUMP"], "give --control_vectors with it"),
+    (["--patch", "add@gru=JUMP", "--patch_controls", "others", "--control_vectors", "JUMP"],
+     "2 controls take as many other vectors, but there are 1"),
+    (["--patch", "add@gru=JUMP", "--patch_controls", "cells"], "add at gru names no cells"),
+    (["--patch", f"add@{MAP}=JUMP"], "a vector of the layer gru cannot be added to the layer emb"),
+    (["--patch", "zero@gru:3", "--num_controls", 64], "there are 63 other sets"),
+    (["--patch", "zero@gru:3", "--num_episodes", 9], "at least 10 levels or starts, not 9")])
+def test_patches_that_cannot_be_compared_are_one_sentence(steered, runner, tmp_path, capsys, more,
+                                                          message):
+    path, _ = steered
+    more = [str(each).replace("JUMP", str(path / "jump.npz")) for each in more]
+    assert compare(runner, tmp_path / "out", *more) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_levels_that_a_vector_was_made_on_are_told(steered, runner, tmp_path, capsys):
+    path, _ = steered
+    assert compare(runner, tmp_path / "out", "--seed", 5, "--patch",
+                   f"add@gru={path / 'jump.npz'},steps=0:1") == 0
+    assert "a vector was made on 10 of the levels" in capsys.readouterr().err
+    assert "another --seed draws others" in (tmp_path / "out" / "effects.md").read_text()
