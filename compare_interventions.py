@@ -35,7 +35,7 @@ from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import SamplingPlan
-from interventions.alterations import UNALTERED, Runner, all_alterations, change_of
+from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
@@ -45,8 +45,10 @@ from interventions.flags import (
     add_direction_ids_flag,
     directions_folder,
 )
+from interventions.layers import STATE
 from interventions.projector import Projector
 from interventions.results import write_results
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 
 def parser() -> Parser:
@@ -67,6 +69,7 @@ def parser() -> Parser:
     add_direction_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=1)
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -110,7 +113,9 @@ def main(argv: list[str] | None = None) -> None:
         parameters.get(DirectionFilesConfig).num_episodes)
     alterations = all_alterations(parameters.get(DirectionsConfig).ids(), args.swaps,
                                   args.num_controls)
-    changes = {each.arm.name: change_of(each, projector, compute) for each in alterations}
+    from_step = 0 if args.in_simulator else args.alter_from_step
+    patches = {each.arm.name: [patch_of(each, projector, compute, from_step)]
+               for each in alterations}
 
     if args.in_simulator:
         run, description = in_simulator(args, parameters, compute)
@@ -127,11 +132,11 @@ def main(argv: list[str] | None = None) -> None:
                  for each in alterations}}, args.overwrite)
 
     begin = time.perf_counter()
-    for number, (arm, change) in enumerate({UNALTERED: None, **changes}.items()):
+    for number, (arm, of_arm) in enumerate({UNALTERED: [], **patches}.items()):
         if not folder.has(arm):
             started = time.perf_counter()
-            folder.add(arm, run(change))
-            print(f"{arm} ({number} of {len(changes)} alterations): "
+            folder.add(arm, run(of_arm, {STATE: projector.std}))
+            print(f"{arm} ({number} of {len(patches)} alterations): "
                   f"{time.perf_counter() - started:.1f} s", flush=True)
     print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
 
@@ -157,8 +162,10 @@ def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute) -> tu
     """Runs on real levels, and what makes them."""
     env = env_config(args) if args.training_levels else env_config(args).unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
-    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, args.alter_from_step)
-    return run, {"where": "real levels", "env": vars(env), "from_step": args.alter_from_step}
+    edit = cheese_region(env, args.cheese_region)
+    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit)
+    return run, {"where": "real levels", "env": vars(env), **region_described(edit),
+                 "from_step": args.alter_from_step}
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
@@ -166,6 +173,9 @@ def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
     """Runs in the simulator, and what makes them."""
     if args.model_file is None:
         raise UserError("--in_simulator needs --model_file")
+    if args.cheese_region:
+        raise UserError("--cheese_region edits real levels; the simulator starts from recorded "
+                        "frames: record them with it")
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
     num_steps, data_dir = parameters.get(SaliencyConfig).num_sim_steps, parameters.common.data_dir

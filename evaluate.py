@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
+from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -25,6 +26,8 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.progress import with_progress
+from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 
 def parser() -> Parser:
@@ -33,6 +36,7 @@ def parser() -> Parser:
     flags.add_argument("--num_episodes", type=count, default=1000,
                        help="levels to play, one episode each")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -42,6 +46,7 @@ def parser() -> Parser:
                        help="episodes played at a time")
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     flags.add_argument("--output", type=output_file, help="write the result as JSON here, too")
+    add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("num_threads",))
     return flags
@@ -51,21 +56,31 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    arm = asked_arm(args)
+    compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
+    edit = cheese_region(config, args.cheese_region)
     policy = load_agent(args.model_file, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
+    measured = [level for _, level in levels]
+    patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
+        policy, compute, config, measured, size, seed, edit))
     started = time.monotonic()
-    episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
-                             args.greedy, keep_frames=False)
-    result = evaluate(with_progress(episodes, len(levels), "episode"))
+    with patches.scope(policy) as scope:
+        episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
+                                 args.greedy, keep_frames=False, edit=edit,
+                                 with_squares=patches.reads_rows)
+        result = evaluate(with_progress(episodes, len(levels), "episode"))
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
     if args.output:
         save_json(args.output, {
             "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
-            "env": vars(config), "seed": args.seed, "greedy": args.greedy,
-            "precision": compute.precision, **dataclasses.asdict(result), "versions": versions()})
+            "env": vars(config), **region_described(edit), "seed": args.seed,
+            "greedy": args.greedy,
+            "precision": compute.precision, **patches.metadata,
+            **({"moved": [dataclasses.asdict(size) for size in scope.moved()]} if arm else {}),
+            **dataclasses.asdict(result), "versions": versions()})
         print(f"wrote {args.output}")
 
 

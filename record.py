@@ -12,6 +12,7 @@ import pandas as pd
 from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
 from agents.episodes import Episode, play_episodes
+from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -26,11 +27,20 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.progress import with_progress
-from common.rollout_files import EpisodeArrays, RolloutWriter
+from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
-from interventions.flags import add_alter_from_flag, add_swap_flags, directions_folder
+from interventions.flags import (
+    add_alter_from_flag,
+    add_patch_flags,
+    add_swap_flags,
+    asked_arm,
+    directions_folder,
+    open_arm,
+    patched_precision,
+)
 from interventions.swaps import open_swap
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -43,6 +53,7 @@ def parser() -> Parser:
                        help="the recording is written to <logdir>/data/")
     flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--param_name", default="hard-rec-record",
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
@@ -54,9 +65,13 @@ def parser() -> Parser:
     flags.add_argument("--interpreting_params_name", default="defaults",
                        help="parameter set in hyperparams/interpreting_configs.yml, for the "
                             "swap alone")
+    flags.add_argument("--positions", action="store_true",
+                       help="also record where the player is: columns player_x and player_y, in "
+                            "cells")
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
+    add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints", "num_threads"))
     return flags
@@ -67,7 +82,7 @@ def steps_table(episode: Episode) -> pd.DataFrame:
     return pd.DataFrame({
         "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
         "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
-        "action": episode.actions})
+        "action": episode.actions, **dict(zip(POSITION_COLUMNS, episode.positions.T))})
 
 
 def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
@@ -82,8 +97,10 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    arm = asked_arm(args)
+    compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
+    edit = cheese_region(config, args.cheese_region)
     num_slots = load_agent_config(args.param_name).n_envs
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise()
@@ -92,36 +109,41 @@ def main(argv: list[str] | None = None) -> None:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
-                     compute.device, args.random_directions)
+                     compute.device, args.random_directions, args.alter_from_step)
+    all_levels = config.draw_levels(args.num_episodes, args.seed)
+    patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
+        policy, compute, config, all_levels, size, seed, edit))
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
-        "env": vars(config), "seed": args.seed, "precision": compute.precision,
+        "env": vars(config), **region_described(edit), "seed": args.seed,
+        "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
+        **patches.metadata, **({"positions": True} if args.positions else {}),
         "versions": versions(),
     }, args.overwrite)
 
     levels = [(number, level) for number, level
-              in enumerate(config.draw_levels(args.num_episodes, args.seed))
+              in enumerate(all_levels)
               if not writer.has(number)]
     already = args.num_episodes - len(levels)
     if already:
         print(f"{already} of {args.num_episodes} episodes are already there")
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise,
-                             alter_hidden=swap.alter_hidden if swap else None,
-                             alter_from=args.alter_from_step)
+                             alter_logits=noise, edit=edit, keep_positions=args.positions,
+                             with_squares=patches.reads_rows)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:
-        for episode in with_progress(episodes, len(levels), "episode"):
-            pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
-            while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
-                pending.pop(0).result()
-            frames += len(episode.actions)
+        with patches.scope(policy, *([swap.patch] if swap else [])):
+            for episode in with_progress(episodes, len(levels), "episode"):
+                pending.append(pool.submit(write_episode, writer, episode, not args.no_videos))
+                while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
+                    pending.pop(0).result()
+                frames += len(episode.actions)
         for future in pending:
             future.result()
     finally:

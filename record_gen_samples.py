@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
-from common.networks import HiddenChange
 from common.parameters import ParameterSet
+from common.rollout_files import RolloutFolder
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
@@ -27,7 +28,16 @@ from generative.sampling import (
 )
 from generative.simulator import Simulator
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
-from interventions.flags import add_swap_flags, directions_folder
+from interventions.flags import (
+    add_patch_flags,
+    add_swap_flags,
+    asked_arm,
+    directions_folder,
+    open_arm,
+    patched_precision,
+)
+from interventions.reference import recorded_reference
+from interventions.scopes import patched
 from interventions.swaps import open_swap
 
 SAMPLES_AT_A_TIME = 32
@@ -54,6 +64,7 @@ def parser() -> Parser:
                             f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
                             "a video in which each is placed where it points")
     add_swap_flags(flags)
+    add_patch_flags(flags)
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
@@ -66,7 +77,9 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
-    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    arm = asked_arm(args)
+    compute = resolve_compute(common.device, common.gpu_device,
+                              patched_precision(args.precision, arm))
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
     plan = make_plan(args, explicit, parameters, simulator)
@@ -84,7 +97,11 @@ def main(argv: list[str] | None = None) -> int:
         "precision": compute.precision, "swap": None, "versions": versions()}
 
     save_dir = args.data_save_dir or Path(common.generated_data_dir)
-    runs = [SamplerRun(plan.folder_name, description, None)]
+    policy, sampler = simulator.agent.policy, Sampler(simulator, compute, plan, dataset)
+    sampler.check(max_samples)
+    patches = open_arm(arm, args, policy, None, lambda size, seed: recorded_reference(
+        RolloutFolder(Path(common.data_dir)), sampler.episodes(max_samples), size, seed))
+    runs = [SamplerRun(plan.folder_name, description, contextlib.nullcontext())]
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes,
@@ -93,20 +110,25 @@ def main(argv: list[str] | None = None) -> int:
         runs.append(SamplerRun(
             f"{plan.folder_name}_swapped_{swap.name}",
             {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
-            swap.alter_hidden))
-    samplers = [Sampler(simulator, compute, plan, dataset, run.alter_hidden) for run in runs]
-    samplers[0].check(max_samples)
+            patched(policy, [swap.patch])))
+    if arm:
+        runs.append(SamplerRun(
+            f"{plan.folder_name}_patched_{arm.name}",
+            {**description, **patches.metadata, "unaltered": plan.folder_name},
+            patches.scope(policy)))
     writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
                for run in runs]
     num_samples = max_samples * plan.samples_per_start
-    for sampler, writer in zip(samplers, writers):
-        status = record_samples(sampler, writer, max_samples, args.batch_size, not args.no_videos)
+    for run, writer in zip(runs, writers):
+        with run.scope:
+            status = record_samples(sampler, writer, max_samples, args.batch_size,
+                                    not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status
         print(f"{num_samples} samples of {plan.num_steps} steps are in {writer.folder.path}")
-    if len(runs) == 2:
-        print(f"the pair, from the same starts: {writers[1].folder.path} with the swap, "
+    for writer, what in zip(writers[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
+        print(f"the pair, from the same starts: {writer.folder.path} with the {what}, "
               f"{writers[0].folder.path} without")
     return 0
 
@@ -118,12 +140,12 @@ class SamplerRun:
     Attributes:
         name: of the folder.
         description: what makes it.
-        alter_hidden: see ``Simulator.imagine``.
+        scope: in which it is simulated.
     """
 
     name: str
     description: dict
-    alter_hidden: HiddenChange | None
+    scope: contextlib.AbstractContextManager
 
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,

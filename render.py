@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.episodes import play_episodes
+from agents.episodes import Episode, play_episodes
+from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -25,6 +26,8 @@ from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
+from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
@@ -43,41 +46,55 @@ def parser() -> Parser:
     flags.add_argument("--exp_name", type=folder_name, default="render",
                        help="name of the default video folder")
     add_env_flags(flags)
+    add_cheese_region_flag(flags)
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
+    add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("param_name", "num_timesteps", "num_checkpoints", "num_threads"))
     return flags
+
+
+def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) -> None:
+    """Write the videos of an episode, and say so."""
+    views = {"person": episode.person_views,
+             "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
+                       for frame in episode.frames)}
+    if with_strip:
+        moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
+        write_strip(folder / f"episode_{episode.number:05d}_strip.png",
+                    [[mark_action(episode.person_views[t], episode.actions[t])
+                      for t in moments]], STRIP_HEIGHT)
+    for view, frames in views.items():
+        marked = (mark_action(frame, action)
+                  for frame, action in zip(frames, episode.actions))
+        write_video(folder / f"episode_{episode.number:05d}_{view}.mp4", marked, tps)
+    print(f"episode {episode.number}: level {episode.level_seed}, return "
+          f"{episode.total_reward:g}, {episode.length} steps")
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    arm = asked_arm(args)
+    compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
+    edit = cheese_region(config, args.cheese_region)
     policy = load_agent(args.model_file, compute.device)
+    levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
+    measured = [level for _, level in levels]
+    patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
+        policy, compute, config, measured, size, seed, edit))
     folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
     save_json(folder / "rendering.json", {
         "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
-        "env": vars(config), "seed": args.seed, "tps": args.tps, "precision": compute.precision,
-        "versions": versions()})
-    levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
-    for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
-                                 person_view=True):
-        views = {"person": episode.person_views,
-                 "agent": (enlarge(frame, PERSON_VIEW_SIZE // FRAME_SIZE)
-                           for frame in episode.frames)}
-        if args.strip:
-            moments = np.linspace(0, episode.length - 1, STRIP_MOMENTS).round().astype(int)
-            write_strip(folder / f"episode_{episode.number:05d}_strip.png",
-                        [[mark_action(episode.person_views[t], episode.actions[t])
-                          for t in moments]], STRIP_HEIGHT)
-        for view, frames in views.items():
-            marked = (mark_action(frame, action)
-                      for frame, action in zip(frames, episode.actions))
-            write_video(folder / f"episode_{episode.number:05d}_{view}.mp4", marked, args.tps)
-        print(f"episode {episode.number}: level {episode.level_seed}, return "
-              f"{episode.total_reward:g}, {episode.length} steps")
+        "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
+        "precision": compute.precision, **patches.metadata, "versions": versions()})
+    with patches.scope(policy):
+        for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
+                                     person_view=True, edit=edit,
+                                     with_squares=patches.reads_rows):
+            write_episode(folder, episode, args.tps, args.strip)
     print(f"wrote {2 * args.num_eps} videos to {folder}")
 
 

@@ -27,6 +27,7 @@ from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
 from common.settings import load_settings
+from maze.level.regions import add_cheese_region_flag, cheese_region
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.
 RESUMABLE = {"num_timesteps", "num_checkpoints", "val_interval", "num_threads", "precision",
@@ -38,6 +39,8 @@ def parser() -> Parser:
     flags.add_argument("--exp_name", type=folder_name, default="test",
                        help="name of the experiment's folder")
     add_env_flags(flags)
+    add_cheese_region_flag(flags, levels="training levels")
+    add_cheese_region_flag(flags, "val_cheese_region", "validation levels")
     flags.add_argument("--param_name", default="easy-200",
                        help="parameter set in hyperparams/procgen/config.yml")
     flags.add_argument("--num_timesteps", type=time_steps, default=25_000_000,
@@ -80,13 +83,15 @@ def main(argv: list[str] | None = None) -> int:
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
             run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
             compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file),
-            args.keep_optimizer)
+            args.keep_optimizer, args.cheese_region, args.val_cheese_region)
         now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
         experiment = args.logdir / "procgen" / args.env_name / args.exp_name
         folder = experiment / f"seed_{run_seed}_{now}"
 
     keep_freed_memory()
-    run = TrainingRun(folder, settings, compute)
+    run = TrainingRun(folder, settings, compute,
+                      cheese_region(settings.env, settings.cheese_region),
+                      cheese_region(settings.env, settings.val_cheese_region))
     print(f"training on {compute.device} in {compute.precision}; writing to {run.folder}",
           flush=True)
     status = run.train()

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from common.devices import Compute
-from common.networks import HiddenChange, Policy, PolicyOutput, to_images
+from common.networks import Policy, PolicyOutput, to_images
+from interventions.scopes import piece_of_pass
 
 # Frames embedded at a time: a limit of memory. On two AMD cores 128 took a tenth longer than 1 024.
 CPU_CHUNK = 1024
@@ -26,22 +27,25 @@ def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
 def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
     """Embed uint8 frames (M, H, W, C), a chunk at a time; returns (M, E) float32."""
     size = CPU_CHUNK if compute.device.type == "cpu" else GPU_CHUNK
+    embeddings = []
     with compute.autocast():
-        return torch.cat([
-            policy.embed(to_images(chunk, compute.channels_last, compute.dtype)).float()
-            for chunk in frames.split(size)])
+        for begin in range(0, len(frames), size):
+            chunk = frames[begin:begin + size]
+            with piece_of_pass(policy, begin, begin + len(chunk)):
+                embeddings.append(policy.embed(
+                    to_images(chunk, compute.channels_last, compute.dtype)).float())
+    return torch.cat(embeddings)
 
 
 @torch.no_grad()
 def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
-               hidden_in: Tensor, alter_hidden: HiddenChange | None = None) -> PolicyOutput:
+               hidden_in: Tensor) -> PolicyOutput:
     """Run one step on uint8 frames (N, H, W, C) and the states that enter (N, D).
 
-    Frames travel to the device as bytes and become floats there. ``alter_hidden``: see
-    ``Policy.step``.
+    Frames travel to the device as bytes and become floats there.
     """
     frames = torch.as_tensor(frames).to(compute.device, non_blocking=True)
-    return policy.step(embed_frames(policy, frames, compute), hidden_in, alter_hidden)
+    return policy.step(embed_frames(policy, frames, compute), hidden_in)
 
 
 def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from agents.episodes import Episode, play_episodes
 from common.devices import Compute
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelEdit
 from common.networks import Policy
 from common.progress import with_progress
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
-from interventions.swaps import MeasuredChange
+from interventions.patch import Patch
+from interventions.scopes import Scope, patched
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
                 levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                from_step: int) -> Runner:
+                edit: LevelEdit | None = None) -> Runner:
     """Plays the same levels in every arm, with actions drawn from the policy itself.
 
     Args:
-        levels, seed, num_slots: see ``play_episodes``.
-        from_step: first step of an episode that is altered, from 0.
+        levels, seed, num_slots, edit: see ``play_episodes``.
     """
-    def run(change: MeasuredChange | None) -> ArmRuns:
-        episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                 alter_hidden=change, alter_from=from_step, keep_frames=False)
-        return played(with_progress(episodes, len(levels), "episode"), change)
+    def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
+        with patched(policy, patches, std) as scope:
+            episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
+                                     keep_frames=False, edit=edit)
+            return played(with_progress(episodes, len(levels), "episode"), scope)
     return run
 
 
-def played(episodes: Iterable[Episode], change: MeasuredChange | None) -> ArmRuns:
+def played(episodes: Iterable[Episode], scope: Scope) -> ArmRuns:
     """The runs of one arm on real levels, in the order of the episodes' numbers."""
     episodes = sorted(episodes, key=lambda episode: episode.number)
     # The last row is no step of the agent's; the reward of a step is in the row after it.
@@ -43,4 +45,4 @@ def played(episodes: Iterable[Episode], change: MeasuredChange | None) -> ArmRun
         *(np.concatenate(parts) for parts in zip(*(
             (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
             for episode in episodes))),
-        np.array(change.moved if change else 0.0))
+        np.array(scope.moved_in_std()))

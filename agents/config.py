@@ -39,6 +39,7 @@ class AgentConfig:
     kickstart_coef: float = 3.0
     kickstart_until: float = 0.7
     kickstart_value_coef: float = 0.0
+    width: int = 1
 
     def __post_init__(self):
         for name in ("n_envs", "n_steps", "epoch", "mini_batch_per_epoch", "mini_batch_size",
@@ -55,6 +56,9 @@ class AgentConfig:
             if getattr(self, name) not in choices:
                 value = getattr(self, name)
                 raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")
+        if self.width not in ((1, 4) if self.architecture == "impala" else (1,)):
+            raise UserError("width must be 1, or 4 for impala, not "
+                            f"{self.width} for {self.architecture}")
         units = self.n_envs if self.recurrent else self.n_envs * self.n_steps
         if units % self.mini_batch_per_epoch:
             what = "n_envs" if self.recurrent else "n_envs * n_steps"

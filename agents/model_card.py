@@ -19,14 +19,15 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
     """Write the card of a run that has taken so many steps in so many seconds."""
     agent = settings.agent
     memory = f"GRU of {agent.hidden_state_size}" if agent.recurrent else "no memory"
+    width = "" if agent.width == 1 else f" {agent.width} times as wide"
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     levels = settings.env.num_levels
     lines = [
         f"# {settings.exp_name}: {settings.env.env_name}, {settings.env.distribution_mode}",
         "",
-        f"PPO, {agent.architecture}, {memory}; "
+        f"PPO, {agent.architecture}{width}, {memory}; "
         f"{f'{levels} levels from {settings.env.start_level}' if levels else 'all levels'}, "
-        f"backgrounds {'on' if settings.env.use_backgrounds else 'off'}.",
+        f"backgrounds {'on' if settings.env.use_backgrounds else 'off'}.{_cheese(settings)}",
         "",
         f"- {timesteps} of {settings.num_timesteps} environment steps in {wall_time / 60:.0f} "
         f"minutes, in {settings.precision}, seed {settings.seed}",
@@ -38,6 +39,17 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
         ""]
     with atomic_path(folder / CARD_NAME) as temporary:
         temporary.write_text("\n".join(lines))
+
+
+def _cheese(settings: TrainSettings) -> str:
+    """Where the cheese lay, if it was put somewhere."""
+    def where(size: int) -> str:
+        return f"in the last {size} rows and columns of the maze" if size else "anywhere"
+
+    if not (settings.cheese_region or settings.val_cheese_region):
+        return ""
+    return (f" In training the cheese lay {where(settings.cheese_region)}, in validation "
+            f"{where(settings.val_cheese_region)}.")
 
 
 def _origin(settings: TrainSettings) -> str:
@@ -63,6 +75,9 @@ def _command(settings: TrainSettings) -> str:
              "num_timesteps": settings.num_timesteps, "seed": settings.seed,
              "num_checkpoints": settings.num_checkpoints, "val_interval": settings.val_interval,
              "precision": settings.precision}
+    for name in ("cheese_region", "val_cheese_region"):
+        if getattr(settings, name):
+            flags[name] = getattr(settings, name)
     for name in ("model_file", "teacher_file"):
         if getattr(settings, name):
             flags[name] = Path(getattr(settings, name)).name

@@ -32,7 +32,13 @@ from common.agent_file import (
 )
 from common.config import check_seed
 from common.devices import Compute
-from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
+from common.env import (
+    EnvConfig,
+    EpisodeStatistics,
+    LevelEdit,
+    ProcgenVectorEnv,
+    RewardNormalizer,
+)
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors, save_tensors, sha256
 from common.locks import FolderLock, claim_folder
@@ -67,6 +73,8 @@ class TrainSettings:
         keep_optimizer: whether the run starts from the optimiser's state in ``model_file`` too.
         precision: float32 or bfloat16.
         num_threads: threads that step the environments; does not change the numbers.
+        cheese_region, val_cheese_region: size of the region that the cheese of training and of
+            validation is put into, 0 for anywhere; for maze alone.
     """
 
     exp_name: str
@@ -83,6 +91,8 @@ class TrainSettings:
     teacher_file: str = ""
     teacher_sha256: str = ""
     keep_optimizer: bool = False
+    cheese_region: int = 0
+    val_cheese_region: int = 0
 
     def __post_init__(self):
         for name in ("num_timesteps", "num_checkpoints", "val_interval"):
@@ -97,10 +107,10 @@ class Worker:
     """Environments, with the agent's hidden state in each of them."""
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
-                 seed: int, num_threads: int):
+                 seed: int, num_threads: int, edit: LevelEdit | None = None):
         self.policy = policy
         self.compute = compute
-        self.env = ProcgenVectorEnv(env_config, num_envs, seed, num_threads)
+        self.env = ProcgenVectorEnv(env_config, num_envs, seed, num_threads, edit)
         self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
         self.hidden = policy.initial_states(num_envs)  # (N, D)
         self.statistics = EpisodeStatistics(num_envs)
@@ -198,13 +208,20 @@ class TrainingRun:
         settings: what to train. When continuing, a longer ``num_timesteps`` stretches the
             learning-rate schedule from there on.
         compute: where to compute.
+        edit, val_edit: edits of new levels in training and in validation: those that the settings
+            ask for.
 
     Raises:
         FolderInUse: if another process is at work in the folder.
         UserError: if a file to start from cannot be used.
     """
 
-    def __init__(self, folder: Path, settings: TrainSettings, compute: Compute):
+    def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
+                 edit: LevelEdit | None = None, val_edit: LevelEdit | None = None):
+        for size, given in ((settings.cheese_region, edit),
+                            (settings.val_cheese_region, val_edit)):
+            if bool(size) != (given is not None):
+                raise ValueError("the edits of levels are not those that the settings ask for")
         self.folder = folder
         self.settings = settings
         self.compute = compute
@@ -216,7 +233,7 @@ class TrainingRun:
         _seed_everything(settings.seed)
         agent = settings.agent
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
-                                   agent.learned_initial_state)
+                                   agent.learned_initial_state, agent.width)
         resume = folder / RESUME_NAME
         lock = FolderLock(folder) if resume.exists() else None
         state = load_tensors(resume, "resume file") if lock else None
@@ -236,9 +253,9 @@ class TrainingRun:
             int, np.random.SeedSequence(settings.seed).generate_state(3))
         self.minibatch_generator = torch.Generator().manual_seed(minibatch_seed)
         self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs, train_seed,
-                                   settings.num_threads)
+                                   settings.num_threads, edit)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
-                                 val_seed, settings.num_threads)
+                                 val_seed, settings.num_threads, val_edit)
         if state is not None:
             self._check_state_dict(state, str(resume))
         self.teacher = self._open_teacher(state)

@@ -12,6 +12,7 @@ one too: that of an Adam that has not taken a step.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -172,6 +173,15 @@ def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:
             raise UserError(f"the agent file {path} has a tensor '{key}' that belongs to no "
                             "agent of this kind")
     policy.load_state_dict(found)
+
+
+def weights_sha256(policy: Policy) -> str:
+    """Checksum of an agent's weights: the same for an agent in memory and for all its files."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(policy.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _check_shape(found: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> None:

@@ -5,6 +5,8 @@ Letters in shape comments: N windows, E episodes, T steps or other quantities, R
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 RESAMPLINGS = 2000
@@ -41,6 +43,37 @@ class ClusterBootstrap:
         reached = (counts > 0).sum(axis=0) >= 2
         ends[:, reached] = np.nanquantile(means[:, reached], (0.025, 0.975), axis=0)
         return ends
+
+    def interval_of(self, statistic: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Lower and upper end (2,) of any number of a resampling.
+
+        Args:
+            statistic: how often each episode was drawn (R, E), episodes in sorted order, to the
+                number (R,), NaN where it is not defined.
+        """
+        found = statistic(self._draws)
+        if np.isnan(found).all():
+            return np.full(2, np.nan)
+        return np.nanquantile(found, (0.025, 0.975))
+
+    def interval_of_medians(self, values: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Lower and upper end (2, T) for the median of values (T, N) minus that of others (T, N).
+
+        Both medians of a resampling are of the same draw of episodes, so what episodes have in
+        common cancels out.
+        """
+        return np.quantile(self._medians(values) - self._medians(others), (0.025, 0.975), axis=1)
+
+    def _medians(self, values: np.ndarray) -> np.ndarray:
+        """The median of the windows drawn, (T, N) to (T, R)."""
+        found = np.empty((len(values), len(self._draws)))
+        for row, numbers in enumerate(values):
+            order = np.argsort(numbers)
+            count = self._draws[:, self._episode[order]].cumsum(axis=1)  # (R, N)
+            half, ordered = count[:, -1:] / 2, numbers[order]
+            found[row] = (ordered[(count >= half).argmax(axis=1)]
+                          + ordered[(count > half).argmax(axis=1)]) / 2
+        return found
 
     def _by_episode(self, values: np.ndarray) -> np.ndarray:
         """Sums over the windows of each episode, (T, N) to (E, T)."""

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import io
 import random
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,9 +20,13 @@ from common.saved_state import check_like, check_numbers
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
     from procgen import ProcgenGym3Env
-    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS
+    from procgen.env import ENV_NAMES, EXPLORATION_LEVEL_SEEDS, MAX_STATE_SIZE
 
 MAX_LEVEL = 2**31 - 1
+
+LevelEdit = Callable[[bytes], bytes]
+"""The state of a new level to the one that is played instead. It must be decided by its argument
+alone, and leave its own results as they are: the first frame of a level may be observed twice."""
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),
@@ -135,19 +140,31 @@ class ProcgenVectorEnv:
         num_envs: N.
         seed: decides which levels are drawn, in which order.
         num_threads: threads that step the environments.
+        edit: optional edit of every new level, before its first frame is shown. Rewards and ends
+            of episodes stay as they were. Without one no state is read or set.
     """
 
-    def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2):
+    def __init__(self, config: EnvConfig, num_envs: int, seed: int, num_threads: int = 2,
+                 edit: LevelEdit | None = None):
         if num_envs < 1:
             raise UserError(f"the number of environments must be at least 1, not {num_envs}")
         if num_threads < 0:
             raise UserError(f"the number of threads must not be negative, not {num_threads}")
         self.config = config
+        self._edit = edit
         self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
 
     def observe(self) -> EnvObservation:
-        """Wait for the environments and return what they show."""
+        """Wait for the environments and return what they show.
+
+        Raises:
+            UserError: if an edit gives a state that Procgen would end the process on.
+        """
         rewards, observation, first = self._env.observe()
+        if self._edit is not None and first.any():
+            for index in np.flatnonzero(first):
+                self._env.edit(int(index), self._edit)
+            observation = self._env.observe()[1]
         return EnvObservation(observation["rgb"], rewards, first)
 
     def act(self, actions: np.ndarray) -> None:
@@ -190,20 +207,30 @@ class LevelSlots:
         config: game and drawing options; its level range is not used.
         num_slots: N. A slot shows nothing until :meth:`start`.
         person_view: whether to draw the 512-pixel view of :meth:`person_view` as well.
+        edit: optional edit of every level, before its first frame is shown.
     """
 
-    def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False):
+    def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
+                 edit: LevelEdit | None = None):
         self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
         self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
         self._config = config
         self._person_view = person_view
-        self._envs: list[ProcgenGym3Env | None] = [None] * num_slots
+        self._edit = edit
+        self._envs: list[_Procgen | None] = [None] * num_slots
 
     def start(self, slot: int, level: int) -> None:
-        """Begin an episode; its first frame is in ``frames[slot]``."""
+        """Begin an episode; its first frame is in ``frames[slot]``.
+
+        Raises:
+            UserError: if an edit gives a state that Procgen would end the process on.
+        """
         self.stop(slot)
         env = _make(self._config, range(level, level + 1), 1, level, 0, self._person_view)
         self._envs[slot] = env
+        if self._edit is not None:
+            env.observe()
+            env.edit(0, self._edit)
         self.frames[slot] = env.observe()[1]["rgb"][0]
 
     def step(self, slot: int, action: int) -> tuple[float, bool]:
@@ -223,6 +250,13 @@ class LevelSlots:
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
+    def player(self, slot: int) -> np.void | None:
+        """The player of a slot's level, a record of ``common.level_state.ENTITY``; None at the
+        end."""
+        if self._envs[slot] is None:
+            return None
+        return LevelState.parse(self._envs[slot].state_of(0)).player
+
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:
@@ -240,11 +274,67 @@ class LevelSlots:
             self.stop(slot)
 
 
+class StateView:
+    """An environment that shows states of levels, without a step being taken.
+
+    Args:
+        config: the game; everything else a state brings with it.
+        person_view: whether to draw the 512-pixel view instead of the agent's.
+    """
+
+    def __init__(self, config: EnvConfig, person_view: bool = False):
+        self._config = config
+        self._person_view = person_view
+        self._env = _make(config, range(1), 1, 0, 0, person_view)
+
+    def draw(self, state: bytes) -> np.ndarray:
+        """The picture of a state, uint8 (H, W, C).
+
+        Raises:
+            UserError: if it is of another game or such that Procgen would end the process.
+        """
+        LevelState.parse(state, self._config.env_name)
+        self._env.set_state([state])
+        if self._person_view:
+            return self._env.get_info()[0]["rgb"].copy()
+        return self._env.observe()[1]["rgb"][0]
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+
+class _Procgen(ProcgenGym3Env):
+    """Procgen's environments, of which single ones are read and set."""
+
+    def __init__(self, num: int, env_name: str, **options):
+        super().__init__(num, env_name, **options)
+        self._game = env_name
+        self._state: object | None = None  # where a state is read to
+
+    def state_of(self, index: int) -> bytes:
+        """The state of one environment; all of them must have been observed."""
+        if self._state is None:
+            self._state = self._ffi.new("char[]", MAX_STATE_SIZE)
+        size = self.call_c_func("get_state", index, self._state, MAX_STATE_SIZE)
+        return bytes(self._ffi.buffer(self._state, size))
+
+    def edit(self, index: int, edit: LevelEdit) -> None:
+        """Change one environment, which shows it from the next ``observe`` on.
+
+        Raises:
+            UserError: if Procgen would end the process on the result.
+        """
+        edited = edit(self.state_of(index))
+        LevelState.parse(edited, self._game)
+        self.call_c_func("set_state", index, edited, len(edited))
+
+
 def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: int,
-          person_view: bool) -> ProcgenGym3Env:
+          person_view: bool) -> _Procgen:
     range_options = {"start_level": levels.start,
                      "num_levels": 0 if levels == range(MAX_LEVEL) else len(levels)}
-    return ProcgenGym3Env(
+    return _Procgen(
         num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
         use_backgrounds=config.use_backgrounds, num_threads=num_threads,
         rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,

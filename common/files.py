@@ -150,8 +150,8 @@ def append_or_nothing(path: Path, text: str) -> None:
         raise
 
 
-def save_json(path: Path, content: dict) -> None:
-    """Write a mapping as indented JSON, atomically."""
+def save_json(path: Path, content: dict | list) -> None:
+    """Write a mapping or a list as indented JSON, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -174,6 +174,20 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
         return path.read_bytes()
     except (MemoryError, OverflowError):
         raise UserError(f"the {what} {path} does not fit into memory") from None
+
+
+def read_json(path: Path):
+    """Read a JSON file.
+
+    Raises:
+        UserError: if it is missing, no JSON, or nested too deep.
+    """
+    try:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    check_nested(content, path)
+    return content
 
 
 def check_nested(content, path: Path) -> None:
@@ -380,6 +394,28 @@ def check_finite(array: np.ndarray, path: Path, way_out: str) -> None:
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UserError(f"{path} holds NaN or infinity; {way_out}")
+
+
+def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
+    """Read a ``.npz`` file of ``np.savez``: arrays of numbers and of text, by name.
+
+    Args:
+        what: kind of file, for messages.
+
+    Raises:
+        UserError: if the file is missing, damaged, compressed or holds something else.
+    """
+    content = read_bytes(path, what)
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if archive.testzip() or any(entry.compress_type or entry.file_size > len(content)
+                                        for entry in archive.infolist()):
+                raise ValueError("an entry is damaged or compressed")
+        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # almost anything, on a file of another kind
+        raise UserError(f"the {what} {path} is truncated or no .npz file of arrays "
+                        f"({type(error).__name__})") from None
 
 
 def sha256(path: Path, what: str = "file") -> str:

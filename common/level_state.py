@@ -81,6 +81,9 @@ _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration 
 _MAX_DRAWN = 100  # cells and kinds of picture, of either sign
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
+_THEMES = {"maze": 1}  # where fewer are drawn of every picture
+_MAX_TILES = 100  # of a background, in the view
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and a step: else it draws for ever
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
@@ -129,8 +132,9 @@ class LevelState:
 
         Raises:
             UserError: if Procgen could not go on from it; what is wrong is named. Two things cannot
-                be seen here: whether an entity's picture has the theme that it asks for (fewer than
-                ten are drawn for most), and what a game makes of the numbers in its tail.
+                be seen here, but for maze: whether an entity's picture has the theme that it asks
+                for (fewer than ten are drawn for most), and what a game makes of the numbers in
+                its tail.
         """
         walk = _Walk(data)
         version, found = walk.integer("version"), walk.text("name of the game")
@@ -181,6 +185,31 @@ class LevelState:
             at += len(value) if isinstance(value, bytes) else value.nbytes
         raise KeyError(name)
 
+    def fields(self) -> dict[str, object]:
+        """Every field by its name, in the order of the bytes: numbers, and text for the name of
+        the game and the generators, whose text follows whether they are seeded. The grid is a
+        list of rows, the lowest first."""
+        found: dict[str, object] = {"version": 0, "game": self.game}
+        for block in ("options", "levels", "level_generator", "game_generator", "step",
+                      "grid_size", "entities", "drawing", "picture_generator", "world"):
+            value = getattr(self, block)
+            if isinstance(value, bytes):
+                seeded, length = np.frombuffer(value, _INT, 2).tolist()
+                found |= {f"{block}.is_seeded": seeded,
+                          f"{block}.text": value[-length:].decode("ascii") if length else ""}
+            elif block == "entities":
+                found["entities.count"] = len(value)
+                for number, entity in enumerate(value):
+                    found |= {f"entities[{number}].{name}": entity[name].item()
+                              for name in ENTITY.names}
+            elif isinstance(value, np.void):
+                found |= {f"{block}.{name}": value[name].item() for name in value.dtype.names}
+            else:
+                found[block] = value
+        height, width = self.grid.shape
+        return {**found, "grid.width": width, "grid.height": height, "grid.count": self.grid.size,
+                "grid.cells": self.grid.tolist()}
+
     @property
     def player(self) -> np.void:
         """The last entity of type 0, which Procgen takes for the player."""
@@ -210,13 +239,22 @@ class LevelState:
             raise walk.error("its range of levels is empty")
         if not 0 < self.world["visibility"] <= max(width, height):
             raise walk.error(f"visibility is {self.world['visibility']}")
+        ratio = abs(float(self.drawing["bg_tile_ratio"]))
+        if not (ratio == 0 or 1 / _MAX_TILES <= ratio <= _MAX_TILES):
+            raise walk.error(f"bg_tile_ratio is {self.drawing['bg_tile_ratio']}")
+        for name, most in (("rx", _MAX_RADIUS), ("ry", _MAX_RADIUS), ("grow_rate", _MAX_GROWTH)):
+            values = self.entities[name]
+            if not ((values >= 0) & (values <= most)).all():
+                raise walk.error(f"an entity has a {name} of {values.min()} to {values.max()}")
         themes = self.entities["image_theme"]
-        if (themes < 0).any() or (themes >= _MAX_THEMES).any():
+        if (themes < 0).any() or (themes >= _THEMES.get(self.game, _MAX_THEMES)).any():
             raise walk.error("an entity has an image_theme that is not drawn")
         for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
                              ("out_of_bounds_object", self.world["out_of_bounds_object"])):
-            unknown = values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)]
-            unknown = np.setdiff1d(unknown, _OWN_CELLS.get(self.game, ()))
+            if values.min() >= -_MAX_DRAWN and values.max() <= _MAX_DRAWN:
+                continue
+            unknown = np.setdiff1d(values[(values < -_MAX_DRAWN) | (values > _MAX_DRAWN)],
+                                   _OWN_CELLS.get(self.game, ()))
             if unknown.size:
                 raise walk.error(f"the {name} {unknown[0]} is not drawn by {self.game}")
 
@@ -229,7 +267,7 @@ class _Walk:
 
     @staticmethod
     def error(reason: str) -> UserError:
-        return UserError(f"not a state of a Procgen level: {reason}")
+        return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
         """The offset of the next ``size`` bytes, which are then behind."""
@@ -272,9 +310,9 @@ class _Walk:
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]
-        position = text.rpartition(b" ")[2]
-        if (len(text) < length or text.count(b" ") != _GENERATOR_SIZE or len(position) > 3
-                or not text.replace(b" ", b"").isdigit() or int(position or -1) > _GENERATOR_SIZE):
+        position, digits = text.rpartition(b" ")[2], text.replace(b" ", b"")
+        if (len(text) < length or len(text) - len(digits) != _GENERATOR_SIZE or len(position) > 3
+                or not digits.isdigit() or int(position or -1) > _GENERATOR_SIZE):
             return None
         return text_begin + length
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import UserError
-from common.networks import HiddenChange, Policy, PolicyOutput
+from common.networks import Policy, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,7 @@ class AgentInside(nn.Module):
             return _agent_output(self.policy.sequence(
                 embeddings.unflatten(0, images.shape[:2]), hidden, masks=None))
 
-    def step(self, image: Tensor, hidden: Tensor,
-             alter_hidden: HiddenChange | None = None) -> AgentOutput:
+    def step(self, image: Tensor, hidden: Tensor) -> AgentOutput:
         """Run one step.
 
         The returned state is the tensor from which log-probabilities and value are computed, so
@@ -84,11 +83,10 @@ class AgentInside(nn.Module):
         Args:
             image: (B, C, H, W) in [0, 1].
             hidden: state that enters the step (B, D).
-            alter_hidden: changes the state that leaves the step before anything is read off it.
         """
         embedding = self.policy.embed(image).float()  # (B, E)
         with _full_precision(hidden):
-            return _agent_output(self.policy.step(embedding, hidden, alter_hidden))
+            return _agent_output(self.policy.step(embedding, hidden))
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:

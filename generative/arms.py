@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+from torch import Tensor
 
 from common.devices import Compute
 from common.progress import with_progress
@@ -11,7 +14,8 @@ from generative.sampling import Sampler, SamplingPlan
 from generative.simulator import Simulator
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
-from interventions.swaps import MeasuredChange
+from interventions.patch import Patch
+from interventions.scopes import Scope, patched
 
 
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
@@ -26,16 +30,16 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     Raises:
         UserError: if there are fewer starts.
     """
-    Sampler(simulator, compute, plan, dataset).check(num_starts)
+    sampler = Sampler(simulator, compute, plan, dataset)
+    sampler.check(num_starts)
 
-    def run(change: MeasuredChange | None) -> ArmRuns:
-        return simulated(Sampler(simulator, compute, plan, dataset, change), num_starts,
-                         batch_size, change)
+    def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
+        with patched(simulator.agent.policy, patches, std) as scope:
+            return simulated(sampler, num_starts, batch_size, scope)
     return run
 
 
-def simulated(sampler: Sampler, num_starts: int, batch_size: int,
-              change: MeasuredChange | None) -> ArmRuns:
+def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: Scope) -> ArmRuns:
     """The runs of one arm in the simulator."""
     begins = range(0, num_starts, batch_size)
     samples = [sample.arrays for begin in with_progress(begins, len(begins), "batch")
@@ -47,4 +51,4 @@ def simulated(sampler: Sampler, num_starts: int, batch_size: int,
         np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
         np.concatenate([sample.values for sample in samples]),
         np.concatenate([sample.rewards for sample in samples]),
-        np.array(change.moved if change else 0.0))
+        np.array(scope.moved_in_std()))

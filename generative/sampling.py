@@ -20,7 +20,6 @@ from torch import Tensor
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from common.networks import HiddenChange
 from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
@@ -29,6 +28,7 @@ from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import Draw, LatentSampler, PresetDraw
+from interventions.patch import NO_LEVEL, Rows
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
@@ -123,13 +123,11 @@ class Sampler:
         simulator: where ``compute`` says.
         dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
             starts.
-        alter_hidden: see ``Simulator.imagine``.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SamplingPlan,
-                 dataset: RolloutDataset | None, alter_hidden: HiddenChange | None = None):
+                 dataset: RolloutDataset | None):
         self._simulator, self._compute, self.plan = simulator, compute, plan
-        self._alter_hidden = alter_hidden
         self._dataset = None if plan.random_start else dataset
         self._order = None
         if self._dataset is not None:
@@ -145,6 +143,12 @@ class Sampler:
             raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
                             f"start from, fewer than the {num_starts} of --num_samples")
 
+    def episodes(self, num_starts: int) -> set[int]:
+        """The recorded episodes that so many starts come from; none for random ones."""
+        if self._dataset is None:
+            return set()
+        return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
+
     @torch.no_grad()
     def simulate(self, starts: Sequence[int]) -> list[Sample]:
         """All samples of these starts, at once."""
@@ -158,7 +162,7 @@ class Sampler:
             simulation = simulator.imagine(
                 simulator.start_from(vectors, draw), draw, plan.num_steps,
                 true_actions=self._given_actions(len(starts), batch),
-                alter_hidden=self._alter_hidden).stacked()
+                rows=self._rows(starts)).stacked()
         samples = []
         for row, arrays in enumerate(_split(simulation)):
             which, position = divmod(row, plan.samples_per_start)
@@ -201,6 +205,12 @@ class Sampler:
         actions = torch.tensor([ACTION_NAMES.index(name) for name in self.plan.manual_actions],
                                device=self._compute.device)
         return actions.repeat(self.plan.num_steps, num_starts)
+
+    def _rows(self, starts: Sequence[int]) -> Rows:
+        """Whose the samples are, (B,) of them: the episode is the start."""
+        episodes = np.repeat(np.array(starts, np.int64), self.plan.samples_per_start)
+        levels = np.full_like(episodes, NO_LEVEL)
+        return Rows(episodes, np.zeros_like(episodes), levels)
 
     def _origin(self, start: int, position: int) -> SampleOrigin:
         action = self.plan.manual_actions[position] if self.plan.manual_actions else None

@@ -12,13 +12,14 @@ A actions, V bottleneck vector, M hidden layer of the cell.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.networks import HiddenChange, Policy
+from common.networks import Policy
 from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch
 from generative.cell import EnvironmentCell
@@ -26,6 +27,8 @@ from generative.config import SimulatorConfig
 from generative.decoder import Decoder
 from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
 from generative.straight_through import Draw, clamp_image, most_likely_action
+from interventions.patch import Rows
+from interventions.scopes import refuse_patches, rows_of_pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +184,12 @@ class Simulator(nn.Module):
                      most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
     def forward(self, batch: AlignedBatch, draw: Draw) -> Simulation:
-        """The training pass: z from the posterior, true actions, true first agent state."""
+        """The training pass: z from the posterior, true actions, true first agent state.
+
+        Raises:
+            UserError: inside a scope with patches.
+        """
+        refuse_patches(self.agent.policy, "the training pass of a simulator")
         start = self.start_from(self.encode(batch.initial_images), draw)
         actions = self.one_hot_actions(batch.actions)  # (T, B, A)
         num_steps, num_windows = actions.shape[:2]
@@ -216,8 +224,7 @@ class Simulator(nn.Module):
 
     def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
-                without_env_grads: bool = False,
-                alter_hidden: HiddenChange | None = None) -> Imagination:
+                without_env_grads: bool = False, rows: Rows | None = None) -> Imagination:
         """Simulate step by step.
 
         For example, from frames, with everything else the simulator's own::
@@ -235,8 +242,8 @@ class Simulator(nn.Module):
             true_images: (T, B, C, H, W) in [0, 1]; with them z comes from the posterior,
                 without from the prior.
             without_env_grads: detach the action before it enters the environment.
-            alter_hidden: changes the state with which the agent leaves each step, before its
-                action and value are read off it.
+            rows: whose simulations these are, for patches of the agent inside; the steps are
+                counted here.
         """
         num_steps = self.config.num_sim_steps if num_steps is None else num_steps
         for name, given in (("true_actions", true_actions), ("true_images", true_images)):
@@ -256,7 +263,9 @@ class Simulator(nn.Module):
             z = draw(prior if posterior is None else posterior)
             shown = self.decoder(h, z)
             image = clamp_image(shown.images)  # (B, C, H, W)
-            agent = self.agent.step(image, hidden, alter_hidden)
+            with (rows_of_pass(self.agent.policy, rows.at_step(t)) if rows
+                  else contextlib.nullcontext()):
+                agent = self.agent.step(image, hidden)
             hidden, action = agent.hidden_states, most_likely_action(agent.log_probs)
             steps.append(Step(
                 actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,

@@ -7,20 +7,24 @@ An alteration is text on the command line: ``10:12`` puts what direction 10 woul
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
 
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import HiddenChange
 from interventions.effects import Arm
 from interventions.files import ArmRuns
 from interventions.flags import direction
+from interventions.patch import Patch
+from interventions.patches import ChangeState
 from interventions.projector import Projector
-from interventions.swaps import MeasuredChange, swap_name
+from interventions.swaps import swap_name
 
 UNALTERED = "unaltered"
-Runner = Callable[[HiddenChange | None], ArmRuns]
-"""An alteration, or None, to the runs with it."""
+Runner = Callable[[Sequence[Patch], Mapping[str, Tensor]], ArmRuns]
+"""The patches of an arm, perhaps none, and the standard deviations in which ``moved`` counts, by
+layer, to the runs with them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +90,14 @@ def _pairs(text: str) -> tuple[list[int], list[int | None]]:
     return taken, put
 
 
-def change_of(alteration: Alteration, projector: Projector, compute: Compute) -> MeasuredChange:
-    """The change that an alteration makes to the agent's state."""
+def patch_of(alteration: Alteration, projector: Projector, compute: Compute,
+             from_step: int) -> Patch:
+    """The change that an alteration makes to the agent's state.
+
+    Args:
+        from_step: first step of an episode that is altered, from 0.
+    """
     if alteration.turn is not None:
         projector = projector.turned(alteration.turn)
     step = projector.swapped_step(alteration.taken, alteration.put, "ica", compute.device)
-    return MeasuredChange(step, projector.std.to(compute.device))
+    return ChangeState(step, steps=(from_step, None))

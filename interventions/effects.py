@@ -16,7 +16,14 @@ An effect is claimed if its interval leaves 0 out, ``p_holm`` <= 0.05 and ``p_co
 which takes at least 19 controls. The same rule, with each control in the place of a direction
 and the others as its controls, says how many claims the rule makes of random directions.
 
-Letters in shape comments: N starts, C comparisons (arms times outcomes), T steps.
+A large p does not say that there is no effect. An alteration "does nothing" where the interval lies
+within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
+the unaltered value otherwise.
+
+The statistics take any outcomes, also those of decisions and fields, and runs of which several
+belong to a level: these are drawn and flipped together.
+
+Letters in shape comments: N starts, K outcomes, C comparisons (arms times outcomes), T steps.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
@@ -33,6 +41,9 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 from interventions.files import ArmRuns
 
 LEVEL = 0.05  # of claims
+MARGIN = 0.05  # around 0, of what does nothing
+POWER = 0.8  # at which the smallest effect is found
+CLAIMED, NOTHING, UNDECIDED = "claimed", "nothing", "undecided"  # verdicts
 MIN_STARTS = 10
 MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
 MIN_FLIPS, FLIPS_A_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
@@ -51,24 +62,27 @@ class Outcome:
         label: with its unit, for the figure.
         simulated: whether the simulator can tell, too.
         real: whether the real environment can.
+        probability: whether it is a probability or a share.
     """
 
     name: str
     label: str
     simulated: bool = True
     real: bool = True
+    probability: bool = False
 
 
 OUTCOMES = (
-    Outcome("success", "success rate", simulated=False),
-    Outcome("end", "largest predicted probability of the end", real=False),
+    Outcome("success", "success rate", simulated=False, probability=True),
+    Outcome("end", "largest predicted probability of the end", real=False, probability=True),
     Outcome("return", "return (sum of rewards)"),
     Outcome("length", "episode length (steps)", simulated=False),
     Outcome("value", "mean value estimate (return)"),
     Outcome("first_jump", "step of the first jump"),
-    Outcome(DIVERGENCE, "share of steps with another action"),
-    *(Outcome(f"share_{name}", f"share of action '{name}'") for name in ACTION_NAMES),
-    Outcome("share_other", "share of the other six actions"),
+    Outcome(DIVERGENCE, "share of steps with another action", probability=True),
+    *(Outcome(f"share_{name}", f"share of action '{name}'", probability=True)
+      for name in ACTION_NAMES),
+    Outcome("share_other", "share of the other six actions", probability=True),
 )
 
 
@@ -176,23 +190,118 @@ def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns
         if not np.array_equal(runs[arm.name].starts, unaltered.starts):
             raise UserError(f"the runs of {arm.name} do not have the starts of the unaltered ones "
                             f"({len(runs[arm.name].starts)} and {len(unaltered.starts)} runs)")
-    names = [outcome.name for outcome in chosen_outcomes(simulated)]
-    before = outcomes_of(unaltered, unaltered, simulated)
-    after = np.stack([outcomes_of(runs[arm.name], unaltered, simulated)
-                      for arm in arms])  # (arms, N, outcomes)
-    differences = (after - before).transpose(1, 0, 2).reshape(len(before), -1)  # (N, C)
-    low, high = ClusterBootstrap(np.arange(len(before)), seed).interval(
+    before, after = outcomes_of_arms(arms, runs, unaltered, simulated)
+    return compare_outcomes(arms, {arm.name: float(runs[arm.name].moved) for arm in arms},
+                            chosen_outcomes(simulated), before, after, seed)
+
+
+def outcomes_of_arms(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns,
+                     simulated: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The outcomes of the unaltered runs (N, K) and of those of each arm (arms, N, K)."""
+    return outcomes_of(unaltered, unaltered, simulated), np.stack(
+        [outcomes_of(runs[arm.name], unaltered, simulated) for arm in arms])
+
+
+def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
+                     before: np.ndarray, after: np.ndarray, seed: int,
+                     levels: np.ndarray | None = None) -> pd.DataFrame:
+    """The effect of each arm on each of any outcomes.
+
+    Args:
+        arms: alterations of interest and controls.
+        moved: size of the change that each arm makes, by its name.
+        outcomes: what the last axes hold.
+        before: without alteration (N, K).
+        after: with that of each arm (arms, N, K).
+        seed: of the bootstrap and the sign flips.
+        levels: of each row (N,); rows of a level are drawn and flipped together. If not given,
+            each row is a level of its own.
+
+    Returns:
+        The table that ``compare`` describes.
+
+    Raises:
+        UserError: if an outcome is NaN or infinite, there are fewer than MIN_STARTS levels, or a
+            pattern has fewer than two controls.
+    """
+    names = [outcome.name for outcome in outcomes]
+    levels = _levels(levels, len(before))
+    check_starts(levels.max(initial=-1) + 1)
+    for arm, values in (("unaltered", before), *zip((arm.name for arm in arms), after)):
+        bad = ~np.isfinite(values).all(axis=0)
+        if bad.any():
+            raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {arm} is NaN or "
+                            "infinite on some level; leave these levels out of all arms")
+    differences = _differences(before, after)  # (N, C)
+    low, high = ClusterBootstrap(levels, seed).interval(
         differences.T, np.ones(differences.T.shape, dtype=bool))
     num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
-    rows = [(arm.name, arm.label, arm.pattern, arm.control, float(runs[arm.name].moved), name)
+    rows = [(arm.name, arm.label, arm.pattern, arm.control, moved[arm.name], name)
             for arm in arms for name in names]
     table = pd.DataFrame(rows, columns=["arm", "label", "pattern", "control", "moved", "outcome"])
     table["unaltered"] = np.tile(before.mean(axis=0), len(arms))
     table["altered"] = after.mean(axis=1).ravel()
     table["effect"] = differences.mean(axis=0)
     table["low_95"], table["high_95"] = low, high
-    table["p"] = sign_flip_p(differences, num_flips, seed)
+    table["p"] = sign_flip_p(_sums_by_level(differences, levels), num_flips, seed)
     return judged(table)
+
+
+def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.ndarray,
+                  after: np.ndarray, seed: int, levels: np.ndarray | None = None) -> pd.DataFrame:
+    """The table with medians, and with what can be said where no effect is claimed.
+
+    Args:
+        table: from ``compare_outcomes`` or ``compare``.
+        outcomes, before, after, seed, levels: as there.
+
+    Returns:
+        The table with further columns: ``median_unaltered``, ``median_altered``,
+        ``median_effect`` (the difference of the two), ``median_low_95`` and ``median_high_95``,
+        empty for controls; ``margin``; ``verdict``: CLAIMED, NOTHING if the interval of the
+        effect lies within the margin around 0, else UNDECIDED; ``smallest_effect``: that a single
+        comparison of so many levels finds at p <= 0.05 in four of five runs, from the spread of
+        the differences.
+    """
+    levels = _levels(levels, len(before))
+    table = table.copy()
+    directions = ~table["control"].to_numpy()
+    values = after.transpose(0, 2, 1).reshape(-1, len(before))[directions]  # (C, N)
+    unaltered = np.tile(before.T, (len(after), 1))[directions]
+    middle, base = np.median(values, axis=1), np.median(unaltered, axis=1)
+    low, high = ClusterBootstrap(levels, seed).interval_of_medians(values, unaltered)
+    table.loc[directions, ["median_unaltered", "median_altered", "median_effect", "median_low_95",
+                           "median_high_95"]] = np.stack([base, middle, middle - base, low, high],
+                                                         axis=1)
+    shares = {outcome.name for outcome in outcomes if outcome.probability}
+    table["margin"] = np.where(table["outcome"].isin(shares), MARGIN,
+                               MARGIN * table["unaltered"].abs())
+    within = (table["low_95"] >= -table["margin"]) & (table["high_95"] <= table["margin"])
+    table["verdict"] = np.select([table["claimed"], within], [CLAIMED, NOTHING], UNDECIDED)
+    differences = _differences(before, after)
+    sums = _sums_by_level(differences - differences.mean(axis=0), levels)  # (levels, C)
+    error = np.sqrt((sums ** 2).sum(axis=0) * len(sums) / (len(sums) - 1)) / len(before)
+    table["smallest_effect"] = (norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * error
+    return table
+
+
+def _levels(levels: np.ndarray | None, num_rows: int) -> np.ndarray:
+    """Levels numbered from 0, of each row."""
+    if levels is None:
+        return np.arange(num_rows)
+    return np.unique(levels, return_inverse=True)[1]
+
+
+def _differences(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """Altered minus unaltered (N, C)."""
+    return (after - before).transpose(1, 0, 2).reshape(len(before), -1)
+
+
+def _sums_by_level(differences: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Sums (levels, C) over the rows (N, C) of each level."""
+    sums = np.zeros((levels.max() + 1, differences.shape[1]))
+    np.add.at(sums, levels, differences)
+    return sums
 
 
 def judged(table: pd.DataFrame) -> pd.DataFrame:
@@ -208,16 +317,16 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
     """
     table["p_holm"] = table.groupby(["control", table["pattern"].where(table["control"], "")]
                                     )["p"].transform(holm)
-    controls = {key: rows.set_index("arm")["effect"] for key, rows
+    controls = {key: (rows["arm"].to_numpy(), rows["effect"].to_numpy()) for key, rows
                 in table[table["control"]].groupby(["pattern", "outcome"])}
     found = []
     for row in table.itertuples():
-        others = controls.get((row.pattern, row.outcome), pd.Series(dtype=float))
-        others = others.drop(row.arm, errors="ignore")
-        if others.empty:
+        arms, others = controls.get((row.pattern, row.outcome), (np.array([]), np.array([])))
+        others = others[arms != row.arm]
+        if not len(others):
             raise UserError(f"{row.label} has no other control to be compared with; take at least "
                             "2 of --num_controls")
-        as_large = int((others.abs() >= abs(row.effect)).sum())
+        as_large = int((np.abs(others) >= abs(row.effect)).sum())
         found.append((others.min(), others.max(), len(others),
                       (1 + as_large) / (1 + len(others))))
     table[["control_low", "control_high", "num_controls", "p_control"]] = found

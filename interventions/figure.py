@@ -21,13 +21,14 @@ CLAIMED, DIRECTION, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDD
 
 
 def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame,
-                 outcomes: Sequence[Outcome], title: str) -> None:
+                 outcomes: Sequence[Outcome], title: str, controls: str) -> None:
     """A panel for each outcome, one for the size of the alterations, one for divergence over time.
 
     Args:
         table: from ``compare``.
         over_time: from ``divergence_over_time``.
         title: what was run and how often.
+        controls: many of them, as ``Wording`` has it.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
@@ -50,7 +51,7 @@ def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame,
     _plot_course(course, over_time)
     for axes in unused:
         axes.axis("off")
-    figure.legend(handles=_key(), loc="outside lower center", ncols=4, fontsize=10)
+    figure.legend(handles=_key(controls), loc="outside lower center", ncols=4, fontsize=10)
     figure.suptitle(title, fontsize=13)
     figure.savefig(path, dpi=DPI)
 
@@ -103,7 +104,7 @@ def _name_rows(axes: Axes, labels: Sequence[str], first: bool) -> None:
     axes.tick_params(axis="x", labelsize=8)
 
 
-def _key() -> list[Line2D | Patch]:
+def _key(controls: str) -> list[Line2D | Patch]:
     def mark(label: str, **style) -> Line2D:
         return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [
@@ -112,4 +113,4 @@ def _key() -> list[Line2D | Patch]:
         mark("beats 0 after the correction, but not the controls", color=DIRECTION, marker="o"),
         mark("does not beat 0 after the correction (bars: 95 % intervals)", color=DIRECTION,
              marker="o", markerfacecolor="white"),
-        Patch(color=CONTROL_RANGE, label="range of the random directions (grey lines over time)")]
+        Patch(color=CONTROL_RANGE, label=f"range of the {controls} (grey lines over time)")]

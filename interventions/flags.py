@@ -1,12 +1,40 @@
-"""Flags of directions of the hidden state, and of swaps along them."""
+"""Flags of directions of the hidden state, of swaps along them, and of patches of any layer."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, seed
+from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
+from common.errors import UserError
+from common.files import sha256
+from common.networks import Policy
 from common.parameters import ParameterSet
+from interventions.patch import Patch
+from interventions.patch_text import (
+    Opening,
+    PatchArm,
+    files_of,
+    open_patches,
+    parse_patch,
+    read_patch_file,
+    to_text,
+)
+from interventions.reference import MIN_PICTURES, ReferenceSet
+from interventions.scopes import Scope, patched
+
+if TYPE_CHECKING:
+    from common.env import EnvConfig
+
+REFERENCE_SIZE = 50  # the published one
+
+logger = logging.getLogger(__name__)
 
 
 def add_direction_flags(parser: Parser, num_episodes_flag: str = "--num_episodes") -> None:
@@ -79,3 +107,108 @@ def add_alter_from_flag(parser: Parser, default: int) -> None:
                              "alters the first change too, which comes from the learned first "
                              "state, far from all others, so that a direction that is taken out "
                              "stays there")
+
+
+def add_patch_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that patch layers of the agent."""
+    parser.add_argument("--patch", action=EachTime, default=[], metavar="PATCH",
+                        help="a patch of a layer, kind@layer[:channels][=value]{,word=value}, such "
+                             "as zero@embedder.block2.res1.resadd:55; several are applied in order")
+    parser.add_argument("--patch_file", type=Path,
+                        help="the same as YAML: a list of mappings with kind, layer, channels, "
+                             "value and the words")
+    parser.add_argument("--reference_size", type=whole(MIN_PICTURES, 10_000),
+                        default=REFERENCE_SIZE,
+                        help="pictures of other levels over which a patch takes means and spreads")
+    parser.add_argument("--reference_seed", type=seed, default=0, help="of those pictures")
+
+
+def asked_arms(args: argparse.Namespace) -> list[PatchArm]:
+    """The arms that ``add_patch_flags`` means: one of all ``--patch``, and those of the file.
+
+    Raises:
+        UserError: if a patch does not parse.
+    """
+    arms = [PatchArm(tuple(map(parse_patch, args.patch)))] if args.patch else []
+    arms += read_patch_file(args.patch_file) if args.patch_file else []
+    names = [arm.name for arm in arms]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"the patches {name} are asked for twice")
+    return arms
+
+
+def asked_arm(args: argparse.Namespace) -> PatchArm | None:
+    """The same for a script that plays one arm; None without patches.
+
+    Raises:
+        UserError: if there are several, or a patch does not parse.
+    """
+    arms = asked_arms(args)
+    if len(arms) > 1:
+        raise UserError(f"--patch and --patch_file mean {len(arms)} arms, and here is room for "
+                        "one; leave sweeps out, or give one of the flags alone")
+    return arms[0] if arms else None
+
+
+def patched_precision(precision: str, arm: PatchArm | None) -> str:
+    """``--precision`` of a script with patches: float32 unless another is asked for, because the
+    difference of two activations loses most of its digits in bfloat16."""
+    return "float32" if arm and precision == "auto" else precision
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedPatches:
+    """The patches of a script, for its agent.
+
+    Attributes:
+        patches: for ``interventions.scopes.patched``; none if none were asked for.
+        metadata: an entry for the description of what is written, or nothing without patches.
+        reads_rows: whether they may look at where the player is.
+    """
+
+    patches: list[Patch]
+    metadata: dict
+    reads_rows: bool
+
+    @contextlib.contextmanager
+    def scope(self, policy: Policy, *before: Patch) -> Iterator[Scope]:
+        """A scope with them, behind others; it says at the end which patch was never in force."""
+        with patched(policy, [*before, *self.patches]) as scope:
+            yield scope
+        for patch in scope.never_in_force():
+            if patch in self.patches:
+                logger.warning("the patch %s was never in force", to_text(patch))
+
+
+def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
+             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet]
+             ) -> OpenedPatches:
+    """Open the patches of a script.
+
+    Args:
+        args: with the flags of ``add_patch_flags``.
+        env: the game; None in the simulator.
+        reference: size and seed to a reference set; called if a patch needs one.
+
+    Raises:
+        UserError: see ``interventions.patch_text.open_patches``.
+    """
+    if arm is None:
+        return OpenedPatches([], {}, False)
+    made = []
+
+    @functools.cache
+    def make() -> ReferenceSet:
+        made.append(reference(args.reference_size, args.reference_seed))
+        return made[0]
+
+    patches = open_patches(arm.patches, Opening(policy, env, make))
+    with patched(policy, patches):  # refuses what does not fit before anything is written
+        pass
+    metadata = {"name": arm.name, "patches": [*map(to_text, arm.patches)],
+                "reference": made[0].description if made else None,
+                "files_sha256": {str(path): sha256(path) for patch in arm.patches
+                                 for path in files_of(patch)}}
+    return OpenedPatches(patches, {"patches": metadata},
+                         any(patch.words for patch in patches))

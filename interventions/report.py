@@ -2,33 +2,70 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pandas as pd
 
-from interventions.effects import DIVERGENCE, LEVEL, MIN_CONTROLS_TO_CLAIM, Outcome
+from interventions.effects import (
+    CLAIMED,
+    DIVERGENCE,
+    LEVEL,
+    MARGIN,
+    MIN_CONTROLS_TO_CLAIM,
+    NOTHING,
+    UNDECIDED,
+    Outcome,
+)
 
 _COLUMNS_A_TABLE = 6
 
 
-def report(table: pd.DataFrame, outcomes: Sequence[Outcome], title: str, what: str) -> str:
+@dataclasses.dataclass(frozen=True)
+class Wording:
+    """How alterations and their controls are called in report and figure.
+
+    Attributes:
+        title: of the page.
+        controls: many of them, in the middle of a sentence.
+        alike: such as those that are compared with them, if nothing sets them apart.
+        equal: behind ``controls`` where they come first.
+        size: what the size of an alteration is.
+    """
+
+    title: str
+    controls: str
+    alike: str
+    equal: str
+    size: str
+
+
+DIRECTIONS = Wording(
+    "Altered directions of the agent's hidden state", "random directions",
+    "directions that are no better than random ones", " of equal size",
+    "How far a state is moved in a step")
+PATCHES = Wording(
+    "Patched layers of the agent", "controls", "alterations that are no better than controls",
+    " of the same kind", "How far the changed outputs are moved in a step")
+
+
+def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, what: str) -> str:
     """The report.
 
     Args:
-        table: from ``compare``.
-        title: of the page.
+        table: from ``compare``, or also from ``with_verdicts``.
         what: a sentence on what was run.
     """
     directions, controls = table[~table["control"]], table[table["control"]]
     num_controls = directions["num_controls"].min()
     lines = [
-        f"# {title}", "", what, "",
+        f"# {wording.title}", "", what, "",
         "An effect is the mean over starts of altered minus unaltered run, with a 95 % bootstrap "
         f"interval. p: paired sign-flip test; p (Holm): corrected for all {len(directions)} "
         "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "
-        f"(1 + controls), with {num_controls} random directions of equal size. **Claimed** is "
+        f"(1 + controls), with {num_controls} {wording.controls}{wording.equal}. **Claimed** is "
         f"what leaves 0 out of its interval and has both p (Holm) and p (controls) <= {LEVEL}.",
-        "", "## What may be claimed", "", *_summary(directions, controls), ""]
+        "", "## What may be claimed", "", *_summary(directions, controls, wording), ""]
     if num_controls < MIN_CONTROLS_TO_CLAIM:
         lines += [f"Nothing can be claimed with fewer than {MIN_CONTROLS_TO_CLAIM} controls.", ""]
     claimed = directions[directions["claimed"]]
@@ -44,8 +81,10 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], title: str, what: s
     lines += ["## All effects", "", "Bold: claimed. One star: p (Holm) <= "
               f"{LEVEL}, but not beyond the controls.", ""]
     for begin in range(0, len(outcomes), _COLUMNS_A_TABLE):
-        lines += _effects(table, outcomes[begin:begin + _COLUMNS_A_TABLE])
-    lines += ["## Size of the alterations", "", "How far a state is moved in a step: mean "
+        lines += _effects(table, outcomes[begin:begin + _COLUMNS_A_TABLE], wording)
+    if "verdict" in table:
+        lines += _verdicts(directions, outcomes)
+    lines += ["## Size of the alterations", "", f"{wording.size}: mean "
               "Euclidean norm, in standard deviations of its units.", ""]
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
     lines += _markdown(("alteration", "moved", "controls: lowest, median, highest"), [
@@ -55,33 +94,59 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], title: str, what: s
     return "\n".join(lines)
 
 
-def _summary(directions: pd.DataFrame, controls: pd.DataFrame) -> list[str]:
-    """Number of claims, and of those that the same rule makes of random directions."""
+def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
+    """What does nothing, what is undecided, and the medians."""
+    labels = {outcome.name: outcome.label for outcome in outcomes}
+    counts = directions["verdict"].value_counts()
+    return [
+        "## What does nothing, and what is undecided", "",
+        f"**{NOTHING.capitalize()}**: the interval lies within the margin around 0, which is "
+        f"{MARGIN} for probabilities and shares, and {100 * MARGIN:.0f} % of the unaltered value "
+        f"otherwise. **{UNDECIDED.capitalize()}** is all that is neither this nor claimed: "
+        + ", ".join(f"{counts.get(each, 0)} {each}" for each in (CLAIMED, NOTHING, UNDECIDED))
+        + ". Smallest effect: that a single comparison of so many levels finds in four of five "
+        "runs, before the correction. The change of the median has a bootstrap interval of its "
+        "own.", "",
+        *_markdown(
+            ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
+             "median unaltered", "median altered", "change of the median (95 %)"),
+            [(row.label, labels[row.outcome], row.verdict, _effect(row), _number(row.margin),
+              _number(row.smallest_effect), _number(row.median_unaltered),
+              _number(row.median_altered), f"{row.median_effect:+.3g} "
+              f"({_number(row.median_low_95)} to {_number(row.median_high_95)})")
+             for row in directions.itertuples()])]
+
+
+def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
+    """Number of claims, and of those that the same rule makes of controls."""
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
-    return [
+    lines = [
         f"- {directions['claimed'].sum()} of {len(directions)} effects are claimed, of "
         f"{directions[directions['claimed']]['arm'].nunique()} of "
         f"{directions['arm'].nunique()} alterations; at most {_most_claims(directions)} of the "
         "same one.",
         f"- The same rule claims {controls['claimed'].sum()} of {len(controls)} effects of the "
-        "random directions, each compared with the others; at most "
+        f"{wording.controls}, each compared with the others; at most "
         f"{_most_claims(controls)} of the same one. p (controls) is not corrected: of "
-        f"{len(directions)} effects of directions that are no better than random ones, "
+        f"{len(directions)} effects of {wording.alike}, "
         f"{by_chance:.0f} would lie beyond the controls.",
         f"- {(directions['p_holm'] <= LEVEL).sum()} effects beat 0 after the correction; "
-        f"{(directions['p_control'] <= LEVEL).sum()} lie beyond the controls.",
-        f"- The share of steps with another action is {diverging['altered'].min():.2f} to "
-        f"{diverging['altered'].max():.2f}; any alteration makes it larger than 0, so only the "
-        "comparison with the controls says something."]
+        f"{(directions['p_control'] <= LEVEL).sum()} lie beyond the controls."]
+    if len(diverging):
+        lines.append(
+            f"- The share of steps with another action is {diverging['altered'].min():.2f} to "
+            f"{diverging['altered'].max():.2f}; any alteration makes it larger than 0, so only "
+            "the comparison with the controls says something.")
+    return lines
 
 
 def _most_claims(rows: pd.DataFrame) -> int:
     return rows.groupby("arm")["claimed"].sum().max()
 
 
-def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
+def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
     """A row for each direction, then the range of the controls of each pattern."""
     directions = table[~table["control"]].set_index(["label", "outcome"])
     labels = directions.index.get_level_values("label").unique()
@@ -91,7 +156,8 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
         rows.append((label, *(_effect(directions.loc[(label, each.name)]) for each in outcomes)))
     for pattern, controls in table[table["control"]].groupby("pattern"):
         spread = controls.groupby("outcome")["effect"].agg(["min", "max"])
-        rows.append((f"{controls['arm'].nunique()} random directions ({pattern.replace('_', ' ')})",
+        rows.append((f"{controls['arm'].nunique()} {wording.controls} "
+                     f"({pattern.replace('_', ' ')})",
                      *(f"{_number(spread.loc[each.name, 'min'])} to "
                        f"{_number(spread.loc[each.name, 'max'])}" for each in outcomes)))
     return _markdown(("alteration", *(each.label for each in outcomes)), rows)

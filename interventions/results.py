@@ -8,34 +8,45 @@ import pandas as pd
 
 from common.files import atomic_path
 from interventions.alterations import UNALTERED
-from interventions.effects import Arm, chosen_outcomes, compare, divergence_over_time
+from interventions.effects import (
+    Arm,
+    chosen_outcomes,
+    compare,
+    divergence_over_time,
+    outcomes_of_arms,
+    with_verdicts,
+)
 from interventions.figure import plot_effects
 from interventions.files import InterventionsFolder
-from interventions.report import report
-
-_TITLE = "Altered directions of the agent's hidden state"
+from interventions.report import DIRECTIONS, Wording, report
 
 
 def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: bool, seed: int,
-                  what: str) -> pd.DataFrame:
+                  what: str, wording: Wording = DIRECTIONS) -> pd.DataFrame:
     """Compare the runs of a folder, and write tables, report and figure to it.
 
     Args:
         simulated: whether the runs are simulations.
         seed: of bootstrap and sign flips.
         what: was run, how often; written in report and figure.
+        wording: how alterations and controls are called. For all but DIRECTIONS, whose published
+            tables stay as they are, there are medians and verdicts, too.
 
     Returns:
-        The table of effects, see ``interventions.effects.compare``.
+        The table of effects, see ``interventions.effects.compare`` and ``with_verdicts``.
     """
     unaltered, runs = folder.runs(UNALTERED), {arm.name: folder.runs(arm.name) for arm in arms}
     table = compare(arms, runs, unaltered, simulated, seed)
     over_time = divergence_over_time(arms, runs, unaltered)
     outcomes = chosen_outcomes(simulated)
+    if wording is not DIRECTIONS:
+        before, after = outcomes_of_arms(arms, runs, unaltered, simulated)
+        table = with_verdicts(table, outcomes, before, after, seed)
     folder.save_table(folder.effects_file, table)
     folder.save_table(folder.divergence_file, over_time)
     with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(report(table, outcomes, _TITLE, f"{what}."))
+        temporary.write_text(report(table, outcomes, wording, f"{what}."))
     with atomic_path(folder.figure_file) as temporary:
-        plot_effects(temporary, table, over_time, outcomes, f"{_TITLE}\n{what}")
+        plot_effects(temporary, table, over_time, outcomes, f"{wording.title}\n{what}",
+                     wording.controls)
     return table

@@ -1,7 +1,7 @@
 """Swaps of directions of the agent's hidden state, as a user asks for them.
 
-One definition for the simulator and for the real environment: both take the ``alter_hidden`` of a
-``Swap``, and both store the altered states.
+One definition for the simulator and for the real environment: a patch of the state that leaves a
+step. Both store the altered states.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from common.errors import UserError
-from common.networks import HiddenChange
 from interventions.config import SwapConfig
+from interventions.patches import ChangeState
 from interventions.projector import Projector
 
 
@@ -25,12 +24,12 @@ class Swap:
 
     Attributes:
         name: for folders, such as ``10_5_to_12_None``.
-        alter_hidden: as ``play_episodes`` and ``Simulator.imagine`` take it.
+        patch: of the agent.
         description: for the metadata.
     """
 
     name: str
-    alter_hidden: HiddenChange
+    patch: ChangeState
     description: dict
 
 
@@ -40,7 +39,8 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
 
 
 def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_units: int,
-              device: torch.device | str, random_directions: int | None) -> Swap | None:
+              device: torch.device | str, random_directions: int | None,
+              from_step: int = 0) -> Swap | None:
     """The swap that a user asks for, or None if there is none.
 
     Args:
@@ -51,6 +51,7 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
         device: where the states are.
         random_directions: seed of random directions that take the place of the independent
             components, see ``Projector.turned``; None for the directions themselves.
+        from_step: first step of an episode that is altered, from 0.
 
     Raises:
         UserError: if the matrices are missing, damaged or another agent's, or there is no such
@@ -72,29 +73,5 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
         projector = projector.turned(random_directions)
         name = f"random_{random_directions}_{name}"
         description["random_directions"] = random_directions
-    return Swap(name, projector.swapped_step(taken, put, kind, device), description)
-
-
-class MeasuredChange:
-    """A change of the hidden state that notes how far it moves.
-
-    Args:
-        change: of the states.
-        std: standard deviations of the units (D,), where the states are.
-    """
-
-    def __init__(self, change: HiddenChange, std: Tensor):
-        self._change, self._std = change, std
-        self._total, self._count = 0.0, 0
-
-    def __call__(self, entering: Tensor, leaving: Tensor) -> Tensor:
-        altered = self._change(entering, leaving)
-        moved = ((altered - leaving) / self._std).norm(dim=-1)  # (B,)
-        self._total += float(moved.sum())
-        self._count += len(moved)
-        return altered
-
-    @property
-    def moved(self) -> float:
-        """Mean Euclidean norm of the move of a state, in standard deviations of its units."""
-        return self._total / max(self._count, 1)  # no step was altered if all runs were too short
+    step = projector.swapped_step(taken, put, kind, device)
+    return Swap(name, ChangeState(step, steps=(from_step, None)), description)

@@ -30,7 +30,7 @@ from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
 from pipeline.presets import Preset
 from pipeline.records import DONE, Experiment
-from pipeline.stages import Stage
+from pipeline.stages import FOLDERS, Stage
 from pipeline.summary import duration, figures
 
 REPORT = Path("report")
@@ -121,12 +121,12 @@ SECTIONS = (
         "components, and as a map in which neighbours stay neighbours (t-SNE)."), (
         "Look for colours that form regions: there the hidden state tells values, actions or "
         "situations apart, and mixed colours mean that it does not."), (
-        Files("plot_hidden_states", ("analysis/hx_plots/variance_explained.png",),
+        Files("plot_hidden_states", (f"{FOLDERS.hidden_state_plots}/variance_explained.png",),
               "How many components hold how much of the variance."),
-        Files("plot_hidden_states", tuple(f"analysis/hx_plots/{name}.png" for name in (
+        Files("plot_hidden_states", tuple(f"{FOLDERS.hidden_state_plots}/{name}.png" for name in (
             "pca_value", "pca_cluster", "tsne_value", "tsne_cluster", "tsne_action", "paths")),
               "Embeddings; the title of each says what its colours are."),
-        Files("plot_hidden_states", ("analysis/hx_plots/rotating_cluster.gif",),
+        Files("plot_hidden_states", (f"{FOLDERS.hidden_state_plots}/rotating_cluster.gif",),
               "Three components, turning."))),
     Section("saliency", "What raises value, actions and directions", "saliency", (
         "Gradients through the simulator say which pixels, had they been different, would have "
@@ -139,7 +139,7 @@ SECTIONS = (
               STRIP_SAMPLES),
         Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
               "Saliency of the value, as films.", 3),
-        Files("saliency", ("analysis/demo_with_without_env_grads/sample_*/*.mp4",),
+        Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
               "Beside the frames: saliency with gradients through the environment, without, and "
               "the difference.", 2))),
     Section("states", "Environment, behaviours, starts", "behaviours", (
@@ -148,31 +148,31 @@ SECTIONS = (
         "how the components of the hidden state depend on earlier states."), (
         "Look for behaviours of many samples in which few actions prevail, and for regions of "
         "one colour in the maps."), (
-        Files("plot_env_states", ("analysis/env_plots/tsne_value.png",
-                                  "analysis/env_plots/tsne_cluster.png"),
+        Files("plot_env_states", (f"{FOLDERS.env_state_plots}/tsne_value.png",
+                                  f"{FOLDERS.env_state_plots}/tsne_cluster.png"),
               "States of the simulated environment (t-SNE)."),
-        Files("plot_behaviours", ("analysis/combined_agent_env_hx_plots/behaviours_overview.png",),
+        Files("plot_behaviours", (f"{FOLDERS.behaviour_plots}/behaviours_overview.png",),
               "Behaviours: samples, steps and actions of each."),
-        Files("plot_bottleneck_vectors", ("analysis/bottleneck_vec_plots/variance_spectrum.png",
-                                          "analysis/bottleneck_vec_plots/cosines.png"),
+        Files("plot_bottleneck_vectors", (f"{FOLDERS.bottleneck_plots}/variance_spectrum.png",
+                                          f"{FOLDERS.bottleneck_plots}/cosines.png"),
               "Vectors that the encoder gives, beside random ones: how far from uniform they are."),
-        Files("plot_jacobians", ("analysis/jacob_plots/tsne_*cluster.png",
-                                 "analysis/jacob_plots/variance_explained.png"),
+        Files("plot_jacobians", (f"{FOLDERS.jacobian_plots}/tsne_*cluster.png",
+                                 f"{FOLDERS.jacobian_plots}/variance_explained.png"),
               "Gradients of the components in each sample (t-SNE), and their variance."))),
     Section("causes", "What causes what", "consistency", (
         "Correlation says what goes together; gradients through the simulator say what brings "
         "about what. An influence is claimed where both agree, sample by sample, beyond chance."), (
         "Look for pairs that are strong in both pictures with the same sign; what is strong "
         "in the correlations alone may have a common cause."), (
-        Files("correlations", ("analysis/cross_corr_and_causation_plots/xcorr_all.png",
-                               "analysis/cross_corr_and_causation_plots/xcaus_all.png"),
+        Files("correlations", (f"{FOLDERS.correlation_plots}/xcorr_all.png",
+                               f"{FOLDERS.correlation_plots}/xcaus_all.png"),
               "Cross-correlation of the components some steps apart, and cross-causation."),
-        Files("consistency", ("analysis/dyn_grad_comparison_plots/all_t-1.png",),
+        Files("consistency", (f"{FOLDERS.comparison_plots}/all_t-1.png",),
               "Gradients beside correlations, and where they agree, one step apart."),
-        Files("readout_weights", ("analysis/value_and_action_weights/value_weights.png",
-                                  "analysis/value_and_action_weights/action_weights.png"),
+        Files("readout_weights", (f"{FOLDERS.readout}/value_weights.png",
+                                  f"{FOLDERS.readout}/action_weights.png"),
               "What each component does to the value and to the actions."),
-        Files("causal_stories", ("analysis/causal_stories/index.md",),
+        Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
               "Causal stories: a page a behaviour, with what is claimed and what is not."))),
     Section("interventions", "What changes when a direction is altered", "interventions", (
         "The agent plays the same unseen levels with and without a direction of its hidden state. "
@@ -180,16 +180,16 @@ SECTIONS = (
         "directions of equal size."), (
         "Look for intervals that leave out zero and lie beyond the grey of the random "
         "directions."), (
-        Files("interventions", ("analysis/interventions/effects.png",),
+        Files("interventions", (f"{FOLDERS.interventions}/effects.png",),
               "Effects with their 95 % intervals; grey: random directions."),
-        Files("interventions", ("analysis/interventions/effects.md",),
+        Files("interventions", (f"{FOLDERS.interventions}/effects.md",),
               "All effects, and what may be claimed."))),
     Section("panel", "The interpretability panel", "panel", (
         "Scrub through simulated rollouts while seeing what the agent sees, what its hidden state "
         "does and what caused it."), (
         "Look for steps at which a component moves, and for what the saliency marks at the "
         "steps before."), (
-        Files("panel", ("analysis/panel/index.html",), "It opens in the browser, from disk."),)),
+        Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
 )
 
 
@@ -390,7 +390,7 @@ def _loss_table(output: Path) -> Table:
 
 def _effects_table(output: Path) -> Table:
     """Table of the effect of each direction on each outcome."""
-    table = InterventionsFolder(output / "analysis" / "interventions").effects()
+    table = InterventionsFolder(output / FOLDERS.interventions).effects()
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
              f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",

@@ -22,6 +22,7 @@ from analysis.panel_export.files import built_page
 from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
+from common.analysis_folders import AnalysisFolders
 from common.description import read_description
 from common.errors import UserError
 from common.files import read_array
@@ -38,6 +39,7 @@ from interventions.files import InterventionsFolder
 from pipeline.presets import ROOT, Preset
 from pipeline.records import find
 
+FOLDERS = AnalysisFolders(Path("analysis"))  # below the output folder
 OUTPUT, AGENT, SIMULATOR, PAGE = "{output}", "{agent}", "{simulator}", "{page}"
 SAMPLES = f"{OUTPUT}/samples/informed_init"
 
@@ -57,8 +59,10 @@ DATA_OF_MAPS_WITHOUT, MAPS_WITHOUT = (
 # Files that several stages read, by the stage that writes them.
 ROLLOUTS = {"record": _below("rollouts/data", rollout_files.PATTERNS)}
 SIMULATED = {"simulate": _below("samples/informed_init", sample_files.PATTERNS)}
-DIRECTIONS = {"hidden_states": ("analysis/hx_analysis_precomp/*.npy",)}
-BEHAVIOURS = {"behaviours": ("analysis/combined_agent_env_hx_analysis_precomp/*.npy",)}
+DIRECTIONS = {"hidden_states": (f"{FOLDERS.hidden_states}/*.npy",)}
+BEHAVIOURS = {"behaviours": (f"{FOLDERS.behaviours}/*.npy",)}
+CORRELATIONS = (str(FOLDERS.correlations), str(FOLDERS.correlation_plots))
+COMPARISONS = (str(FOLDERS.comparison), str(FOLDERS.comparison_plots))
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
@@ -219,9 +223,9 @@ class _Builder:
         self._inside = ("--agent_file", AGENT)
         self._set = ("--interpreting_params_name", preset.parameters)
         self._data = ("--data_dir", f"{OUTPUT}/rollouts/data")
-        self._analyses = ("--save_dir", f"{OUTPUT}/analysis")
+        self._analyses = ("--save_dir", f"{OUTPUT}/{FOLDERS.save_dir}")
         self._precomputed = ("--precomputed_analysis_data_path",
-                             f"{OUTPUT}/analysis/hx_analysis_precomp")
+                             f"{OUTPUT}/{FOLDERS.hidden_states}")
         self._simulated = (*self._inside, "--model_file", SIMULATOR, *self._set, *self._data,
                            *self._seed)
         self._of_samples = (*self._set, *self._analyses, "--samples_dir", SAMPLES)
@@ -327,30 +331,30 @@ class _Builder:
         return [
             Stage("hidden_states", "analysis.hidden_analysis_precompute",
                   (*flags, "--generated_data_dir", f"{OUTPUT}/samples", "--overwrite"),
-                  ("analysis/hx_analysis_precomp/*.*",), _variance, needs={**ROLLOUTS, **SIMULATED},
+                  (f"{FOLDERS.hidden_states}/*.*",), _variance, needs={**ROLLOUTS, **SIMULATED},
                   parameters=self._of("analysis.agent_h.", "analysis.tsne_seed"),
-                  clears=("analysis/hx_analysis_precomp",)),
+                  clears=(str(FOLDERS.hidden_states),)),
             Stage("plot_hidden_states", "analysis.hidden_analysis_plotting", flags,
-                  ("analysis/hx_plots/**/*.*",), _number("analysis/hx_plots/**/*.png", "figures"),
+                  (f"{FOLDERS.hidden_state_plots}/**/*.*",),
+                  _number(f"{FOLDERS.hidden_state_plots}/**/*.png", "figures"),
                   needs={**ROLLOUTS, **DIRECTIONS}, parameters=self._of("analysis.agent_h.num_"),
-                  clears=("analysis/hx_plots",), continued=from_start)]
+                  clears=(str(FOLDERS.hidden_state_plots),), continued=from_start)]
 
     def maps(self) -> list[Stage]:
         return [
-            *self._map("env_states", "env_h_analysis", "env_analysis_precomp", "env_plots",
-                       "env_h", SIMULATED),
+            *self._map("env_states", "env_h_analysis", FOLDERS.env_states,
+                       FOLDERS.env_state_plots, "env_h", SIMULATED),
             *self._map("behaviours", "combined_agent_env_hx_analysis",
-                       "combined_agent_env_hx_analysis_precomp", "combined_agent_env_hx_plots",
-                       "combined_agent_env_hx",
-                       {**SIMULATED, "env_states": ("analysis/env_analysis_precomp/*.npy",)},
+                       FOLDERS.behaviours, FOLDERS.behaviour_plots, "combined_agent_env_hx",
+                       {**SIMULATED, "env_states": (f"{FOLDERS.env_states}/*.npy",)},
                        also=("analysis.env_h.num_samples",)),
             *self._map("bottleneck_vectors", "bottleneck_vec_analysis",
-                       "bottleneck_vec_analysis_precomp", "bottleneck_vec_plots", "bottleneck",
+                       FOLDERS.bottleneck, FOLDERS.bottleneck_plots, "bottleneck",
                        {**SIMULATED, "simulate_at_random": _below("samples/rand_init",
                                                                   sample_files.PATTERNS)},
                        more=("--generated_data_dir", f"{OUTPUT}/samples"))]
 
-    def _map(self, name: str, script: str, precomputed: str, plots: str, section: str,
+    def _map(self, name: str, script: str, precomputed: Path, plots: Path, section: str,
              needs: dict[str, tuple[str, ...]], also: tuple[str, ...] = (),
              more: tuple[str, ...] = ()) -> list[Stage]:
         """An analysis of simulated samples, and a stage that draws its results.
@@ -363,16 +367,16 @@ class _Builder:
         flags = (*self._of_samples, *self._seed)
         return [
             Stage(name, f"analysis.{script}_precompute", (*flags, *more, "--overwrite"),
-                  (f"analysis/{precomputed}/*.*",), _clusters(f"analysis/{precomputed}"),
-                  needs=needs, parameters=parameters, clears=(f"analysis/{precomputed}",)),
+                  (f"{precomputed}/*.*",), _clusters(precomputed),
+                  needs=needs, parameters=parameters, clears=(str(precomputed),)),
             Stage(f"plot_{name}", f"analysis.{script}_plotting", flags,
-                  (f"analysis/{plots}/**/*.*",), _number(f"analysis/{plots}/**/*.png", "figures"),
-                  needs={**SIMULATED, name: (f"analysis/{precomputed}/*.npy",)},
-                  parameters=parameters, clears=(f"analysis/{plots}",), continued=from_start)]
+                  (f"{plots}/**/*.*",), _number(f"{plots}/**/*.png", "figures"),
+                  needs={**SIMULATED, name: (f"{precomputed}/*.npy",)},
+                  parameters=parameters, clears=(str(plots),), continued=from_start)]
 
     def saliency(self) -> list[Stage]:
         stages = []
-        demonstration = "analysis/demo_with_without_env_grads"
+        demonstration = str(FOLDERS.saliency_demonstration)
         for name, maps, folders, more in (
                 ("saliency", MAPS, (demonstration,),
                  ("--difference_demo_dir", f"{OUTPUT}/{demonstration}")),
@@ -387,8 +391,8 @@ class _Builder:
                             **self._sizes},
                 clears=(*maps, *folders)))
         return [*stages, *self._map(
-            "jacobians", "jacobian_analysis", "jacob_analysis_precomp", "jacob_plots", "jacobian",
-            {**SIMULATED, "saliency": DATA_OF_MAPS},
+            "jacobians", "jacobian_analysis", FOLDERS.jacobians, FOLDERS.jacobian_plots,
+            "jacobian", {**SIMULATED, "saliency": DATA_OF_MAPS},
             also=("analysis.saliency.direction_",))]
 
     def influences(self) -> list[Stage]:
@@ -399,31 +403,29 @@ class _Builder:
                               "analysis.combined_agent_env_hx.num_samples")
         return [
             Stage("correlations", "xcorr_and_xcaus_plots", self._of_samples,
-                  ("analysis/cross_corr_and_causation_*/**/*.*",),
-                  _number("analysis/cross_corr_and_causation_plots/*.png", "figures"),
+                  tuple(f"{folder}/**/*.*" for folder in CORRELATIONS),
+                  _number(f"{FOLDERS.correlation_plots}/*.png", "figures"),
                   needs=needs, parameters=parameters,
-                  clears=("analysis/cross_corr_and_causation_*",), continued=from_start),
+                  clears=CORRELATIONS, continued=from_start),
             Stage("consistency", "analysis.dynamics_grads_consistency_plots",
                   (*self._of_samples, *self._inside, *self._seed),
-                  ("analysis/dyn_grad_comparison_*/**/*.*",), _claimed_influences,
+                  tuple(f"{folder}/**/*.*" for folder in COMPARISONS), _claimed_influences,
                   needs={**needs, "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
                   files=(AGENT,), parameters=parameters,
-                  clears=("analysis/dyn_grad_comparison_*",), continued=from_start),
+                  clears=COMPARISONS, continued=from_start),
             Stage("causal_stories", "analysis.causal_stories", (*self._of_samples, *self._seed),
-                  ("analysis/causal_stories/**/*.*",),
-                  _number("analysis/causal_stories/*.md", "pages"),
+                  (f"{FOLDERS.stories}/**/*.*",), _number(f"{FOLDERS.stories}/*.md", "pages"),
                   needs={**SIMULATED, **DIRECTIONS,
-                         "consistency": ("analysis/dyn_grad_comparison_*/**/*.*",)},
+                         "consistency": tuple(f"{folder}/**/*.*" for folder in COMPARISONS)},
                   parameters=self._of("analysis.saliency.extrema_threshold",
                                       "analysis.agent_h.num_episodes"),
-                  clears=("analysis/causal_stories",), continued=from_start),
+                  clears=(str(FOLDERS.stories),), continued=from_start),
             Stage("readout_weights", "plot_value_and_action_weights",
                   (*self._inside, *self._set, *self._analyses, *self._precomputed),
-                  ("analysis/value_and_action_weights/*.*",),
-                  _number("analysis/value_and_action_weights/*.png", "figures"),
+                  (f"{FOLDERS.readout}/*.*",), _number(f"{FOLDERS.readout}/*.png", "figures"),
                   needs=DIRECTIONS, files=(AGENT,),
                   parameters=self._of("analysis.agent_h.num_episodes"),
-                  clears=("analysis/value_and_action_weights",), continued=from_start)]
+                  clears=(str(FOLDERS.readout),), continued=from_start)]
 
     def interventions(self) -> list[Stage]:
         asked = self._preset.interventions
@@ -432,11 +434,11 @@ class _Builder:
             (*self._inside, *self._set, *self._game, "--num_episodes", str(asked.num_episodes),
              *_given("--directions", asked.directions), "--num_controls", str(asked.num_controls),
              "--seed", str(self._preset.seed + 1),  # other levels than those of the recordings
-             *self._precomputed, "--output_dir", f"{OUTPUT}/analysis/interventions"),
-            ("analysis/interventions/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
+             *self._precomputed, "--output_dir", f"{OUTPUT}/{FOLDERS.interventions}"),
+            (f"{FOLDERS.interventions}/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
             parameters=self._of("analysis.agent_h.num_episodes",
                                 "analysis.saliency.direction_ids"),
-            clears=("analysis/interventions",))]
+            clears=(str(FOLDERS.interventions),))]
 
     def panel(self) -> list[Stage]:
         number = self._parameters.get(BehavioursConfig).num_samples
@@ -444,10 +446,11 @@ class _Builder:
             "panel", "export_panel",
             ("--exp_name", self._exp_name, *self._set, *self._analyses,
              "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
-            ("analysis/panel/**/*.*",), _number("analysis/panel/data/pictures_*.js", "samples"),
+            (f"{FOLDERS.panel}/**/*.*",),
+            _number(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
             needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
-            clears=("analysis/panel",), continued=from_start)]
+            clears=(str(FOLDERS.panel),), continued=from_start)]
 
 
 def _given(flag: str, value: object | None) -> tuple[str, ...]:
@@ -474,8 +477,11 @@ def _return_on_unseen_levels(output: Path) -> str:
 
 
 def _success_rate(output: Path) -> str:
-    found = read_description(output / "evaluation.json")
-    return f"{100 * found['success_rate']:.1f} % of levels solved"
+    path = output / "evaluation.json"
+    rate = read_description(path).get("success_rate")
+    if not isinstance(rate, int | float):
+        raise UserError(f"{path} has no success_rate; evaluate.py writes it")
+    return f"{100 * rate:.1f} % of levels solved"
 
 
 def _episodes(output: Path) -> str:
@@ -501,19 +507,19 @@ def _beaten(output: Path) -> str:
 
 
 def _variance(output: Path) -> str:
-    (file,) = (output / "analysis" / "hx_analysis_precomp").glob("pc_loading_variances_*.npy")
+    (file,) = (output / FOLDERS.hidden_states).glob("pc_loading_variances_*.npy")
     variances = read_array(file, np.floating, 1)
     enough = int((np.cumsum(variances) / variances.sum() < 0.95).sum()) + 1
     return f"{enough} components hold 95 % of the variance"
 
 
 def _claimed(output: Path) -> str:
-    table = InterventionsFolder(output / "analysis" / "interventions").effects()
+    table = InterventionsFolder(output / FOLDERS.interventions).effects()
     directions = table[~table["control"]]
     return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
 
 
-def _clusters(folder: str) -> Callable[[Path], str]:
+def _clusters(folder: Path) -> Callable[[Path], str]:
     def count(output: Path) -> str:
         (file,) = (output / folder).glob("cluster_means_*.npy")
         return f"{len(read_array(file, np.floating, 2))} clusters"
@@ -521,5 +527,5 @@ def _clusters(folder: str) -> Callable[[Path], str]:
 
 
 def _claimed_influences(output: Path) -> str:
-    table = ComparisonFolder(output / "analysis" / "dyn_grad_comparison_data").table()
+    table = ComparisonFolder(output / FOLDERS.comparison).table()
     return f"{table['claimed'].sum()} of {len(table)} influences are claimed"

@@ -27,7 +27,7 @@ from agents.action_noise import load_action_noise
 from agents.episodes import play_episodes
 from common.agent_file import load_agent, save_agent
 from common.bootstrap import ClusterBootstrap
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelSlots
 from common.errors import UserError
 from common.files import sha256
 from common.networks import to_images
@@ -37,18 +37,23 @@ from generative.agent_inside import AgentInside
 from interventions.effects import (
     OUTCOMES,
     Arm,
+    Outcome,
     chosen_outcomes,
     compare,
+    compare_outcomes,
     divergence,
     divergence_over_time,
     holm,
     judged,
     outcomes_of,
     sign_flip_p,
+    with_verdicts,
 )
 from interventions.files import ArmRuns, InterventionsFolder
+from interventions.patches import ChangeState
 from interventions.projector import Projector
-from interventions.swaps import MeasuredChange
+from interventions.report import PATCHES, report
+from interventions.scopes import patched
 
 NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]
@@ -131,10 +136,11 @@ def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path
     frames = torch.from_numpy(np.array(episode.frames))
     entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
     step = golden_projector().swapped_step([10, 5], [12, None], "ica", "cpu")
-    real = run_policy(load_agent(agent_path), FLOAT32, frames, entering, step)
-    with torch.no_grad():
-        inside = AgentInside(load_agent(agent_path), 64, 15).step(to_images(frames), entering,
-                                                                  step)
+    policy = load_agent(agent_path)
+    inside = AgentInside(policy, 64, 15)
+    with patched(policy, [ChangeState(step)]), torch.no_grad():
+        real = run_policy(policy, FLOAT32, frames, entering)
+        inside = inside.step(to_images(frames), entering)
     for name in ("hidden_states", "log_probs", "values"):
         torch.testing.assert_close(getattr(inside, name), getattr(real, name), atol=1e-4,
                                    rtol=1e-4)
@@ -169,10 +175,13 @@ def test_random_directions_are_as_large_as_the_components():
 
 
 def test_the_size_of_an_alteration_is_in_standard_deviations():
-    change = MeasuredChange(lambda entering, leaving: leaving + torch.tensor([6.0, 4.0]),
-                            torch.tensor([2.0, 1.0]))
-    change(torch.zeros(3, 2), torch.ones(3, 2))
-    assert change.moved == pytest.approx(5)
+    policy = tiny_policy()
+    move = torch.tensor([6.0, 4.0, *62 * [0.0]])
+    std = torch.tensor([2.0, 1.0, *62 * [1.0]])
+    with patched(policy, [ChangeState(lambda entering, leaving: leaving + move)],
+                 {"hidden_state": std}) as scope, torch.no_grad():
+        policy.step(torch.rand(3, 64), torch.zeros(3, 64))
+    assert scope.moved_in_std() == pytest.approx(5)
 
 
 # What a run gives.
@@ -350,6 +359,138 @@ def test_arms_of_other_starts_are_not_compared():
         compare([arm], {"x": few}, few, False, 0)
 
 
+DECISIONS = (Outcome("p_right", "P(right)", probability=True), Outcome("entropy", "entropy (nats)"),
+             Outcome("value", "value"))
+ARMS = [Arm("ic", "x", "p", False), *(Arm(f"random_{k}", "r", "p", True) for k in range(19))]
+MOVED = dict.fromkeys((arm.name for arm in ARMS), 1.0)
+
+
+@pytest.fixture(scope="module")
+def decisions():
+    """Outcomes of a random network on the first frames of 40 levels, and with noise of 20 kinds in
+    its embedding."""
+    config, policy = EnvConfig("coinrun", "easy"), tiny_policy()
+    slots = LevelSlots(config, 40)
+    for slot, level in enumerate(config.draw_levels(40, 5)):
+        slots.start(slot, level)
+    with torch.no_grad():
+        embeddings = policy.embed(to_images(torch.from_numpy(slots.frames.copy())))
+        slots.close()
+        noise = torch.randn(21, 1, embeddings.shape[1], generator=torch.Generator().manual_seed(2))
+        noise[0] = 0
+        found = []
+        for each in noise:
+            output = policy.step(embeddings + each, policy.initial_states(40))
+            p = output.log_probs.exp()
+            found.append(torch.stack([p[:, 6:9].sum(dim=1), -(p * output.log_probs).sum(dim=1),
+                                      output.values], dim=1).double().numpy())
+    return found[0], np.stack(found[1:])  # (N, K), (arms, N, K)
+
+
+def false_claims(before, after, seed):
+    """Whether an effect is claimed in each of 200 tables in which nothing happens on average."""
+    rng, found = np.random.default_rng(seed), []
+    for number in range(200):
+        signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
+        table = compare_outcomes(ARMS, MOVED, DECISIONS, before, before + signs * (after - before),
+                                 number)
+        found.append(table["claimed"][~table["control"]].any())
+    return sum(found)
+
+
+def test_flipped_outcomes_of_a_random_network_are_rarely_claimed(decisions):
+    before, after = decisions
+    assert np.abs(after - before).mean(axis=(0, 1)).min() > 0.01
+    assert false_claims(before, after, 0) <= 16
+
+
+def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
+    before, after = decisions
+    rng = np.random.default_rng(0)
+    signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
+    after = before + signs * (after - before)
+    after[0, :, 0] += 2 * (after - before)[0, :, 0].std()
+    after[0, :, 2] = before[:, 2]
+    table = with_verdicts(compare_outcomes(ARMS, MOVED, DECISIONS, before, after, 0), DECISIONS,
+                          before, after, 0)
+    found = table[~table["control"]].set_index("outcome")
+    assert found["verdict"].tolist() == ["claimed", "nothing", "nothing"]
+    assert found["claimed"].tolist() == [True, False, False]
+    claimed = table[table["control"]]["claimed"].mean()  # the rule, with controls as directions
+    assert claimed < 0.05
+
+
+def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
+    before, after = decisions
+    once = compare_outcomes(ARMS, MOVED, DECISIONS, before, after, 0)
+    levels = np.repeat(np.arange(40), 3)
+    thrice = (np.repeat(before, 3, axis=0), np.repeat(after, 3, axis=1))
+    again = compare_outcomes(ARMS, MOVED, DECISIONS, *thrice, 0, levels)
+    pd.testing.assert_frame_equal(once, again)
+    verdicts = ["verdict", "smallest_effect", "median_effect", "median_low_95", "median_high_95"]
+    pd.testing.assert_frame_equal(
+        with_verdicts(once, DECISIONS, before, after, 0)[verdicts],
+        with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
+    with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
+        compare_outcomes(ARMS, MOVED, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
+    thrice[1][1, 3, 2] = np.nan
+    with pytest.raises(UserError, match="the outcome value of the arm random_0 is NaN"):
+        compare_outcomes(ARMS, MOVED, DECISIONS, *thrice, 0, levels)
+
+
+def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
+    rng = np.random.default_rng(1)
+    outcomes = (Outcome("p", "p", probability=True), Outcome("value", "value"))
+    before = np.stack([rng.random(100), rng.normal(10, 1, 100)], axis=1)
+    spread = np.array([[0.1, 1.0], [0.5, 5.0], [0.1, 1.0]])  # of the differences
+    shift = np.array([[0, 0], [0, 0], [0.1, 1]])
+    noise = rng.normal(size=(3, 100, 2))
+    noise -= noise.mean(axis=1, keepdims=True)
+    after = before + spread[:, None] * noise + shift[:, None]
+    arms = [Arm(f"ic_{k}", f"x {k}", "p", False) for k in range(3)]
+    controls = [Arm(f"random_{k}", "r", "p", True) for k in range(2)]
+    after = np.concatenate([after, after[:2]])
+    moved = dict.fromkeys((arm.name for arm in (*arms, *controls)), 1.0)
+    table = with_verdicts(compare_outcomes([*arms, *controls], moved, outcomes, before, after, 0),
+                          outcomes, before, after, 0).set_index(["arm", "outcome"])
+    # 2 controls can claim nothing, not even the shift of the third arm.
+    assert table["verdict"].iloc[:6].tolist() == ["nothing", "nothing", *["undecided"] * 4]
+    assert table.loc[("ic_1", "p"), "p"] > 0.5
+    assert table.loc[("ic_0", "p"), "margin"] == 0.05
+    assert table.loc[("ic_0", "value"), "margin"] == pytest.approx(0.05 * before[:, 1].mean())
+    smallest = table.loc["ic_1"]["smallest_effect"]
+    np.testing.assert_allclose(
+        smallest, 2.8016 * (after[1] - before).std(axis=0, ddof=1) / 10, rtol=1e-4)
+    text = report(table.reset_index(), outcomes, PATCHES, "Made up.")
+    assert "0 claimed, 2 nothing, 4 undecided" in text and "random directions" not in text
+
+
+def test_the_smallest_effect_is_found_in_four_of_five_runs():
+    differences = np.random.default_rng(0).normal(0.0196, 0.14, (400, 1000))
+    assert 0.77 < (sign_flip_p(differences, 2000, 0) <= 0.05).mean() < 0.83
+    outcomes = [Outcome(str(k), "") for k in range(10)]
+    arms = [Arm("ic", "x", "p", False), *(Arm(f"r{k}", "r", "p", True) for k in range(2))]
+    before, after = np.zeros((400, 10)), np.stack([differences[:, :10]] * 3)
+    table = compare_outcomes(arms, dict.fromkeys(("ic", "r0", "r1"), 1.0), outcomes, before, after,
+                             0)
+    smallest = with_verdicts(table, outcomes, before, after, 0)["smallest_effect"]
+    assert smallest.mean() == pytest.approx(0.0196, rel=0.03)  # 0.02 in P(cheese), 400 forks
+
+
+def test_medians_have_the_interval_of_their_paired_difference():
+    rng = np.random.default_rng(0)
+    for number in (59, 60):
+        before = rng.normal(size=number) * 100  # far wider than the effect
+        after = before + 1 + 0.01 * rng.normal(size=number)
+        bootstrap = ClusterBootstrap(np.arange(number), 0)
+        low, high = bootstrap.interval_of_medians(after[None], before[None])[:, 0]
+        assert 0.95 < low < 1 < high < 1.05
+        drawn = np.random.default_rng(0).multinomial(number, np.full(number, 1 / number), 2000)
+        expected = [np.median(np.repeat(after, n)) - np.median(np.repeat(before, n))
+                    for n in drawn]
+        assert [low, high] == pytest.approx(np.quantile(expected, (0.025, 0.975)))
+
+
 @pytest.mark.parametrize(("changes", "message"), [
     ({"lengths": np.array([2])}, "lengths of an arm has 1 runs, but starts has 2"),
     ({"lengths": np.array([2, 2])}, "actions of an arm has 3 steps, but its lengths come to 4"),
@@ -389,11 +530,13 @@ def compared(compared_and_drawn):
 def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
     levels = list(enumerate(EnvConfig("fruitbot", "easy").draw_levels(10, 3)))
     step = golden_projector().swapped_step([1], [None], "ica", "cpu")
-    for arm, change in (("unaltered", None), ("ic_1_to_None", step)):
-        episodes = sorted(play_episodes(load_agent(agent_path), FLOAT32,
-                                        EnvConfig("fruitbot", "easy"), levels, 3, 64,
-                                        alter_hidden=change, alter_from=1, keep_frames=False),
-                          key=lambda episode: episode.number)
+    policy = load_agent(agent_path)
+    for arm, patches in (("unaltered", []),
+                         ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
+        with patched(policy, patches):
+            episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"),
+                                            levels, 3, 64, keep_frames=False),
+                              key=lambda episode: episode.number)
         runs = compared.runs(arm)
         assert runs.starts.tolist() == [level for _, level in levels]
         assert runs.lengths.tolist() == [episode.length for episode in episodes]

@@ -95,7 +95,7 @@ def test_states_cut_anywhere_or_with_more_behind_them_are_refused(states):
     for group in states.values():
         data = group[-1]
         for length in (0, 1, len(data) - 1, *rng.integers(len(data), size=20)):
-            with pytest.raises(UserError, match="not a state of a Procgen level"):
+            with pytest.raises(UserError, match="not a Procgen state"):
                 LevelState.parse(data[:length])
         with pytest.raises(UserError, match="4 bytes behind"):
             LevelState.parse(data + data[-4:])

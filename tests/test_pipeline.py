@@ -22,6 +22,7 @@ from output_numbers import numbers
 from PIL import Image
 
 import run_pipeline
+from common.errors import UserError
 from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
 from pipeline import code_closure, stages
@@ -350,6 +351,13 @@ def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, refused, caps
     checkpoint.write_bytes(good)
     assert made(run(output)) == {
         "simulate_at_random": "the input {simulator} has changed"}
+
+
+def test_a_result_without_its_number_is_one_sentence(tmp_path):
+    (tmp_path / "evaluation.json").write_text("{}")
+    (stage,) = (stage for stage in STAGES if stage.name == "evaluate")
+    with pytest.raises(UserError, match="has no success_rate"):
+        stage.result(tmp_path)
 
 
 def test_what_is_needed_must_be_there(refused, tmp_path):

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, GOLDEN, ROOT, golden_weight, tiny_config, tiny_policy
+from conftest import (
+    FLOAT32,
+    GOLDEN,
+    ROOT,
+    assert_same,
+    golden_weight,
+    tiny_config,
+    tiny_policy,
+)
 
 from agents.acting import draw_actions, run_policy
 from agents.ppo import Rollout, evaluate_rollout
@@ -23,6 +31,8 @@ from common.networks import (
     build_policy,
     to_images,
 )
+from interventions.patches import ChangeState
+from interventions.scopes import patched
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +99,20 @@ def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, t
     assert torch.equal(output.values, expected.values)
 
 
+def test_a_wide_policy_has_the_size_of_the_published_maze_agents(tmp_path):
+    wide = build_policy("impala", 64, False, True, width=4)
+    assert sum(parameter.numel() for parameter in wide.parameters()) == 3_653_136
+    save_agent(tmp_path / "model_1.pth", wide, {})
+    assert_same(dict(load_agent(tmp_path / "model_1.pth").state_dict()), dict(wide.state_dict()))
+
+
+def test_widths_that_no_network_has_are_refused():
+    assert (tiny_config().width, tiny_config(width=4).width) == (1, 4)
+    for changes in ({"width": 2}, {"width": 0}, {"width": 4, "architecture": "nature"}):
+        with pytest.raises(UserError, match="width must be 1, or 4 for impala"):
+            tiny_config(**changes)
+
+
 def test_wider_published_agent_loads(tmp_path):
     wide = Policy(ImpalaEmbedder(256, (32, 64, 64)), None)
     save_agent(tmp_path / "model_1.pth", wide, {})
@@ -118,7 +142,8 @@ def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, 
 def test_altering_the_state_of_a_feed_forward_agent_alters_what_it_does():
     policy = tiny_policy(recurrent=False)
     embeddings, entering = policy.embed(torch.rand(2, 3, 64, 64)), torch.randn(2, 256)
-    altered = policy.step(embeddings, entering, lambda before, after: after + 2 * before)
+    with patched(policy, [ChangeState(lambda before, after: after + 2 * before)]):
+        altered = policy.step(embeddings, entering)
     assert torch.equal(altered.hidden_states, embeddings + 2 * entering)
     assert torch.equal(altered.logits, policy.fc_policy(altered.hidden_states))
     assert torch.equal(altered.values, policy.fc_value(altered.hidden_states).squeeze(-1))

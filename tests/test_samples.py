@@ -28,7 +28,9 @@ from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder
 from generative.sampling import manual_actions
 from generative.straight_through import LatentSampler, PresetDraw
+from interventions.patches import ChangeState
 from interventions.projector import Projector
+from interventions.scopes import patched
 
 MODE = LatentSampler("mode")
 NUM_SAMPLES = 7
@@ -302,9 +304,10 @@ def test_swap_records_a_pair_from_the_same_starts(informed, run, simulator, matr
     projector = golden_projector()
     with torch.no_grad():
         start = simulator.start_from(torch.from_numpy(altered.bottleneck_vec), MODE)
-        expected = simulator.imagine(
-            start, MODE, 4, alter_hidden=lambda entering, leaving: entering + projector.swap(
-                leaving - entering, [10, 5], [12, None], "ica")).stacked()
+        swap = ChangeState(lambda entering, leaving: entering + projector.swap(
+            leaving - entering, [10, 5], [12, None], "ica"))
+        with patched(simulator.agent.policy, [swap]):
+            expected = simulator.imagine(start, MODE, 4).stacked()
     assert_simulated(altered, expected)
     # The first step shows the agent the same frame, so its change can be compared.
     np.testing.assert_array_equal(without.frames[:, 0], altered.frames[:, 0])

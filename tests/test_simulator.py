@@ -27,6 +27,8 @@ from generative.published import load_published, published_name, published_state
 from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
 from generative.simulator import Simulator
 from generative.straight_through import LatentSampler, clamp_image, most_likely_action
+from interventions.patches import ChangeState
+from interventions.scopes import patched
 
 MODE = LatentSampler("mode")
 LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())
@@ -238,10 +240,11 @@ def test_hidden_change_can_be_altered_before_the_agent_acts(simulator, golden):
         seen.append((before, after))
         return (before + after) / 2
 
-    altered = simulator.imagine(start, MODE, alter_hidden=keep_half)
+    policy = simulator.agent.policy
+    with patched(policy, [ChangeState(keep_half)]):
+        altered = simulator.imagine(start, MODE)
     assert torch.equal(seen[0][0], start.agent_hidden)
     assert torch.equal(seen[0][1], plain.steps[0].hidden_states)
-    policy = simulator.agent.policy
     for step, (before, after) in zip(altered.steps, seen):
         assert torch.equal(step.hidden_states, (before + after) / 2)
         assert_state(step.values, policy.fc_value(step.hidden_states).squeeze(-1), "value")

@@ -1,0 +1,1 @@
+"""Steering vectors from the states of recorded episodes."""

@@ -1,0 +1,150 @@
+"""Make a steering vector from recorded states: the difference between two classes of them at a
+layer of the agent, or the weights of a linear probe that tells them apart.
+
+The file can be added to the layer's output, for example by compare_interventions.py --patch
+add@gru=vectors/right.npz,coefficient=-1.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from analysis.hidden_states.recorded import check_episodes
+from analysis.steering.splits import WORDS, States, read_states, split_states
+from common.agent_file import load_agent
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    add_parameter_set_flag,
+    count,
+    output_file,
+    seed,
+)
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+from common.files import sha256
+from common.hidden_states_folder import HiddenStatesFolder
+from common.networks import Policy
+from common.rollout_files import RolloutFolder
+from generative.flags import add_data_flag
+from interventions.config import DirectionFilesConfig
+from interventions.flags import add_direction_flags, directions_folder
+from interventions.layers import find_layer, layers_named
+from interventions.probes import probe
+from interventions.reference import ReferenceSet, activations_of
+from interventions.vectors import (
+    AS_COMPUTED,
+    RMS,
+    SCALES,
+    SteeringVector,
+    check_classes,
+    save_vectors,
+    vector_of_probe,
+    vectors_of_classes,
+)
+
+MEANS, PROBE = "means", "probe"
+MAX_REFERENCE = 200  # states over which the size of a layer's outputs is taken
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent that was recorded")
+    add_parameter_set_flag(flags)
+    add_data_flag(flags)
+    add_direction_flags(flags)
+    flags.add_argument("--split", required=True, metavar="WORD=VALUE",
+                       help="the two classes of states. " + "; ".join(WORDS.values()))
+    flags.add_argument("--layer", default="hidden_state",
+                       help="layer of the agent, or 'all' for one vector a layer")
+    flags.add_argument("--method", choices=(MEANS, PROBE), default=MEANS,
+                       help="means: difference of the means of the two classes; probe: weights of "
+                            "a logistic regression, trained on some of the levels")
+    flags.add_argument("--scale", choices=SCALES, default=AS_COMPUTED,
+                       help="unit: norm 1; rms: the root mean square of the layer's outputs")
+    flags.add_argument("--num_states", type=count, default=1000,
+                       help="states of each class, drawn at random")
+    flags.add_argument("--vector_file", type=output_file, required=True,
+                       help="file to write, <name>.npz")
+    flags.add_argument("--seed", type=seed, default=0, help="of the states, and of the probe")
+    add_compute_flags(flags, in_parameter_set=True)
+    flags.set_defaults(precision="float32")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, parameters = parser().read(argv)
+    common = parameters.common
+    if args.vector_file.suffix != ".npz":
+        raise UserError(f"--vector_file must end in .npz, unlike {args.vector_file}")
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    if compute.bfloat16:
+        raise UserError("--precision bfloat16 would lose most digits of a difference of two "
+                        "outputs; leave it at float32")
+    policy = load_agent(args.agent_file, compute.device)
+    layers = [layer.name for layer in layers_named(policy, args.layer)]
+    folder = RolloutFolder(Path(common.data_dir))
+    num_episodes = parameters.get(DirectionFilesConfig).num_episodes
+    check_recording(folder, args.agent_file)
+
+    check_episodes(folder, num_episodes)
+    steps = folder.all_steps(range(num_episodes))
+    clusters = HiddenStatesFolder(directions_folder(args, parameters), num_episodes)
+    split = split_states(args.split, steps, lambda: clusters.read("clusters"))
+    check_classes(split.is_in, args.split)
+    split = split.some(args.num_states, args.seed)
+    states = read_states(folder, num_episodes, split.rows, steps)
+    modes = [folder.description()["env"]["distribution_mode"]] if folder.description() else []
+    vectors = made(args, policy, layers, states, split.is_in, modes)
+    save_vectors(args.vector_file, vectors)
+
+    print(f"{split.is_in.sum()} states with {args.split} and {(~split.is_in).sum()} others, of "
+          f"{len(np.unique(states.levels))} levels")
+    for vector in vectors:
+        print(f"{vector.layer}: norm {np.linalg.norm(vector.vector):.3g}")
+    print(f"wrote {args.vector_file}")
+
+
+def check_recording(folder: RolloutFolder, agent_file: Path) -> None:
+    """See that a recording is of this agent, as far as it says whose it is.
+
+    Raises:
+        UserError: if it is another's.
+    """
+    agent = folder.description().get("agent_sha256")
+    if agent not in (None, sha256(agent_file)):
+        raise UserError(f"{folder.path} was recorded with another agent than {agent_file}; record "
+                        "this one, or give the agent that was recorded")
+
+
+def made(args: argparse.Namespace, policy: Policy, layers: list[str], states: States,
+         is_in: np.ndarray, modes: list[str]) -> list[SteeringVector]:
+    """The vectors of these layers."""
+    if args.method == MEANS:
+        vectors = vectors_of_classes(policy, layers, states.frames, states.entering, is_in,
+                                     states.levels, args.split, modes)
+    else:
+        vectors = {layer: of_probe(args, policy, layer, states, is_in, modes) for layer in layers}
+    some = np.random.default_rng(args.seed).permutation(len(is_in))[:MAX_REFERENCE]
+    reference = ReferenceSet(states.frames[some], states.entering[some])
+    return [vectors[layer].scaled(args.scale, reference.rms(policy, find_layer(policy, layer))
+                                  if args.scale == RMS else None) for layer in layers]
+
+
+def of_probe(args: argparse.Namespace, policy: Policy, layer: str, states: States,
+             is_in: np.ndarray, modes: list[str]) -> SteeringVector:
+    """The weights of a probe of one layer."""
+    outputs = activations_of(policy, states.frames, [layer], states.entering)[layer]
+    found = probe(outputs.cpu().numpy(), is_in, states.levels, args.seed, num_shuffles=0)
+    scores = ", ".join(f"{row.metric} {row.score:.3f} ({row.low_95:.3f} to {row.high_95:.3f}, "
+                       f"without the layer {row.base:.3f})" for row in found.scores.itertuples())
+    print(f"{layer}: a probe has on other levels {scores}")
+    return vector_of_probe(policy, layer, found.weights, states.levels, args.split, modes)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,324 @@
+"""Controls of patches: the same kind of change, with a part of what it is drawn at random.
+
+========================================  =====================================================
+patch                                     its controls
+========================================  =====================================================
+add a vector, project on one over all     PERMUTED (default): its cells permuted within each
+                                          channel, units among each other; GAUSSIAN: random
+                                          numbers of the same norm; OTHERS: given vectors
+zero, mean, multiply, … some channels     CHANNELS: random sets of as many channels, of which the
+                                          change is as large within a quarter
+set cells                                 CELLS (default): the same values at other cells;
+                                          CHANNELS: other channels at the same cells, the value
+                                          in their standard deviations
+========================================  =====================================================
+
+Swaps of directions of the hidden state have those of ``interventions.alterations``. A control is
+decided by the seed and its number, so that more of them can be added later.
+
+Letters in shape comments: n reference pictures, C channels and H W cells of a layer (units are
+channels with one cell), P = H W, K channels and M cells that a patch changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from common.errors import UserError
+from common.networks import Policy
+from interventions.layers import Layer, layers_named
+from interventions.patch import Array, Pass, Patch, Rows
+from interventions.patches import Add, ChangeState, Interchange, Project, SetTo
+from interventions.reference import ReferenceSet, activations_of
+
+PERMUTED, GAUSSIAN, OTHERS = "permuted", "gaussian", "others"
+CHANNELS, CELLS = "channels", "cells"
+KINDS = (PERMUTED, GAUSSIAN, OTHERS, CHANNELS, CELLS)
+NEAR = 0.25  # share by which the change of a matched set may be larger or smaller
+_CANDIDATES = 20_000  # sets that are looked at
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """One draw of the controls of a list of patches.
+
+    Attributes:
+        patches: as many, in the same order.
+        drawn: what was drawn for each, for metadata.
+        matched: whether every set of channels is as large as its patch within a quarter; those
+            that are not are the nearest ones.
+    """
+
+    patches: tuple[Patch, ...]
+    drawn: tuple[dict, ...]
+    matched: bool
+
+
+def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int,
+                reference: ReferenceSet | None = None, kind: str | None = None,
+                others: Sequence[Mapping[str, Array] | Array] = (),
+                cells: Sequence[tuple[int, int]] | None = None) -> list[Control]:
+    """Draw controls of patches that are applied together.
+
+    Args:
+        patches: opened, so that they name cells and not squares.
+        number: of controls.
+        seed: of the draws.
+        reference: pictures on which the size of a change is measured, for CHANNELS.
+        kind: of all controls, one of KINDS; by default that of each patch.
+        others: vectors for OTHERS, at least ``number`` of them: arrays of the layer's shape, or
+            such arrays by layer.
+        cells: to choose from for CELLS: those of the free squares; all cells of the layer if not
+            given.
+
+    Raises:
+        UserError: if there are no such controls, or not so many, saying what would do.
+    """
+    columns = []
+    for place, patch in enumerate(patches):
+        chosen = kind or _default(patch)
+        seeds = np.random.SeedSequence([seed, place])
+        if chosen in (PERMUTED, GAUSSIAN, OTHERS):
+            columns.append(_vectors(policy, patch, chosen, number, seeds, others))
+        elif chosen == CHANNELS:
+            columns.append(_channels(policy, patch, number, seeds, reference))
+        else:
+            columns.append(_cells(policy, patch, number, seeds, cells))
+    return [Control(*zip(*((patch, drawn) for patch, drawn, _ in row)),
+                    all(matched for _, _, matched in row)) for row in zip(*columns)]
+
+
+def matched_sets(sizes: np.ndarray, channels: Sequence[int], number: int,
+                 seed: int | np.random.SeedSequence
+                 ) -> tuple[list[tuple[int, ...]], np.ndarray, np.ndarray]:
+    """Random sets of as many channels, whose change is about as large.
+
+    Sets hold other channels than the given ones where there are enough of them.
+
+    Args:
+        sizes: squared change of each channel at each picture, in standard deviations (n, C).
+        channels: whose change is to be matched.
+
+    Returns:
+        The sets; their changes relative to that of ``channels``, as means over the pictures of
+        Euclidean norms; and whether each lies within a quarter of it. The nearest sets follow
+        where too few do.
+
+    Raises:
+        UserError: if there are not so many sets.
+    """
+    rng = np.random.default_rng(seed)
+    rest = np.setdiff1d(np.arange(sizes.shape[1]), channels)
+    pool = rest if len(rest) >= len(channels) else np.arange(sizes.shape[1])
+    candidates = _sets(pool, len(channels), rng)
+    candidates = candidates[(candidates != np.sort(channels)).any(axis=1)]
+    if len(candidates) < number:
+        which = "all" if len(rest) == 0 else f"{len(channels)} of {sizes.shape[1]}"
+        raise UserError(f"{number} controls cannot be drawn of a patch of {which} channels: there "
+                        f"are {len(candidates)} other sets of as many; patch fewer channels, or "
+                        "take fewer --num_controls")
+
+    def moved(sets: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.sqrt(sizes[:, part].sum(axis=2)).mean(axis=0)
+                               for part in np.array_split(sets, -(-len(sets) // 1000))])
+
+    own = moved(np.array([channels]))[0]
+    found = moved(candidates)
+    near = np.abs(found - own) <= NEAR * own
+    order = np.argsort(np.where(near, 0, np.abs(found - own)), kind="stable")[:number]
+    relative = found[order] / own if own else np.where(found[order] > 0, np.inf, 1)
+    return [tuple(map(int, candidates[i])) for i in order], relative, near[order]
+
+
+def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
+                  reference: ReferenceSet) -> np.ndarray:
+    """Squared change that a patch makes to each channel, if it acts on all of them, at each
+    picture of a reference set, in standard deviations of the units (n, C).
+
+    Raises:
+        UserError: if the patch cannot be made there.
+    """
+    whole = dataclasses.replace(patch, channels=None, steps=None, levels=None, conditions=())
+    site = whole.place(policy, layer)
+    outputs = activations_of(policy, reference.frames, [layer.name],
+                             reference.hidden_states)[layer.name]
+    before = site.take(outputs.reshape(len(outputs), layer.shape[0], -1))  # (n, C, M)
+    numbers = np.arange(len(outputs))
+    after = whole.bind(site)(before, Pass(Rows(numbers, 0 * numbers, numbers), None))
+    std = site.of_shape(reference.std(policy, layer), "the standard deviations")
+    change = torch.where(std > 0, (after - before) / std, torch.zeros_like(before))
+    return change.square().sum(dim=2).double().cpu().numpy()
+
+
+def _default(patch: Patch) -> str:
+    if isinstance(patch, Add) or (isinstance(patch, Project) and patch.channels is None):
+        return PERMUTED
+    if isinstance(patch, SetTo) and patch.cells is not None:
+        return CELLS
+    if patch.channels is not None:
+        return CHANNELS
+    if patch.cells is not None:
+        return CELLS
+    raise UserError(f"a control of {patch.kind} at {patch.layer} cannot be drawn, because it "
+                    "changes all channels; name some, as in "
+                    f"{patch.kind}@{patch.layer}:7,8")
+
+
+Drawn = list[tuple[Patch, dict, bool]]  # a patch, what was drawn, and whether it is matched
+
+
+def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.random.SeedSequence,
+             others: Sequence[Mapping[str, Array] | Array]) -> Drawn:
+    """The patch with other vectors."""
+    if not isinstance(patch, Add | Project):
+        raise UserError(f"{patch.kind} at {patch.layer} has no vector, so it has no controls of "
+                        f"the kind '{kind}'; leave the kind out to have those of {patch.kind}")
+    if kind == OTHERS:
+        if len(others) < number:
+            raise UserError(f"{number} controls take as many other vectors, but there are "
+                            f"{len(others)}; give more, or take fewer --num_controls")
+        return [(dataclasses.replace(patch, vector=vector), {"other vector": k}, True)
+                for k, vector in enumerate(others[:number])]
+    change = {PERMUTED: _permuted, GAUSSIAN: _gaussian}[kind]
+    layers = layers_named(policy, patch.layer)
+    drawn = []
+    for k, child in enumerate(seeds.spawn(number)):
+        rng = np.random.default_rng(child)
+        made = {}
+        for layer in layers:
+            vector = patch.vector
+            vector = vector[layer.name] if isinstance(vector, Mapping) else vector
+            made[layer.name] = _changed(vector, change, patch, layer, int(rng.integers(2**63)))
+        vector = made if isinstance(patch, Add) else made[layers[0].name]
+        drawn.append((dataclasses.replace(patch, vector=vector), {kind: k}, True))
+    return drawn
+
+
+def _changed(vector: float | Array | Callable[[Rows], Array], change: Callable, patch: Patch,
+             layer: Layer, seed: int) -> np.ndarray | Callable[[Rows], np.ndarray]:
+    """A vector whose entries within the patch are changed, the same way for all pictures."""
+    if callable(vector):
+        return lambda rows: _changed(vector(rows), change, patch, layer, seed)
+    values = np.array(torch.as_tensor(vector, dtype=torch.float32).cpu())
+    if isinstance(patch, Project) and layer.is_map and values.shape == layer.shape[:1]:
+        shape, lead, cells = layer.shape[:1], (), None  # a channel vector
+    else:
+        shape, cells = layer.shape, patch.cells
+        lead = values.shape[:-len(shape)] if values.ndim > len(shape) else ()
+    flat = np.broadcast_to(values, (*lead, *shape)).reshape(*lead, shape[0], -1).copy()
+    channels = np.arange(shape[0]) if patch.channels is None else np.array(patch.channels)
+    numbers = (np.arange(flat.shape[-1]) if cells is None else
+               np.array([row * layer.shape[-1] + column for row, column in cells]))
+    where = (..., channels[:, None], numbers)
+    if len(channels) * len(numbers) < 2:
+        raise UserError(f"a vector of one entry of {layer.name} has no others to be permuted with "
+                        "or drawn for; change more of its entries")
+    flat[where] = change(flat[where], np.random.default_rng(seed))
+    return flat.reshape(*lead, *shape)
+
+
+def _permuted(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Entries (…, K, M) permuted within each channel, or, of one cell, among the channels."""
+    num_channels, num_cells = entries.shape[-2:]
+    if num_cells == 1:
+        return entries[..., rng.permutation(num_channels), :]
+    order = rng.permuted(np.tile(np.arange(num_cells), (num_channels, 1)), axis=1)
+    return np.take_along_axis(entries, np.broadcast_to(order, entries.shape), axis=-1)
+
+
+def _gaussian(entries: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers with the norm of entries (…, K, M)."""
+    drawn = rng.standard_normal(entries.shape[-2:])
+    norm = np.linalg.norm(entries, axis=(-2, -1), keepdims=True)
+    return drawn / np.linalg.norm(drawn) * norm
+
+
+def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
+              reference: ReferenceSet | None) -> Drawn:
+    """The patch at other channels."""
+    layers = layers_named(policy, patch.layer)
+    if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState | Interchange):
+        raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer that could "
+                        "be drawn for a control; name some, as in "
+                        f"{patch.kind}@{layers[0].name}:7,8")
+    if reference is None:
+        raise UserError(f"controls of {patch.kind} at {patch.layer} are random channels with a "
+                        "change of the same size, which takes a reference set to measure it on")
+    [layer] = layers
+    if isinstance(patch, SetTo):
+        return _set_channels(policy, patch, layer, number, seeds, reference)
+    sets, relative, near = matched_sets(channel_sizes(policy, patch, layer, reference),
+                                        patch.channels, number, seeds)
+    return [(dataclasses.replace(patch, channels=channels),
+             {"channels": list(channels), "relative size": round(float(size), 3)}, bool(matched))
+            for channels, size, matched in zip(sets, relative, near)]
+
+
+def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
+                  seeds: np.random.SeedSequence, reference: ReferenceSet) -> Drawn:
+    """Other channels set to the same value in their standard deviations."""
+    if callable(patch.value) or isinstance(patch.value, Mapping):
+        raise UserError(f"the value that is set at {patch.layer} differs from picture to picture, "
+                        f"so it has no controls of the kind '{CHANNELS}'; take '{CELLS}'")
+    std = reference.channel_stds(policy, layer).flatten().cpu().numpy()  # (C,)
+    own = list(patch.channels)
+    if not std[own].all():
+        raise UserError(f"a channel of {patch.layer} that is set never varies in the reference "
+                        f"set, so its value has no size for other channels; take '{CELLS}' as "
+                        "controls")
+    value = np.broadcast_to(np.array(torch.as_tensor(patch.value).cpu(), np.float32), layer.shape)
+    rest = np.setdiff1d(np.flatnonzero(std), own)
+    drawn = []
+    for channels in _distinct(rest, len(own), number, seeds, f"channels of {patch.layer}"):
+        values = np.zeros(layer.shape, np.float32)
+        ratio = (std[channels] / std[own]).reshape(-1, *[1] * (value.ndim - 1))
+        values[channels] = value[own] * ratio
+        drawn.append((dataclasses.replace(patch, channels=tuple(map(int, channels)), value=values),
+                      {"channels": channels.tolist()}, True))
+    return drawn
+
+
+def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSequence,
+           cells: Sequence[tuple[int, int]] | None) -> Drawn:
+    """The patch at other cells."""
+    if patch.cells is None:
+        raise UserError(f"{patch.kind} at {patch.layer} names no cells, so it has no controls of "
+                        f"the kind '{CELLS}'; leave the kind out to have those of {patch.kind}")
+    layer = layers_named(policy, patch.layer)[0]
+    if cells is None:
+        cells = list(np.ndindex(*layer.shape[1:]))
+    others = np.array([cell for cell in dict.fromkeys(cells) if tuple(cell) not in patch.cells])
+    return [(dataclasses.replace(patch, cells=tuple(map(tuple, others[chosen].tolist()))),
+             {"cells": others[chosen].tolist()}, True)
+            for chosen in _distinct(np.arange(len(others)), len(patch.cells), number, seeds,
+                                    f"cells of {patch.layer}")]
+
+
+def _distinct(pool: np.ndarray, size: int, number: int, seeds: np.random.SeedSequence,
+              what: str) -> np.ndarray:
+    """Different random sets (number, size) of entries of a pool.
+
+    Raises:
+        UserError: if there are not so many.
+    """
+    sets = _sets(pool, size, np.random.default_rng(seeds))
+    if len(sets) < number:
+        raise UserError(f"{number} controls take as many other sets of {size} {what}, but there "
+                        f"are {len(sets)}; change fewer, or take fewer --num_controls")
+    return sets[:number]
+
+
+def _sets(pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Different sets (S, size) of entries of a pool, ascending, in random order: all there are, or
+    some of them."""
+    if math.comb(len(pool), size) <= _CANDIDATES:
+        return rng.permutation(np.array(list(itertools.combinations(pool, size)), dtype=np.int64
+                                        ).reshape(-1, size))
+    drawn = np.sort(rng.permuted(np.tile(pool, (_CANDIDATES, 1)), axis=1)[:, :size], axis=1)
+    return drawn[np.sort(np.unique(drawn, axis=0, return_index=True)[1])]

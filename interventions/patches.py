@@ -1,0 +1,433 @@
+"""Kinds of patch: what becomes of the entries of a layer's output that a patch acts on.
+
+a is an output and a' what the rest of the network gets. Entries outside the patch's channels,
+cells and pictures stay as they are.
+
+Letters in shape comments: R pictures that are changed, C channels and H W cells of a layer (units
+are channels with one cell), K channels and M cells that are changed, P = H W.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from common.networks import HiddenChange
+from interventions.layers import STATE, Layer
+from interventions.patch import Change, Pass, Patch, Rows, Site, Values
+from interventions.reference import ReferenceSet, activations_of
+
+MEAN = "mean"  # as the coefficient of a projection
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zero(Patch):
+    """a' = 0."""
+
+    kind: ClassVar[str] = "zero"
+
+    def bind(self, site: Site) -> Change:
+        return lambda entries, at: torch.zeros_like(entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SetTo(Patch):
+    """a' = v.
+
+    Attributes:
+        value: v; a path before it is opened.
+        others: what the other cells of the same channels become; None leaves them.
+        override: whether it may set what an earlier patch of the scope has set.
+    """
+
+    kind: ClassVar[str] = "set"
+
+    value: Values | Path
+    others: float | None = None
+    override: bool = False
+
+    def bind(self, site: Site) -> Change:
+        value = site.values(self.value, "the value to set")
+        if self.others is None:
+            return lambda entries, at: value(at).expand_as(entries)
+        chosen = torch.zeros(site.layer.shape[1:], dtype=torch.bool, device=site.policy.device)
+        for cell in self.cells or ():
+            chosen[cell] = True
+        if self.cells is None:
+            raise UserError(f"others={self.others:g} says what becomes of other cells, but the "
+                            f"patch of {site.layer.name} names no cell")
+        inside = chosen.flatten()  # (P,)
+        return lambda entries, at: torch.where(inside, value(at), self.others).expand_as(entries)
+
+    @property
+    def needs_rows(self) -> bool:
+        return super().needs_rows or callable(self.value)
+
+    @property
+    def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
+        return self.cells if self.others is None else None
+
+    def sets_over(self, earlier: Patch, layer: Layer) -> bool:
+        if self.override or not isinstance(earlier, SetTo):
+            return False
+        if self.conditions or earlier.conditions:  # which may exclude each other
+            return False
+        return (_meet(self.channels, earlier.channels)
+                and _meet(self.entry_cells, earlier.entry_cells)
+                and _meet(self.levels, earlier.levels) and _meet_in_time(self.steps, earlier.steps))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mean(Patch):
+    """a' = the mean of a over a reference set.
+
+    Attributes:
+        reference: the pictures.
+        over: "cells": each cell its own mean; "channels": one number a channel.
+    """
+
+    kind: ClassVar[str] = "mean"
+
+    reference: ReferenceSet | None = None
+    over: Literal["cells", "channels"] = "cells"
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.reference is None
+
+    def bind(self, site: Site) -> Change:
+        reference, layer = _given(self.reference, self.kind), site.layer
+        if self.over == "channels":
+            mean = reference.channel_means(site.policy, layer).expand(-1, layer.num_cells)
+        else:
+            mean = reference.mean(site.policy, layer)
+        mean = site.of_shape(mean.reshape(layer.shape), "the reference mean")
+        return lambda entries, at: mean.expand_as(entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resample(Patch):
+    """a' = the same entries of the pass of another picture, which is drawn once for a level.
+
+    Attributes:
+        sources: (number of a level, number of pictures, seed) to the pictures to take entries
+            from, uint8 (number of pictures, H, W, 3); by default drawn from ``reference``.
+        reference: the pictures to draw from where there are no ``sources``.
+        draw: "joint": all channels from one picture; "channel": one picture for each channel.
+        seed: of the draw.
+    """
+
+    kind: ClassVar[str] = "resample"
+
+    sources: Callable[[int, int, int], np.ndarray] | None = None
+    reference: ReferenceSet | None = None
+    draw: Literal["joint", "channel"] = "joint"
+    seed: int = 0
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.sources is None and self.reference is None
+
+    @property
+    def needs_rows(self) -> bool:
+        return True
+
+    def bind(self, site: Site) -> Change:
+        sources = self.sources or _given(self.reference, self.kind).drawn
+        num_channels = site.layer.shape[0] if site.channels is None else len(site.channels)
+
+        @functools.cache
+        def of_level(level: int) -> Tensor:
+            """(K, M)"""
+            frames = sources(level, num_channels if self.draw == "channel" else 1, self.seed)
+            found = activations_of(site.policy, frames, [site.layer.name])[site.layer.name]
+            entries = site.take(found.reshape(len(found), site.layer.shape[0], -1))
+            if self.draw == "joint":
+                return entries[0]
+            channels = torch.arange(num_channels, device=entries.device)
+            return entries[channels, channels]
+
+        return lambda entries, at: torch.stack([of_level(int(level)) for level in at.rows.target])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Noise(Patch):
+    """a' = a + sigma e, with e standard normal.
+
+    Attributes:
+        sigma: a number, of the layer's unit, or with ``reference_sd`` of standard deviations.
+        reference_sd: whether sigma counts each channel's standard deviation over the reference set.
+        reference: the pictures of that.
+        draw: "once": one e for all pictures; "picture": one for each step of each episode.
+        seed: of the draws.
+    """
+
+    kind: ClassVar[str] = "noise"
+
+    sigma: float
+    reference_sd: bool = False
+    reference: ReferenceSet | None = None
+    draw: Literal["once", "picture"] = "once"
+    seed: int = 0
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.reference_sd and self.reference is None
+
+    @property
+    def needs_rows(self) -> bool:
+        return super().needs_rows or self.draw == "picture"
+
+    def bind(self, site: Site) -> Change:
+        layer, sigma = site.layer, torch.tensor(self.sigma)
+        if self.reference_sd:
+            stds = _given(self.reference, self.kind).channel_stds(site.policy, layer)  # (C, 1)
+            sigma = sigma * stds.expand(-1, layer.num_cells).reshape(layer.shape)
+        scale = site.of_shape(sigma, "sigma")
+
+        def drawn(*numbers: int) -> np.ndarray:
+            rng = np.random.default_rng([self.seed, *numbers])
+            return rng.standard_normal(layer.shape, dtype=np.float32)
+
+        if self.draw == "once":
+            noise = scale * site.of_shape(drawn(), "noise")
+            return lambda entries, at: entries + noise
+        return lambda entries, at: entries + scale * site.of_shape(
+            np.stack([drawn(*map(int, each)) for each in zip(at.rows.episode, at.rows.step)]),
+            "noise")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Add(Patch):
+    """a' = a + c v.
+
+    Attributes:
+        vector: v; a path before it is opened.
+        coefficient: c.
+    """
+
+    kind: ClassVar[str] = "add"
+
+    vector: Values | Path
+    coefficient: float = 1.0
+
+    @property
+    def needs_rows(self) -> bool:
+        return super().needs_rows or callable(self.vector)
+
+    def bind(self, site: Site) -> Change:
+        vector = site.values(self.vector, "the vector")
+        return lambda entries, at: entries + self.coefficient * vector(at)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Multiply(Patch):
+    """a' = s+ max(a, 0) + s- min(a, 0).
+
+    Attributes:
+        positive: s+, of what is above 0.
+        negative: s-, of what is below; the same if None.
+    """
+
+    kind: ClassVar[str] = "multiply"
+
+    positive: float
+    negative: float | None = None
+
+    def bind(self, site: Site) -> Change:
+        if self.negative is None:
+            return lambda entries, at: self.positive * entries
+        return lambda entries, at: (self.positive * entries.clamp(min=0)
+                                    + self.negative * entries.clamp(max=0))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Project(Patch):
+    """a' = a - (a u) u + t u with u = v / |v|: what a has along v is replaced.
+
+    Attributes:
+        vector: v, of the layer's shape, or one number a channel (C,), which acts in every cell by
+            itself; a path before it is opened. Its entries within the patch are used.
+        to: t; "mean": what the pictures of the reference set have along v on average.
+        reference: those pictures.
+    """
+
+    kind: ClassVar[str] = "project"
+
+    vector: np.ndarray | Tensor | Mapping[str, np.ndarray] | Path
+    to: float | Literal["mean"] = 0.0
+    reference: ReferenceSet | None = None
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.to == MEAN and self.reference is None
+
+    def bind(self, site: Site) -> Change:
+        layer, vector = site.layer, self.vector
+        if isinstance(vector, Mapping):
+            vector = vector[layer.name]
+        in_cells = layer.is_map and np.shape(vector) == layer.shape[:1]
+        if in_cells:
+            vector = torch.as_tensor(vector).reshape(-1, 1, 1)
+        v = site.of_shape(vector, "the vector")  # (1, K, M)
+        dims = (1,) if in_cells else (1, 2)
+        norm = torch.linalg.vector_norm(v, dim=dims, keepdim=True)
+        if not (norm > 0).all():
+            raise UserError(f"the vector to project on is 0 in the entries of {layer.name} that "
+                            "the patch acts on")
+        unit = v / norm
+
+        def along(entries: Tensor) -> Tensor:
+            return (entries * unit).sum(dim=dims, keepdim=True)
+
+        to = self.to
+        if to == MEAN:  # of a linear map: what the mean has
+            mean = _given(self.reference, self.kind).mean(site.policy, layer)
+            to = along(site.of_shape(mean, "the reference mean")).mean()
+        return lambda entries, at: entries + (to - along(entries)) * unit
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clamp(Patch):
+    """a' = min(max(a, low), high); a bound that is None does nothing."""
+
+    kind: ClassVar[str] = "clamp"
+
+    low: float | None
+    high: float | None
+
+    def bind(self, site: Site) -> Change:
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise UserError(f"clamp has a low bound {self.low:g} above its high one {self.high:g}")
+        return lambda entries, at: entries.clamp(self.low, self.high)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shift(Patch):
+    """The channels' maps moved by some cells; what enters at an edge is the channel's reference
+    mean.
+
+    Attributes:
+        down, right: cells; negative ones are up and left.
+        reference: the pictures of the mean.
+    """
+
+    kind: ClassVar[str] = "shift"
+
+    down: int
+    right: int
+    reference: ReferenceSet | None = None
+
+    @property
+    def wants_reference(self) -> bool:
+        return self.reference is None
+
+    def bind(self, site: Site) -> Change:
+        layer = site.layer
+        if not layer.is_map or self.cells is not None:
+            raise UserError(f"shift moves whole maps, so it takes no cells, and a layer with maps; "
+                            f"{layer.name} has the shape {layer.shape}")
+        means = _given(self.reference, self.kind).channel_means(site.policy, layer)
+        fill = site.take(means[None])[..., None]  # (1, K, 1, 1)
+        # What lies at row i comes from row i - down.
+        (to_rows, from_rows), (to_columns, from_columns) = (
+            (slice(max(by, 0), size + min(by, 0)), slice(max(-by, 0), size + min(-by, 0)))
+            if abs(by) < size else (slice(0, 0), slice(0, 0))
+            for by, size in zip((self.down, self.right), layer.shape[1:]))
+
+        def change(entries: Tensor, at: Pass) -> Tensor:
+            maps = entries.unflatten(2, layer.shape[1:])  # (R, K, H, W)
+            moved = fill.expand_as(maps).clone()
+            moved[:, :, to_rows, to_columns] = maps[:, :, from_rows, from_columns]
+            return moved.flatten(2)
+
+        return change
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interchange(Patch):
+    """a' = the same entries of the pass of the paired picture: activation patching.
+
+    Attributes:
+        pairs: rows to the paired pictures, uint8 (R, H, W, 3), which are run without patches, or
+            to the layer's outputs for them, float32 (R, *shape).
+    """
+
+    kind: ClassVar[str] = "interchange"
+
+    pairs: Callable[[Rows], np.ndarray | Tensor] | None = None
+
+    @property
+    def needs_rows(self) -> bool:
+        return True
+
+    def bind(self, site: Site) -> Change:
+        if self.pairs is None:
+            raise UserError("interchange needs to know which pictures are paired")
+
+        def change(entries: Tensor, at: Pass) -> Tensor:
+            paired = torch.as_tensor(self.pairs(at.rows))
+            if paired.dtype == torch.uint8:
+                paired = activations_of(site.policy, paired, [site.layer.name])[site.layer.name]
+            return site.of_shape(paired, "what is paired")
+
+        return change
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apply(Patch):
+    """a' = f(a).
+
+    Attributes:
+        function: entries (R, K, M) in float32 to such entries; M is 1 for units.
+    """
+
+    kind: ClassVar[str] = "function"
+
+    function: Callable[[Tensor], Tensor]
+
+    def bind(self, site: Site) -> Change:
+        return lambda entries, at: self.function(entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChangeState(Patch):
+    """The hidden state that leaves a step, changed by a function that also sees the one that
+    enters.
+
+    Attributes:
+        change: of both (R, D).
+    """
+
+    kind: ClassVar[str] = "state"
+
+    layer: str = dataclasses.field(default=STATE, init=False)
+    change: HiddenChange
+
+    def bind(self, site: Site) -> Change:
+        return lambda entries, at: self.change(at.entering, entries.squeeze(2)).unsqueeze(2)
+
+
+def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:
+    if reference is None:
+        raise UserError(f"{kind} needs a reference set of at least 2 pictures")
+    return reference
+
+
+def _meet(a: tuple | None, b: tuple | None) -> bool:
+    """Whether two choices have something in common; None is all."""
+    return a is None or b is None or not set(a).isdisjoint(b)
+
+
+def _meet_in_time(a: tuple[int, int | None] | None, b: tuple[int, int | None] | None) -> bool:
+    if a is None or b is None:
+        return True
+    return ((a[1] is None or b[0] < a[1]) and (b[1] is None or a[0] < b[1]))

@@ -1,0 +1,342 @@
+"""Linear probes: what can be read off a layer's activations by a linear function.
+
+A probe reads all entries of a layer, the k best by an F-test, one channel, or the channels of one
+cell (each cell an example; "convolutional probing"). It is trained on some levels, its penalty is
+chosen on others, and it is tested on further ones. Beside its scores are those of a prediction
+that reads nothing (``base``), and of probes whose labels were shuffled between levels
+(``shuffled``; the control of Hewitt and Liang 2019).
+
+Letters in shape comments: N examples, C H W a map, F entries that a probe reads, K classes,
+E levels of the test part, R resamplings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+from sklearn.feature_selection import f_classif, f_regression
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from common.bootstrap import ClusterBootstrap
+from common.errors import UserError
+from interventions.effects import check_starts
+
+SHARES = (0.6, 0.2, 0.2)  # of levels: to train, to choose the penalty, to test
+PENALTIES = tuple(10.0 ** power for power in range(5))  # of squared weights
+NUM_SHUFFLES = 5
+_SMALLEST = 1e-15  # probability in a log-loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Examples by what they are used for, bool (N,) each; no level is in two of them."""
+
+    train: np.ndarray
+    penalty: np.ndarray
+    test: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A linear probe and its scores on levels it has not seen.
+
+    Attributes:
+        scores: a row a ``metric``: ``score``, ``low_95``, ``high_95`` (bootstrap over levels),
+            ``base`` and ``shuffled`` (mean over shuffles). Metrics are accuracy, AUC (mean over
+            classes against the rest) and log-loss in nats, or R² against the training mean.
+        weights: of the activations as they are, of their shape; with more than two classes
+            (K, *shape). 0 for entries that are not read.
+        intercept: () or (K,).
+        classes: what the probe tells apart (K,), or None for a number.
+        penalty: that was chosen.
+        choosing: log-loss, or R², on the levels on which the penalty was chosen: for choosing
+            among probes.
+        entries: numbers of the entries that are read, in the flattened shape.
+    """
+
+    scores: pd.DataFrame
+    weights: np.ndarray
+    intercept: np.ndarray
+    classes: np.ndarray | None
+    penalty: float
+    choosing: float
+    entries: np.ndarray
+
+
+def split_levels(levels: np.ndarray, seed: int) -> Parts:
+    """Split examples by level into three parts, ``SHARES`` of the levels each.
+
+    Raises:
+        UserError: if there are fewer than 10 levels.
+    """
+    names = np.unique(levels)
+    check_starts(len(names))
+    mixed = np.random.default_rng(seed).permutation(names)
+    ends = np.round(np.cumsum(SHARES) * len(names)).astype(int)
+    return Parts(*(np.isin(levels, part) for part in np.split(mixed, ends[:2])))
+
+
+def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
+          regression: bool = False, best: int | None = None,
+          num_shuffles: int = NUM_SHUFFLES) -> Probe:
+    """Train and test a probe of a layer.
+
+    Args:
+        activations: of any shape behind the examples (N, …).
+        target: class, or with ``regression`` a number, of each example (N,).
+        levels: seed of each example's level (N,).
+        seed: of the split, the shuffles and the bootstrap.
+        best: read only so many entries, those of the largest F in the training part.
+        num_shuffles: shuffles of the control.
+
+    Raises:
+        UserError: if there are fewer than 10 levels, one class alone in the training part, more
+            entries asked for than there are, numbers that are not finite, or other numbers of
+            examples, targets and levels.
+    """
+    activations, target, levels = map(np.asarray, (activations, target, levels))
+    entries = activations.reshape(len(activations), -1)  # (N, F)
+    if not len(entries) == len(target) == len(levels) or target.ndim != 1:
+        raise UserError(f"a probe needs one target and level for each of {len(entries)} examples, "
+                        f"not targets of shape {target.shape} and levels of shape {levels.shape}")
+    if not np.isfinite(entries).all() or (regression and not np.isfinite(target).all()):
+        raise UserError("the activations or targets of a probe hold NaN or infinity")
+    if best is not None and not 1 <= best <= entries.shape[1]:
+        raise UserError(f"a probe of the {best} best entries was asked for, but there are "
+                        f"{entries.shape[1]}")
+    parts = split_levels(levels, seed)
+    if not regression and len(np.unique(target[parts.train])) < 2:
+        raise UserError("all examples of the training part have the same label; use more levels, "
+                        "or another seed")
+    fitted = _fit(entries, target, parts, regression, best)
+    bootstrap = ClusterBootstrap(levels[parts.test], seed)
+    scores, intervals = _scores(fitted, entries, target, levels, parts, bootstrap)
+    rng, shuffled = np.random.default_rng([seed, 1]), []
+    for _ in range(num_shuffles):
+        other = _shuffled(target, levels, parts, rng)
+        if not regression and len(np.unique(other[parts.train])) < 2:
+            continue  # a rare class was lost between levels of unequal length
+        shuffled.append(_scores(_fit(entries, other, parts, regression, best), entries, other,
+                                levels, parts)[0])
+    table = pd.DataFrame({"metric": list(scores), "score": list(scores.values())})
+    table["low_95"], table["high_95"] = np.transpose(list(intervals.values()))
+    table["base"] = list(_base(target, parts, regression).values())
+    table["shuffled"] = (pd.DataFrame(shuffled).mean().to_numpy() if shuffled
+                         else np.full(len(table), np.nan))
+    weights, intercept = fitted.in_units_of_activations(activations.shape[1:])
+    return Probe(table, weights, intercept, fitted.classes, fitted.penalty, fitted.choosing,
+                 fitted.chosen)
+
+
+def probe_channels(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
+                   regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> pd.DataFrame:
+    """A probe of each single channel.
+
+    Args:
+        activations: (N, C, H, W), or units (N, C).
+
+    Returns:
+        The ``scores`` of :class:`Probe` for each ``channel``, and ``choosing``, by which channels
+        are to be chosen: the best score of many on the test part is too good.
+    """
+    tables = []
+    for channel in range(activations.shape[1]):
+        found = probe(activations[:, channel], target, levels, seed, regression=regression,
+                      num_shuffles=num_shuffles)
+        tables.append(found.scores.assign(channel=channel, choosing=found.choosing))
+    return pd.concat(tables, ignore_index=True)
+
+
+def probe_cells(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
+                regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> Probe:
+    """One probe for all cells: each cell is an example, and its channels are what is read.
+
+    Args:
+        activations: (N, C, H, W).
+        target: of each cell (N, H, W), such as whether the cheese is in it.
+        levels: of each picture (N,).
+    """
+    num, channels, height, width = activations.shape
+    if np.shape(target) != (num, height, width):
+        raise UserError(f"a probe of cells needs a target for each of {num} x {height} x {width} "
+                        f"cells, not of shape {np.shape(target)}")
+    return probe(np.moveaxis(activations, 1, -1).reshape(-1, channels), np.reshape(target, -1),
+                 np.repeat(levels, height * width), seed, regression=regression,
+                 num_shuffles=num_shuffles)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    """A model of entries less their means and divided by one scale, see :class:`Probe`."""
+
+    means: np.ndarray
+    scale: float
+    model: LogisticRegression | Ridge
+    num_entries: int
+    chosen: np.ndarray
+    penalty: float
+    choosing: float
+
+    @property
+    def classes(self) -> np.ndarray | None:
+        return getattr(self.model, "classes_", None)
+
+    def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log-probabilities of all classes (N, K), and of the target's (N,)."""
+        found = self.model.predict_proba(self.scaled(entries))
+        found = np.log(np.maximum(found, _SMALLEST))
+        return found, _of_target(found, self.classes, target)
+
+    def predicted(self, entries: np.ndarray) -> np.ndarray:
+        """(N,)"""
+        return self.model.predict(self.scaled(entries))
+
+    def in_units_of_activations(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        coefficients = np.atleast_2d(self.model.coef_) / self.scale  # (1 or K, F)
+        intercept = np.atleast_1d(self.model.intercept_) - coefficients @ self.means
+        weights = np.zeros((len(coefficients), self.num_entries), np.float32)
+        weights[:, self.chosen] = coefficients
+        if len(weights) == 1:
+            return weights.reshape(shape), intercept[0]
+        return weights.reshape(-1, *shape), intercept
+
+    def scaled(self, entries: np.ndarray) -> np.ndarray:
+        """What the model reads of entries (N, F), float64."""
+        return (entries[:, self.chosen] - self.means) / self.scale
+
+
+def _fit(entries: np.ndarray, target: np.ndarray, parts: Parts, regression: bool,
+         best: int | None) -> _Fitted:
+    """Fit to the training part with each penalty; that which predicts the penalty part best."""
+    train, train_target = entries[parts.train], target[parts.train]
+    chosen = np.arange(entries.shape[1])
+    if best is not None:
+        chosen = _best_entries(train, train_target, regression, best)
+    means = train[:, chosen].mean(axis=0, dtype=np.float64)
+    # One scale: by its own, an entry that hardly varies in training could be huge in a test.
+    scale = float(np.sqrt(train[:, chosen].var(axis=0, dtype=np.float64).mean())) or 1.0
+    candidates = []
+    for penalty in PENALTIES:
+        model = Ridge(penalty) if regression else LogisticRegression(C=1 / penalty, max_iter=1000)
+        fitted = _Fitted(means, scale, model, entries.shape[1], chosen, penalty, np.nan)
+        model.fit(fitted.scaled(train), train_target)
+        held_out, held_target = entries[parts.penalty], target[parts.penalty]
+        if regression:
+            score = 1 - np.divide(*_errors(fitted, held_out, held_target, train_target).sum(axis=1))
+        else:
+            score = -fitted.log_probs(held_out, held_target)[1].mean()
+        candidates.append(dataclasses.replace(fitted, choosing=float(score)))
+    return max(candidates, key=lambda each: each.choosing if regression else -each.choosing)
+
+
+def _best_entries(train: np.ndarray, target: np.ndarray, regression: bool,
+                  best: int) -> np.ndarray:
+    """Numbers of the entries of the largest F, in order; entries that never vary come last."""
+    varies = train.min(axis=0) < train.max(axis=0)
+    f = np.full(train.shape[1], -1.0)
+    test = f_regression if regression else f_classif
+    f[varies] = np.nan_to_num(test(train[:, varies], target)[0])
+    return np.sort(np.argsort(-f, kind="stable")[:best])
+
+
+def _scores(fitted: _Fitted, entries: np.ndarray, target: np.ndarray, levels: np.ndarray,
+            parts: Parts, bootstrap: ClusterBootstrap | None = None
+            ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Scores on the test part, and their intervals if a bootstrap over its levels is given."""
+    entries, target_of, levels = entries[parts.test], target[parts.test], levels[parts.test]
+    _, level = np.unique(levels, return_inverse=True)
+    once = np.ones((1, level.max() + 1))  # every level drawn once
+    if fitted.classes is None:
+        sums = _by_level(_errors(fitted, entries, target_of, target[parts.train]), level)
+        statistics = {"r2": lambda draws: _one_less_ratio(*(draws @ sums).T)}
+    else:
+        log_probs, of_target = fitted.log_probs(entries, target_of)
+        right = fitted.classes[log_probs.argmax(axis=1)] == target_of
+        means = _by_level(np.stack([right, -of_target, np.ones(len(right))]), level)
+        wins = [_wins(log_probs[:, number], target_of == name, level)
+                for number, name in enumerate(fitted.classes)]
+        wins = wins[:1] if len(wins) == 2 else wins  # of two classes both are the same
+        wins = [each for each in wins if each[1].any() and each[2].any()]
+        statistics = {
+            "accuracy": lambda draws: (draws @ means[:, 0]) / (draws @ means[:, 2]),
+            "auc": lambda draws: _auc(wins, draws),
+            "log_loss": lambda draws: (draws @ means[:, 1]) / (draws @ means[:, 2])}
+    scores = {name: float(statistic(once)[0]) for name, statistic in statistics.items()}
+    if bootstrap is None:
+        return scores, {}
+    return scores, {name: bootstrap.interval_of(statistic)
+                    for name, statistic in statistics.items()}
+
+
+def _base(target: np.ndarray, parts: Parts, regression: bool) -> dict[str, float]:
+    """Scores on the test part of a prediction from the training part's labels alone."""
+    if regression:
+        return {"r2": 0.0}
+    classes, counts = np.unique(target[parts.train], return_counts=True)
+    tested = target[parts.test]
+    log_probs = np.tile(np.log(counts / counts.sum()), (len(tested), 1))
+    return {"accuracy": float((tested == classes[counts.argmax()]).mean()), "auc": 0.5,
+            "log_loss": float(-_of_target(log_probs, classes, tested).mean())}
+
+
+def _of_target(log_probs: np.ndarray, classes: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Of log-probabilities (N, K) those of the targets (N,); tiny for a class not trained on."""
+    place = np.searchsorted(classes, target).clip(max=len(classes) - 1)
+    return np.where(classes[place] == target, log_probs[np.arange(len(target)), place],
+                    np.log(_SMALLEST))
+
+
+def _errors(fitted: _Fitted, entries: np.ndarray, target: np.ndarray,
+            trained: np.ndarray) -> np.ndarray:
+    """Squared errors of a probe and of the mean of the targets it was trained on (2, N)."""
+    return np.stack([target - fitted.predicted(entries), target - trained.mean()]) ** 2
+
+
+def _by_level(values: np.ndarray, level: np.ndarray) -> np.ndarray:
+    """Sums over the examples of each level, (n, N) to (E, n)."""
+    return np.stack([np.bincount(level, row) for row in values], axis=1)
+
+
+def _one_less_ratio(errors: np.ndarray, of_mean: np.ndarray) -> np.ndarray:
+    return 1 - np.divide(errors, of_mean, out=np.full(errors.shape, np.nan), where=of_mean > 0)
+
+
+def _wins(scores: np.ndarray, positive: np.ndarray,
+          level: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Between levels, how many positive examples of one score above negative ones of the other,
+    ties by half (E, E); and numbers of positive and of negative examples (E,)."""
+    num = level.max() + 1
+    positives, of_positive = scores[positive], level[positive]
+    wins = np.zeros((num, num))
+    for other in range(num):
+        negatives = np.sort(scores[~positive & (level == other)])
+        beaten = (np.searchsorted(negatives, positives) +
+                  np.searchsorted(negatives, positives, side="right")) / 2
+        wins[:, other] = np.bincount(of_positive, beaten, num)
+    return wins, np.bincount(of_positive, minlength=num), np.bincount(level[~positive],
+                                                                      minlength=num)
+
+
+def _auc(classes: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+         draws: np.ndarray) -> np.ndarray:
+    """Area under the curve, mean over classes, for draws (R, E) of levels (R,); NaN where a draw
+    lacks a class or has nothing else."""
+    found = [] if classes else [np.full(len(draws), np.nan)]
+    for wins, positive, negative in classes:
+        pairs = (draws @ positive) * (draws @ negative)
+        found.append(np.divide(((draws @ wins) * draws).sum(axis=1), pairs,
+                               out=np.full(len(draws), np.nan), where=pairs > 0))
+    return np.mean(found, axis=0)
+
+
+def _shuffled(target: np.ndarray, levels: np.ndarray, parts: Parts,
+              rng: np.random.Generator) -> np.ndarray:
+    """Targets of which each level has those of another one of its part, repeated or cut to fit."""
+    shuffled = target.copy()
+    for part in (parts.train, parts.penalty, parts.test):
+        order = rng.permutation(np.unique(levels[part]))
+        for level, other in zip(order, np.roll(order, 1)):
+            shuffled[levels == level] = np.resize(target[levels == other], (levels == level).sum())
+    return shuffled

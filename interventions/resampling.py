@@ -1,0 +1,254 @@
+"""Causal scrubbing (Chan et al. 2022): does a set of channels matter only through a feature?
+
+The hypothesis says that at one layer the channels K matter only through a feature f of the
+picture. The pass of a target goes on with a[K] of a source whose feature is the same, or another.
+If the hypothesis holds, sources of the same feature change nothing and sources of another do; and
+if K is what carries f, they do so more than in random sets of channels of equal number and size
+of change.
+
+Four conditions are paired in the level: {same f, other f} x {K, random sets}. The claim is the
+double contrast (other - same)_K - (other - same)_random above 0, for outcomes that grow with the
+change, such as the mean total variation; same_K with its interval says how much is lost although
+the hypothesis says nothing is.
+
+Letters in shape comments: L targets, B pictures of a target, k sources, C H W the maps of a layer,
+K channels of a set, S random sets, M outcomes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from common.bootstrap import ClusterBootstrap
+from common.errors import UserError
+from interventions.controls import matched_sets
+from interventions.effects import Arm, Outcome, check_starts, compare_outcomes
+
+MIN_SOURCES = 5
+NUM_SETS = 19
+SAME, OTHER = "same", "other"
+
+Found = TypeVar("Found")
+
+
+def draw_sources(propose: Callable[[np.random.Generator], tuple[object, Found] | None],
+                 wanted: object, same: bool, num: int, tries: int,
+                 rng: np.random.Generator) -> list[Found]:
+    """Draw sources whose feature is the wanted one, or is not.
+
+    Args:
+        propose: a random source and its feature; None if this draw gives no source, such as a
+            level in which the wanted square is a wall.
+        wanted: the target's feature, compared by ``==``.
+        same: whether the sources' feature is to equal it.
+        num: of sources.
+        tries: draws before giving up.
+
+    Raises:
+        UserError: if too few sources were found within the tries.
+    """
+    found = []
+    for _ in range(tries):
+        proposed = propose(rng)
+        if proposed is not None and (proposed[0] == wanted) == same:
+            found.append(proposed[1])
+            if len(found) == num:
+                return found
+    which = "the same feature" if same else "another feature"
+    raise UserError(f"only {len(found)} of {num} sources with {which} as the target ({wanted}) "
+                    f"were found in {tries} tries; allow more tries, or take fewer sources")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A level whose channels are resampled.
+
+    Attributes:
+        level: its seed.
+        activations: of its pictures at the layer (B, C, H, W).
+        same: of the sources with its feature (k, C, H, W), or (k, B, C, H, W) if each picture has
+            sources of its own.
+        other: of those with another, as many.
+        measure: activations to go on with (k, B, C, H, W) to the level's outcomes with each
+            source (k, M), such as by ``HalfPass.rest``.
+    """
+
+    level: int
+    activations: Tensor
+    same: Tensor
+    other: Tensor
+    measure: Callable[[Tensor], np.ndarray]
+
+
+def resampled(activations: Tensor, sources: Tensor, channels: Sequence[int],
+              draw: Literal["joint", "channel"], rng: np.random.Generator) -> Tensor:
+    """A target's activations with channels taken from k sources.
+
+    Args:
+        activations: (B, C, H, W); not written to.
+        sources: (k, C, H, W) or (k, B, C, H, W).
+        channels: K.
+        draw: "joint": in draw i all channels are those of source i; "channel": each channel
+            meets the sources in a random order of its own.
+
+    Returns:
+        (k, B, C, H, W).
+    """
+    num = len(sources)
+    order = np.tile(np.arange(num)[:, None], len(channels))  # (k, K)
+    if draw == "channel":
+        order = rng.permuted(order, axis=0)
+    taken = activations.repeat(num, 1, 1, 1, 1)
+    for channel, of_channel in zip(channels, torch.as_tensor(order).T):
+        given = sources[of_channel].select(-3, channel)  # (k, H, W), or (k, B, H, W)
+        taken[:, :, channel] = given if given.ndim == 4 else given[:, None]
+    return taken
+
+
+def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.ndarray:
+    """Squared size of the change of each channel by each source, in standard deviations.
+
+    Args:
+        std: of the units over a reference set (C, H, W); units that do not vary are left out.
+
+    Returns:
+        float64 (sources of all targets, C): sums over cells, means over pictures.
+    """
+    std = torch.as_tensor(std)
+    weight = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(std.dtype).tiny), 0)
+    rows = []
+    for target in targets:
+        for sources in (target.same, target.other):
+            for source in sources:
+                change = (source - target.activations) * weight  # (B, C, H, W)
+                rows.append(change.square().sum(dim=(-2, -1)).mean(dim=0).double().cpu().numpy())
+    return np.stack(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scrubbing:
+    """Outcomes of a hypothesis' four conditions.
+
+    Attributes:
+        outcomes: names, M of them.
+        levels: seeds (L,).
+        chosen: of the channels K, by condition ``SAME`` and ``OTHER``, float64 (L, M) each.
+        random: of the random sets, by condition, float64 (S, L, M) each.
+        sets: which they are; the first one is K.
+        moved: size of the change that each set makes (1 + S,): Euclidean norm in the units'
+            standard deviations, root mean square over a target's pictures, mean over sources.
+        matched: whether the random sets' sizes are within a quarter of that of K, bool (S,).
+    """
+
+    outcomes: tuple[str, ...]
+    levels: np.ndarray
+    chosen: dict[str, np.ndarray]
+    random: dict[str, np.ndarray]
+    sets: Sequence[tuple[int, ...]]
+    moved: np.ndarray
+    matched: np.ndarray
+
+    def conditions(self, seed: int) -> pd.DataFrame:
+        """Means of the four conditions with intervals over levels: ``channels`` ("hypothesis" or
+        "random"), ``feature``, ``outcome``, ``mean``, ``low_95``, ``high_95``."""
+        bootstrap, rows = ClusterBootstrap(self.levels, seed), []
+        for channels, of in (("hypothesis", self.chosen),
+                             ("random", {name: values.mean(axis=0)
+                                         for name, values in self.random.items()})):
+            for feature, values in of.items():
+                ends = bootstrap.interval(values.T, np.ones(values.T.shape, dtype=bool))
+                rows += [(channels, feature, *row)
+                         for row in zip(self.outcomes, values.mean(axis=0), *ends)]
+        return pd.DataFrame(rows, columns=["channels", "feature", "outcome", "mean", "low_95",
+                                           "high_95"])
+
+    def contrasts(self, seed: int) -> pd.DataFrame:
+        """The double contrast of each outcome, judged as an effect is.
+
+        Returns:
+            The table of ``interventions.effects.compare_outcomes`` with the set of the hypothesis
+            as the arm and the random ones as its controls: ``unaltered`` is (other - same) of the
+            random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. A
+            random set is compared with the mean of the others. ``supported`` says whether the
+            double contrast is claimed and above 0.
+        """
+        contrast = self.chosen[OTHER] - self.chosen[SAME]  # (L, M)
+        randoms = self.random[OTHER] - self.random[SAME]  # (S, L, M)
+        mean, num = randoms.mean(axis=0), len(randoms)
+        # A set less the mean of the others is num / (num - 1) times it less the mean of all.
+        controls = mean + (randoms - mean) * num / max(num - 1, 1)
+        names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
+        arms = [Arm(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
+                for number, (name, one) in enumerate(zip(names, self.sets))]
+        outcomes = [Outcome(name, name) for name in self.outcomes]
+        table = compare_outcomes(arms, dict(zip(names, self.moved.tolist())), outcomes, mean,
+                                 np.stack([contrast, *controls]), seed, self.levels)
+        table["supported"] = table["claimed"] & (table["effect"] > 0)
+        return table
+
+
+def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence[str],
+          std: Tensor | np.ndarray, seed: int, num_sets: int = NUM_SETS,
+          draw: Literal["joint", "channel"] = "joint") -> Scrubbing:
+    """Resample the channels of a hypothesis, and of random sets, in each target.
+
+    Every condition is the mean over the k sources of the target; all sets of channels meet the
+    same sources.
+
+    Args:
+        targets: levels, at least 10, with at least 5 sources of each kind.
+        channels: of the hypothesis.
+        outcomes: names of what ``Target.measure`` gives. They must grow with the change.
+        std: of the units over a reference set (C, H, W), to match sizes in.
+        seed: of the random sets, and of the order of sources channel by channel.
+        num_sets: random sets; at least 19 are needed to claim anything.
+        draw: see ``resampled``.
+
+    Raises:
+        UserError: if there are too few targets, sources, or channels, or sources and targets do
+            not fit.
+    """
+    check_starts(len({target.level for target in targets}))
+    _check(targets, channels)
+    changes = channel_changes(targets, std)
+    random, _, matched = matched_sets(changes, channels, num_sets, seed)
+    sets = [tuple(channels), *random]
+    moved = np.array([np.sqrt(changes[:, one].sum(axis=1)).mean() for one in sets])
+    found = {feature: np.empty((len(sets), len(targets), len(outcomes)))
+             for feature in (SAME, OTHER)}
+    for place, target in enumerate(targets):
+        for feature, sources in ((SAME, target.same), (OTHER, target.other)):
+            for number, one in enumerate(sets):
+                rng = np.random.default_rng([seed, place, number])
+                found[feature][number, place] = target.measure(resampled(
+                    target.activations, sources, one, draw, rng)).mean(axis=0)
+    return Scrubbing(tuple(outcomes), np.array([target.level for target in targets]),
+                     {feature: values[0] for feature, values in found.items()},
+                     {feature: values[1:] for feature, values in found.items()}, sets, moved,
+                     matched)
+
+
+def _check(targets: Sequence[Target], channels: Sequence[int]) -> None:
+    num_channels = targets[0].activations.shape[1]
+    bad = [channel for channel in channels if not 0 <= channel < num_channels]
+    if bad or not len(channels) or len(set(channels)) < len(channels):
+        raise UserError(f"a hypothesis names different channels from 0 to {num_channels - 1}, "
+                        f"not {', '.join(map(str, channels)) or 'none'}")
+    for target in targets:
+        if min(len(target.same), len(target.other)) < MIN_SOURCES:
+            raise UserError(f"level {target.level} has {len(target.same)} sources with the same "
+                            f"feature and {len(target.other)} with another; take at least "
+                            f"{MIN_SOURCES} of each")
+        for sources in (target.same, target.other):
+            if tuple(sources.shape[1:]) not in (tuple(target.activations.shape),
+                                                tuple(target.activations.shape[1:])):
+                raise UserError(f"the sources of level {target.level} have the shape "
+                                f"{tuple(sources.shape)}, its activations "
+                                f"{tuple(target.activations.shape)}")

@@ -1,0 +1,181 @@
+"""Tracking scores: which channels of a map say where a thing is.
+
+The thing (cheese, mouse, a wall, …) is put at many squares of many levels. For channel k, with A_q
+its map when the thing is at square q, A_0 without the thing, and c(q) the cell of the map that
+shows q:
+
+- hit rate: share of (level, q) whose largest A_q - A_0 lies within one cell of c(q), rows and
+  columns each. A map that does not change has no largest entry and is no hit.
+- contrast: mean of A_q at c(q) minus its mean at all other cells, in standard deviations of the
+  channel over all levels, squares and cells.
+- specificity: share of the variance of A_q over (level, q) that the offset from c(q) explains: each
+  cell's values less their mean over (level, q), grouped by row and column of the cell minus c(q),
+  sum of squares between groups over the whole sum of squares.
+
+A threshold is the largest score of any channel after the squares of each level were permuted.
+
+Letters in shape comments: L levels, Q squares of a level, C H W the maps of a layer, R permutations
+and before them the true order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import pandas as pd
+
+from common.errors import UserError
+
+SCORES = ("hit_rate", "contrast", "specificity")
+NUM_PERMUTATIONS = 19  # the largest of them is passed by chance with probability 1 / 20
+NEAR = 1  # cells
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracking:
+    """Tracking scores of the channels of a layer.
+
+    Attributes:
+        scores: columns ``SCORES``, a row a channel; 0 for a channel that never varies.
+        thresholds: the largest score by chance, by name.
+        num_levels: L.
+        num_squares: over all levels.
+    """
+
+    scores: pd.DataFrame
+    thresholds: dict[str, float]
+    num_levels: int
+    num_squares: int
+
+    def table(self) -> pd.DataFrame:
+        """The scores, with ``channel``, a column ``<score>_threshold`` each, and ``tracks``:
+        whether all three are above their thresholds."""
+        table = self.scores.rename_axis("channel").reset_index()
+        for name, threshold in self.thresholds.items():
+            table[f"{name}_threshold"] = threshold
+        table["tracks"] = np.all([table[name] > self.thresholds[name] for name in SCORES], axis=0)
+        return table
+
+
+def track(levels: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], seed: int,
+          num_permutations: int = NUM_PERMUTATIONS) -> Tracking:
+    """Score all channels of a layer.
+
+    Args:
+        levels: of each level the activations with the thing at each square (Q, C, H, W), those
+            without it (C, H, W), and the cell of each square, row from the top and column, int
+            (Q, 2). Levels are read one after the other and may differ in Q.
+        seed: of the permutations.
+
+    Raises:
+        UserError: if there is no level, a level has fewer than 2 squares, shapes do not fit, a
+            cell is outside the map, or an activation is not finite.
+    """
+    rng, sums, num_levels = np.random.default_rng(seed), None, 0
+    for activations, without, cells in levels:
+        activations, without, cells = map(np.asarray, (activations, without, cells))
+        _check(activations, without, cells, sums.shape if sums else activations.shape[1:])
+        sums = sums or _Sums(activations.shape[1:], num_permutations)
+        orders = [np.arange(len(cells)), *(rng.permutation(len(cells))
+                                           for _ in range(num_permutations))]
+        sums.add(activations.astype(np.float64), without, cells[np.stack(orders)])
+        num_levels += 1
+    if sums is None:
+        raise UserError("tracking scores need at least one level")
+    scores = sums.scores()  # (3, R, C)
+    return Tracking(pd.DataFrame(dict(zip(SCORES, scores[:, 0]))),
+                    dict(zip(SCORES, scores[:, 1:].max(axis=(1, 2)).tolist())),
+                    num_levels, sums.count)
+
+
+class _Sums:
+    """Sums over squares of which the scores are made, for the true order and permutations."""
+
+    def __init__(self, shape: tuple[int, int, int], num_permutations: int):
+        channels, height, width = self.shape = shape
+        orders = 1 + num_permutations
+        self.count = 0  # of squares
+        self._total = np.zeros(shape)
+        self._squares = np.zeros(channels)
+        self._hits, self._at_cell = np.zeros((2, orders, channels))
+        self._cells = np.zeros((orders, height, width), int)  # how often the thing is there
+        # Sums of A_q by offset; offset (0, 0) is entry (H - 1, W - 1).
+        self._by_offset = np.zeros((orders, channels, 2 * height - 1, 2 * width - 1))
+
+    def add(self, activations: np.ndarray, without: np.ndarray, cells: np.ndarray) -> None:
+        """Add a level: activations (Q, C, H, W), those without the thing (C, H, W), and cells
+        (R, Q, 2)."""
+        _, height, width = self.shape
+        self.count += len(activations)
+        self._total += activations.sum(axis=0)
+        self._squares += np.einsum("qchw,qchw->c", activations, activations)
+        change = (activations - without).reshape(*activations.shape[:2], -1)  # (Q, C, H W)
+        largest = np.stack(np.unravel_index(change.argmax(axis=2), (height, width)), -1)
+        changes = np.ptp(change, axis=2) > 0  # (Q, C)
+        squares = np.arange(len(activations))
+        for order, of_square in enumerate(cells):
+            rows, columns = of_square.T
+            near = (np.abs(largest - of_square[:, None]) <= NEAR).all(axis=2)  # (Q, C)
+            self._hits[order] += (near & changes).sum(axis=0)
+            self._at_cell[order] += activations[squares, :, rows, columns].sum(axis=0)
+            np.add.at(self._cells[order], (rows, columns), 1)
+            for each, (row, column) in zip(activations, of_square):
+                _shifted(self._by_offset[order], row, column, self.shape)[...] += each
+
+    def scores(self) -> np.ndarray:
+        """(3, R, C), in the order of ``SCORES``."""
+        cells = self.shape[1] * self.shape[2]
+        mean = self._total / self.count  # (C, H, W)
+        whole = self._total.sum(axis=(1, 2))
+        elsewhere = (whole - self._at_cell) / (self.count * (cells - 1))
+        entries = self.count * cells
+        variance = self._squares / entries - (whole / entries) ** 2
+        contrast = _ratio(self._at_cell / self.count - elsewhere,
+                          np.sqrt(np.maximum(variance, 0)))
+        centred = self._squares - self.count * np.square(mean).sum(axis=(1, 2))
+        between = np.stack([self._between(order, mean) for order in range(len(self._cells))])
+        # Of a channel that varies with nothing but the cell, rounding leaves a little of both.
+        varies = centred > 1e-9 * self._squares
+        return np.stack([self._hits / self.count, contrast,
+                         _ratio(between, np.where(varies, centred, 0))])
+
+    def _between(self, order: int, mean: np.ndarray) -> np.ndarray:
+        """Sum of squares between offsets, of activations less their mean at the cell (C,)."""
+        sums = self._by_offset[order].copy()  # (C, 2 H - 1, 2 W - 1)
+        counts = np.zeros(sums.shape[1:])
+        for row, column in np.argwhere(self._cells[order]):
+            times = self._cells[order][row, column]
+            _shifted(sums, row, column, self.shape)[...] -= times * mean
+            _shifted(counts, row, column, self.shape)[...] += times
+        return np.square(sums).reshape(len(sums), -1) @ _ratio(1.0, counts).ravel()
+
+
+def _shifted(by_offset: np.ndarray, row: int, column: int, shape: tuple[int, ...]) -> np.ndarray:
+    """The part (…, H, W) of an array by offset that a map's cells have, seen from one cell."""
+    _, height, width = shape
+    return by_offset[..., height - 1 - row:2 * height - 1 - row,
+                     width - 1 - column:2 * width - 1 - column]
+
+
+def _ratio(a: np.ndarray | float, b: np.ndarray) -> np.ndarray:
+    """a / b, 0 where b is."""
+    a, b = np.broadcast_arrays(a, b)
+    return np.divide(a, b, out=np.zeros(a.shape), where=b > 0)
+
+
+def _check(activations: np.ndarray, without: np.ndarray, cells: np.ndarray,
+           shape: tuple[int, ...]) -> None:
+    if activations.ndim != 4 or activations.shape[1:] != shape or without.shape != shape:
+        raise UserError("tracking scores need maps of one layer (squares, channels, rows, "
+                        f"columns), not {activations.shape} and {without.shape} without the thing")
+    if cells.shape != (len(activations), 2) or len(cells) < 2:
+        raise UserError("tracking scores need a cell for each of at least 2 squares of a level, "
+                        f"not cells of shape {cells.shape} for {len(activations)} squares")
+    if not ((cells >= 0) & (cells < shape[1:])).all():
+        outside = cells[~((cells >= 0) & (cells < shape[1:])).all(axis=1)][0]
+        raise UserError(f"the map has no cell {outside[0]}.{outside[1]}: its rows go from 0 to "
+                        f"{shape[1] - 1}, its columns to {shape[2] - 1}")
+    if not (np.isfinite(activations).all() and np.isfinite(without).all()):
+        raise UserError("the activations hold NaN or infinity")

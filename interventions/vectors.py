@@ -1,0 +1,375 @@
+"""Steering vectors: directions at a layer of the policy, and the file ``<name>.npz`` of them.
+
+A vector is added to a layer's output with a coefficient. It is the difference that pictures make
+there:
+
+- of pairs of pictures that differ in the thing of interest, one pair a level, or one a square of
+  it (Turner et al. 2023, "Activation Addition"; Mini et al. 2023);
+- of the means of two classes of states, such as those before one action and before the others;
+- or the weights of a linear probe.
+
+At the very picture that a vector of one pair comes from, the coefficient -1 gives the output of the
+other picture, at every layer through which all information passes.
+
+Letters in shape comments: N levels, P pairs of pictures, B pictures, C channels, H W cells of a
+layer's map, D units of the hidden state. A layer's shape is (C, H, W) or (units,).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import ndimage
+
+from common.agent_file import weights_sha256
+from common.errors import UserError, nearest
+from common.files import atomic_path, read_arrays, versions
+from common.networks import Policy
+from interventions.layers import find_layer
+from interventions.reference import activations_of
+
+PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
+AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales
+SCALES = (AS_COMPUTED, UNIT, RMS)
+PICTURES_A_PASS = 64  # all layers of one are 2 MB, 10 MB in the wide network
+_WHAT = "steering vector"
+_TEXT = {"kind": str, "scale": str, "agent": str, "about": str, "levels": list, "modes": list,
+         "versions": dict}
+
+
+@dataclasses.dataclass(frozen=True)
+class SteeringVector:
+    """A direction at one layer of one agent.
+
+    Attributes:
+        layer: whose output it is added to.
+        vector: float32, of the layer's shape.
+        pairs: seeds of the levels with and without the thing of interest, int64 (N, 2); none for
+            vectors that are not of pairs.
+        norms: Euclidean norm of the difference of each pair, as computed, float32 (N,).
+        kind: PAIRS, CLASS_MEANS or PROBE.
+        agent: ``weights_sha256`` of the agent.
+        about: the thing of interest.
+        levels: seeds of all levels that were looked at.
+        modes: their distribution modes.
+        scale: one of SCALES, see ``scaled``.
+        alignment: cell (i, j) that each pair's map was moved to before they were averaged, see
+            ``at``; None for maps that were not moved.
+        versions: of the packages that made it.
+
+    Raises:
+        UserError: if the arrays do not fit each other, or hold NaN or infinity.
+    """
+
+    layer: str
+    vector: np.ndarray
+    pairs: np.ndarray
+    norms: np.ndarray
+    kind: str
+    agent: str
+    about: str
+    levels: tuple[int, ...]
+    modes: tuple[str, ...]
+    scale: str = AS_COMPUTED
+    alignment: tuple[int, int] | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=versions)
+
+    def __post_init__(self):
+        for name, dtype, dimensions in (("vector", np.float32, (1, 3)), ("pairs", np.int64, (2,)),
+                                        ("norms", np.float32, (1,))):
+            array = getattr(self, name)
+            if array.dtype != dtype or array.ndim not in dimensions:
+                raise UserError(f"its {name} is of {array.dtype} in the shape {array.shape}")
+            if not np.isfinite(array).all():
+                raise UserError(f"its {name} holds NaN or infinity")
+        if self.pairs.shape != (len(self.norms), 2):
+            raise UserError(f"it has {len(self.norms)} norms for pairs in the shape "
+                            f"{self.pairs.shape}")
+        if self.kind not in (PAIRS, CLASS_MEANS, PROBE) or self.scale not in SCALES:
+            raise UserError(f"it is of the kind '{self.kind}' and the scale '{self.scale}', of "
+                            "which at least one is unknown")
+        if self.alignment is not None and not (
+                self.vector.ndim == 3 and len(self.alignment) == 2
+                and all(0 <= a < size for a, size in zip(self.alignment, self.vector.shape[1:]))):
+            raise UserError(f"it is aligned to the cell {self.alignment}, which is none of its map "
+                            f"in the shape {self.vector.shape}")
+
+    def scaled(self, scale: str, rms: float | None = None) -> SteeringVector:
+        """The same direction in another size.
+
+        Args:
+            scale: UNIT: its Euclidean norm is 1. RMS: the root mean square of its entries is that
+                of the layer's outputs, so that a coefficient counts outputs of usual size.
+            rms: root mean square of the layer's outputs, for RMS.
+
+        Raises:
+            UserError: if the vector is 0, which has no direction.
+        """
+        norm = float(np.linalg.norm(self.vector.astype(np.float64)))
+        if scale == AS_COMPUTED:
+            return self
+        if not norm:
+            raise UserError(f"the vector at {self.layer} is 0, so it has no direction that could "
+                            f"be scaled to {scale}; the pictures it was made of do not differ "
+                            "there")
+        size = 1.0 if scale == UNIT else rms * np.sqrt(self.vector.size)
+        return dataclasses.replace(self, vector=np.float32(self.vector * (size / norm)),
+                                   scale=scale)
+
+    def at(self, cell: tuple[int, int]) -> np.ndarray:
+        """The vector of an aligned average, moved to a target's cell (C, H, W); 0 comes in at the
+        edges.
+
+        Raises:
+            UserError: if the vector is not aligned.
+        """
+        if self.alignment is None:
+            raise UserError(f"the vector at {self.layer} is not aligned to a cell, so it cannot be "
+                            "moved to one; make it with the cells of its targets")
+        return _moved(self.vector, np.subtract(cell, self.alignment), 0)
+
+    def check_for(self, agent: str, layer: str, shape: Sequence[int]) -> None:
+        """See that the vector fits where it is to be added.
+
+        Args:
+            agent: ``weights_sha256`` of the agent.
+            layer, shape: that a patch changes.
+
+        Raises:
+            UserError: if it is another agent's, or of another layer or shape, naming both.
+        """
+        for what, own, wanted in (("the agent with the checksum", self.agent, agent),
+                                  ("the layer", self.layer, layer),
+                                  ("a layer of the shape", self.vector.shape, tuple(shape))):
+            if own != wanted:
+                raise UserError(f"a vector of {what} {own} cannot be added to {what} {wanted}; "
+                                "make one for it")
+
+
+def save_vectors(path: Path, vectors: Sequence[SteeringVector]) -> None:
+    """Write vectors of one or several layers to a file ``<name>.npz``.
+
+    Its arrays are ``vector``, ``pairs`` and ``norms``, for several layers with ``@<layer>`` behind
+    ``vector`` and ``norms``, and a JSON ``text`` with all the rest, in which ``layer`` is "all" for
+    several.
+    """
+    first, several = vectors[0], len(vectors) > 1
+    arrays = {"pairs": first.pairs}
+    for each in vectors:
+        behind = f"@{each.layer}" if several else ""
+        arrays |= {f"vector{behind}": each.vector, f"norms{behind}": each.norms}
+    text = {name: getattr(first, name) for name in _TEXT}
+    text["layer"] = "all" if several else first.layer
+    text["alignment"] = ({each.layer: each.alignment for each in vectors} if several
+                         else first.alignment)
+    with atomic_path(Path(path)) as temporary, open(temporary, "wb") as file:
+        np.savez(file, text=np.array(json.dumps(text)), **arrays)
+
+
+def read_vectors(path: Path) -> dict[str, SteeringVector]:
+    """The vectors of a file by their layers.
+
+    Raises:
+        UserError: if the file is missing or damaged, or holds NaN.
+    """
+    arrays = read_arrays(path, _WHAT)
+    try:
+        text = json.loads(str(arrays["text"]))
+        for name, kind in _TEXT.items():
+            if not isinstance(text[name], kind):
+                raise UserError(f"its {name} is {text[name]!r}")
+        fields = {name: tuple(text[name]) if kind is list else text[name]
+                  for name, kind in _TEXT.items()}
+        layer, alignment = text["layer"], text["alignment"]
+        if layer != "all":
+            arrays |= {f"{name}@{layer}": arrays[name] for name in ("vector", "norms")}
+            alignment = {layer: alignment}
+        found = {}
+        for name in alignment:
+            cell = alignment[name]
+            found[name] = SteeringVector(
+                name, arrays[f"vector@{name}"], arrays["pairs"], arrays[f"norms@{name}"],
+                alignment=None if cell is None else tuple(map(int, cell)), **fields)
+        if not found:
+            raise UserError("it is of no layer")
+        return found
+    except UserError as error:
+        raise UserError(f"the {_WHAT} {path} is damaged: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"the {_WHAT} {path} is damaged ({type(error).__name__}: "
+                        f"{str(error)[:100]}); make it again") from None
+
+
+def read_vector(path: Path, layer: str) -> SteeringVector:
+    """The vector of one layer in a file.
+
+    Raises:
+        UserError: see ``read_vectors``; or if the file has none for this layer.
+    """
+    found = read_vectors(path)
+    if layer not in found:
+        raise UserError(f"the {_WHAT} {path} is of {', '.join(found)}, not of the layer {layer}"
+                        f"{nearest(layer, found) if len(found) > 1 else ''}")
+    return found[layer]
+
+
+def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
+                     lacking: np.ndarray, pairs: np.ndarray, about: str,
+                     modes: Sequence[str] = (),
+                     cells: Mapping[str, np.ndarray] | None = None) -> dict[str, SteeringVector]:
+    """Mean differences of pairs of pictures, at several layers at once.
+
+    Rows with the same pair of seeds are pictures of the same levels, with the player on several
+    squares. They are averaged first, so that every pair of levels has the same weight. An agent
+    with a memory is in its initial state.
+
+    Args:
+        layers: their names; the vectors have those of the innermost modules.
+        shown, lacking: pictures with and without the thing of interest, uint8 (P, 64, 64, 3).
+        pairs: seeds of the levels of each (P, 2).
+        about: the thing of interest.
+        modes: distribution modes of the levels.
+        cells: for each layer with a map, the cell (i, j) of the thing in each pair (P, 2): maps
+            are moved so that they coincide, at the middle. A cell of the average is that of the
+            maps that reach there. Other layers are averaged as they are. None for no alignment.
+
+    Raises:
+        UserError: if there are no pictures, or not as many of both.
+    """
+    pairs = np.asarray(pairs, dtype=np.int64).reshape(-1, 2)
+    if not len(pairs) or not len(shown) == len(lacking) == len(pairs):
+        raise UserError(f"a steering vector takes pairs of pictures, but there are {len(shown)} "
+                        f"with and {len(lacking)} without what it is about, of {len(pairs)} pairs "
+                        "of levels")
+    layers = _innermost(policy, layers)
+    cells = {find_layer(policy, name).name: places for name, places in (cells or {}).items()}
+    levels, group = np.unique(pairs, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    sums = {layer: 0.0 for layer in layers}
+    counts, norms = dict(sums), {layer: np.zeros(len(levels), np.float32) for layer in layers}
+    for number in range(len(levels)):
+        rows = np.flatnonzero(group == number)
+        differences = {layer: 0.0 for layer in layers}
+        reached = dict(differences)
+        for part in np.array_split(rows, -(-2 * len(rows) // PICTURES_A_PASS)):
+            [(_, outputs)] = outputs_at(policy, layers,
+                                        np.concatenate([shown[part], lacking[part]]))
+            for layer in layers:
+                a, b = outputs[layer].astype(np.float64).reshape(2, len(part),
+                                                                 *outputs[layer].shape[1:])
+                difference = a - b
+                if layer in cells:
+                    middle = _middle(difference.shape[1:])
+                    difference = np.stack([
+                        _moved(each, np.subtract(middle, cell), np.nan)
+                        for each, cell in zip(difference, np.asarray(cells[layer])[part])])
+                differences[layer] += np.nansum(difference, axis=0)
+                reached[layer] += np.isfinite(difference).sum(axis=0)
+        for layer in layers:
+            seen = reached[layer] > 0
+            mean = differences[layer] / np.maximum(reached[layer], 1)
+            norms[layer][number] = np.linalg.norm(mean)
+            sums[layer] += mean
+            counts[layer] += seen
+    return {layer: SteeringVector(
+        layer, np.float32(sums[layer] / np.maximum(counts[layer], 1)), levels, norms[layer], PAIRS,
+        weights_sha256(policy), about, tuple(np.unique(levels).tolist()), tuple(modes),
+        alignment=_middle(sums[layer].shape) if layer in cells else None) for layer in layers}
+
+
+def vectors_of_classes(policy: Policy, layers: Sequence[str],
+                       frames: np.ndarray, entering: np.ndarray, is_in: np.ndarray,
+                       levels: np.ndarray, about: str,
+                       modes: Sequence[str] = ()) -> dict[str, SteeringVector]:
+    """Mean output over one class of states minus that over the others, at several layers.
+
+    Args:
+        layers: their names; the vectors have those of the innermost modules.
+        frames: uint8 (B, 64, 64, 3).
+        entering: hidden states that enter the agent with them, float32 (B, D).
+        is_in: whether each is in the class, bool (B,).
+        levels: seeds of their levels (B,).
+        about: what the class is.
+        modes: distribution modes of the levels.
+
+    Raises:
+        UserError: if all states are in the class, or none.
+    """
+    layers, is_in = _innermost(policy, layers), np.asarray(is_in, dtype=bool)
+    check_classes(is_in, about)
+    sums = {layer: [0.0, 0.0] for layer in layers}
+    for rows, outputs in outputs_at(policy, layers, frames, entering):
+        for layer in layers:
+            for which in (False, True):
+                chosen = outputs[layer][is_in[rows] == which]
+                sums[layer][which] += chosen.sum(axis=0, dtype=np.float64)
+    num_in = is_in.sum()
+    return {layer: SteeringVector(
+        layer, np.float32(inside / num_in - outside / (len(is_in) - num_in)),
+        np.zeros((0, 2), np.int64), np.zeros(0, np.float32), CLASS_MEANS, weights_sha256(policy),
+        about, tuple(np.unique(levels).tolist()), tuple(modes))
+        for layer, (outside, inside) in sums.items()}
+
+
+def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.ndarray,
+                    about: str, modes: Sequence[str] = ()) -> SteeringVector:
+    """The weights of a linear probe of a layer's outputs as a steering vector.
+
+    Args:
+        weights: for each entry of the output, in the output's own units.
+        levels: seeds of the levels that the probe was trained on.
+        about: what the probe tells.
+    """
+    [layer] = _innermost(policy, [layer])
+    return SteeringVector(layer, np.float32(weights), np.zeros((0, 2), np.int64),
+                          np.zeros(0, np.float32), PROBE, weights_sha256(policy), about,
+                          tuple(np.unique(levels).tolist()), tuple(modes))
+
+
+def check_classes(is_in: np.ndarray, about: str) -> None:
+    """See that there are states of both classes.
+
+    Raises:
+        UserError: if there are not.
+    """
+    if is_in.all() or not is_in.any():
+        raise UserError(f"{'all' if is_in.any() else 'none'} of the {len(is_in)} states are in the "
+                        f"class '{about}', so there is no difference to the others; take another "
+                        "class or more states")
+
+
+def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
+               entering: np.ndarray | None = None
+               ) -> Iterator[tuple[slice, dict[str, np.ndarray]]]:
+    """Outputs of layers on pictures, a few pictures at a time.
+
+    Args:
+        frames: uint8 (B, 64, 64, 3).
+        entering: hidden states that enter the agent (B, D); the initial one if not given.
+
+    Yields:
+        Which pictures, and the outputs of each layer on them, float32 (pictures, *shape).
+    """
+    for begin in range(0, len(frames), PICTURES_A_PASS):
+        rows = slice(begin, begin + PICTURES_A_PASS)
+        found = activations_of(policy, frames[rows], layers,
+                               None if entering is None else entering[rows])
+        yield rows, {layer: values.cpu().numpy() for layer, values in found.items()}
+
+
+def _innermost(policy: Policy, layers: Sequence[str]) -> list[str]:
+    """Each output by the name of its innermost module, once."""
+    return list(dict.fromkeys(find_layer(policy, name).name for name in layers))
+
+
+def _middle(shape: Sequence[int]) -> tuple[int, int]:
+    return shape[-2] // 2, shape[-1] // 2
+
+
+def _moved(maps: np.ndarray, offset: np.ndarray, fill: float) -> np.ndarray:
+    """Maps (C, H, W) moved by whole cells (down, right)."""
+    return ndimage.shift(maps, (0, *offset), order=0, mode="constant", cval=fill, prefilter=False)

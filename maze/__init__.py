@@ -1,0 +1,1 @@
+"""Procgen's mazes: levels read, edited and drawn, and how agents behave in them."""

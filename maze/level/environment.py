@@ -1,0 +1,37 @@
+"""Levels as Procgen makes and draws them.
+
+Letters in shape comments: N states; H W C height, width and channels of a frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.env import EnvConfig, ProcgenVectorEnv, StateView
+from maze.level.state import GAME, MazeState
+
+
+def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool = False
+                ) -> MazeState:
+    """The state of a level at its start, as Procgen generates it.
+
+    Raises:
+        UserError: if mazes have no such mode, or there is no such seed.
+    """
+    config = EnvConfig(GAME, distribution_mode, level_seed, 1, use_backgrounds)
+    with contextlib.closing(ProcgenVectorEnv(config, 1, level_seed, num_threads=0)) as env:
+        return MazeState.parse(env.get_state()[0])
+
+
+def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
+    """What an agent sees in states, without a step being taken: frames uint8 (N, 64, 64, 3).
+
+    Args:
+        person_view: whether to draw the view for people instead, uint8 (N, 512, 512, 3).
+    """
+    config = EnvConfig(GAME, "easy")  # a state brings its own options with it
+    with contextlib.closing(StateView(config, person_view)) as view:
+        return np.stack([view.draw(state.to_bytes()) for state in states])

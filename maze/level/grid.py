@@ -1,0 +1,346 @@
+"""Squares of a maze: cells, paths, kinds of level and the decision square.
+
+Needs no Procgen. Letters in shape comments: W cells along a side of the world, d along a side of
+the maze, which lies in the middle of the world. Row 0 is the bottom of the picture, column 0 its
+left. Inner coordinates count from the maze's first row and column, m = (W - d) / 2 of the world's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from common.errors import UserError
+
+WALL, FREE, CHEESE = 51, 100, 2
+FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY = "fork", "cheese on the way", "corner on the way"
+KINDS = (FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY)
+_LETTERS = {"#": WALL, ".": FREE, "C": CHEESE, "M": FREE}
+_ORDER = ((0, -1), (-1, 0), (1, 0), (0, 1))  # left, down, up, right
+
+
+class Square(NamedTuple):
+    """A square in world coordinates; row 0 is the bottom of the picture."""
+
+    row: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"row {self.row}, column {self.column}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+    """The cells of a level, and where in them the mouse is.
+
+    Attributes:
+        cells: int32 (W, W), read-only: WALL, FREE or CHEESE; the mouse is no cell.
+        maze_dim: d.
+        mouse: its square, a free one without cheese.
+        facing: 0 as the mouse looks at a level's start, 1 mirrored, as after an action to the
+            right.
+
+    Raises:
+        UserError: if a cell is something else, the sizes do not fit, or the mouse is on no free
+            square; row and column are named.
+    """
+
+    cells: np.ndarray
+    maze_dim: int
+    mouse: Square
+    facing: int = 0
+
+    def __post_init__(self):
+        cells = np.array(self.cells, np.int32)  # a copy of its own
+        if cells.ndim != 2 or cells.shape[0] != cells.shape[1]:
+            raise UserError(f"a maze must be square, not of the shape {cells.shape}")
+        cells.flags.writeable = False
+        object.__setattr__(self, "cells", cells)
+        object.__setattr__(self, "mouse", Square(*map(int, self.mouse)))
+        known = (cells == WALL) | (cells == FREE) | (cells == CHEESE)
+        if not known.all():
+            wrong = Square(*np.argwhere(~known)[0].tolist())
+            raise UserError(f"the cell at {wrong} is {cells[wrong]}; a maze has {WALL} for a wall, "
+                            f"{FREE} for a free square and {CHEESE} for cheese")
+        if not (3 <= self.maze_dim <= len(cells) and self.maze_dim % 2 and len(cells) % 2):
+            raise UserError(f"maze_dim is {self.maze_dim}; it must be odd, and between 3 and the "
+                            f"{len(cells)} cells of the world, which are odd, too")
+        if self.facing not in (0, 1):
+            raise UserError(f"the facing of the mouse must be 0 or 1, not {self.facing}")
+        self.check_inside(self.mouse, "the mouse")
+        if cells[self.mouse] != FREE:
+            on = "a wall" if cells[self.mouse] == WALL else "the cheese"
+            raise UserError(f"the mouse cannot be on {on} at {self.mouse}"
+                            f"{self._nearest_free(self.mouse)}")
+
+    @property
+    def world_dim(self) -> int:
+        """W."""
+        return len(self.cells)
+
+    @property
+    def margin(self) -> int:
+        """m, from maze_dim alone: edits outside the maze do not shift inner coordinates."""
+        return (self.world_dim - self.maze_dim) // 2
+
+    def inner(self, square: Square) -> tuple[int, int]:
+        """Inner row and column of a square."""
+        return square[0] - self.margin, square[1] - self.margin
+
+    def world(self, row: int, column: int) -> Square:
+        """The square at inner coordinates."""
+        return Square(int(row) + self.margin, int(column) + self.margin)
+
+    @property
+    def start(self) -> Square:
+        """Where the mouse starts in a generated level: inner (0, 0)."""
+        return self.world(0, 0)
+
+    @property
+    def corner(self) -> Square:
+        """T, the top right square of the maze: inner (d - 1, d - 1)."""
+        return self.world(self.maze_dim - 1, self.maze_dim - 1)
+
+    @functools.cached_property
+    def is_free(self) -> np.ndarray:
+        """Where a mouse can be: bool (W, W), free squares and cheese."""
+        return self.cells != WALL
+
+    @functools.cached_property
+    def cheeses(self) -> tuple[Square, ...]:
+        """All squares with cheese, by row, then column."""
+        return tuple(Square(*place) for place in np.argwhere(self.cells == CHEESE).tolist())
+
+    @property
+    def cheese(self) -> Square:
+        """The square of the only cheese.
+
+        Raises:
+            UserError: if there is none, or several.
+        """
+        if len(self.cheeses) != 1:
+            raise UserError(f"the maze has {len(self.cheeses) or 'no'} cheese"
+                            f"{'s' * (len(self.cheeses) > 1)}, not one")
+        return self.cheeses[0]
+
+    def squares(self, without_cheese: bool = False) -> list[Square]:
+        """Free squares by row, then column.
+
+        Args:
+            without_cheese: whether to leave out those with cheese.
+        """
+        chosen = self.cells == FREE if without_cheese else self.is_free
+        return [Square(*place) for place in np.argwhere(chosen).tolist()]
+
+    def region(self, size: int) -> np.ndarray:
+        """The top right region of the maze: bool (W, W), its last ``size`` rows and columns, the
+        whole maze if it has no more.
+
+        Raises:
+            UserError: if the size is below 1 or beyond the world.
+        """
+        if not 1 <= size <= self.world_dim:
+            raise UserError(f"a region must have between 1 and {self.world_dim} rows, not {size}")
+        inside = np.zeros(self.cells.shape, bool)
+        begin, end = self.margin + max(self.maze_dim - size, 0), self.margin + self.maze_dim
+        inside[begin:end, begin:end] = True
+        return inside
+
+    def check_inside(self, square: Square, what: str) -> None:
+        """Refuse a square outside the world.
+
+        Raises:
+            UserError: naming ``what`` should be there.
+        """
+        if not all(0 <= place < self.world_dim for place in square):
+            raise UserError(f"{what} cannot be at {Square(*square)}: rows and columns of the world "
+                            f"are 0 to {self.world_dim - 1}{self._nearest_free(square)}")
+
+    def check_free(self, square: Square, what: str) -> None:
+        """Refuse a square outside the world, or a wall.
+
+        Raises:
+            UserError: naming ``what`` should be there, and the nearest free square.
+        """
+        self.check_inside(square, what)
+        if not self.is_free[square]:
+            raise UserError(f"{what} cannot be at {Square(*square)}, which is a wall"
+                            f"{self._nearest_free(square)}")
+
+    def _nearest_free(self, square: Square) -> str:
+        """A hint: the nearest free square without cheese and mouse."""
+        others = [other for other in self.squares(without_cheese=True) if other != self.mouse]
+        if not others:
+            return ""
+        near = min(others, key=lambda other: (other[0] - square[0])**2 + (other[1] - square[1])**2)
+        return f"; the nearest free square is {near}"
+
+    def distances(self, origin: Square) -> np.ndarray:
+        """Steps from a square to every other over free squares: int32 (W, W), -1 where no way
+        leads.
+
+        Raises:
+            UserError: if the origin is no free square.
+        """
+        self.check_free(origin, "a way")
+        far = np.pad(np.where(self.is_free, -1, -2), 1, constant_values=-2)
+        stride = len(far)
+        begin = (origin[0] + 1) * stride + origin[1] + 1
+        steps = far.ravel().tolist()
+        steps[begin] = 0
+        reached = [begin]
+        for at in reached:  # grows while it is walked through: breadth first
+            for beside in (at - 1, at - stride, at + stride, at + 1):
+                if steps[beside] == -1:
+                    steps[beside] = steps[at] + 1
+                    reached.append(beside)
+        found = np.array(steps, np.int32).reshape(far.shape)[1:-1, 1:-1]
+        return np.maximum(found, -1)
+
+    def path(self, origin: Square, target: Square) -> list[Square]:
+        """The shortest path over free squares, both ends included.
+
+        Where the free squares are no tree (:attr:`is_tree`) there may be several; then it is the
+        first of them in the order left, down, up, right.
+
+        Raises:
+            UserError: if no way leads there.
+        """
+        self.check_free(origin, "a way")
+        steps = self.distances(target)
+        if steps[origin] < 0:
+            raise UserError(f"no way leads from {Square(*origin)} to {Square(*target)}")
+        path = [Square(*origin)]
+        while steps[path[-1]]:
+            path.append(next(square for square in self.neighbours(path[-1])
+                             if steps[square] == steps[path[-1]] - 1))
+        return path
+
+    def neighbours(self, square: Square) -> list[Square]:
+        """Free squares beside a square, in the order left, down, up, right."""
+        beside = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
+        return [place for place in beside if min(place) >= 0 and max(place) < self.world_dim
+                and self.is_free[place]]
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether there is exactly one path between any two free squares."""
+        free = self.is_free
+        edges = (free[1:] & free[:-1]).sum() + (free[:, 1:] & free[:, :-1]).sum()
+        return edges == free.sum() - 1 and bool(
+            (self.distances(self.mouse) >= 0).sum() == free.sum())
+
+    @functools.cached_property
+    def _ways(self) -> tuple[list[Square], list[Square]]:
+        """Paths from the start to the cheese and to the corner."""
+        return self.path(self.start, self.cheese), self.path(self.start, self.corner)
+
+    def kind(self) -> str:
+        """One of KINDS, from the paths of the start to the cheese and to the corner: FORK if
+        neither contains the other.
+
+        Raises:
+            UserError: if there is not one cheese, or no way to it or to the corner.
+        """
+        to_cheese, to_corner = self._ways
+        if to_cheese[-1] in to_corner:
+            return CHEESE_ON_THE_WAY
+        return CORNER_ON_THE_WAY if to_corner[-1] in to_cheese else FORK
+
+    def decision_square(self) -> Square:
+        """The last common square of the paths from the start to the cheese and to the corner.
+
+        Raises:
+            UserError: if the level is no fork, or as :meth:`kind`.
+        """
+        return self._ways[0][self._num_common() - 1]
+
+    def first_steps(self) -> tuple[Square, Square]:
+        """The squares behind the decision square: towards the cheese, towards the corner.
+
+        Raises:
+            UserError: as :meth:`decision_square`.
+        """
+        to_cheese, to_corner = self._ways
+        num_common = self._num_common()
+        return to_cheese[num_common], to_corner[num_common]
+
+    def _num_common(self) -> int:
+        """Number of squares that both ways begin with, of a fork."""
+        if self.kind() != FORK:
+            raise UserError(f"the maze has no decision square: its {self.kind()}")
+        return next(number for number, (one, other) in enumerate(zip(*self._ways)) if one != other)
+
+    def departures_from_training(self, region: int | None = None) -> list[str]:
+        """Sentences on what an agent saw in no generated level; none if all is as in training.
+
+        Args:
+            region: rows and columns of the top right region in which the agent's cheese was, if it
+                was confined.
+
+        Raises:
+            UserError: if there can be no such region.
+        """
+        inside = self.region(self.world_dim)
+        row, column = np.indices(self.cells.shape) - self.margin
+        even, odd = ((row % 2 == rest) & (column % 2 == rest) & inside for rest in (0, 1))
+        allowed = inside if region is None else self.region(region)
+        holds = {
+            f"there are {len(self.cheeses)} cheeses, not one": len(self.cheeses) == 1,
+            "a square with even inner row and column is a wall": self.is_free[even].all(),
+            "a square with odd inner row and column is no wall": not self.is_free[odd].any(),
+            "there are free squares outside the maze": not self.is_free[~inside].any(),
+            "the free squares are no tree; of several shortest paths the first is taken in the "
+            "order left, down, up, right": self.is_tree,
+            "the mouse is not at inner (0, 0)": self.mouse == self.start,
+            "cheese lies at inner (0, 0)": self.start not in self.cheeses,
+            "cheese lies outside the agent's region": all(
+                allowed[square] for square in self.cheeses)}
+        return [sentence for sentence, true in holds.items() if not true]
+
+    def to_rows(self) -> list[str]:
+        """The world from top to bottom, a text a row: ``#`` wall, ``.`` free, ``C`` cheese, ``M``
+        mouse."""
+        letters = {cell: letter for letter, cell in _LETTERS.items() if letter != "M"}
+        rows = [[letters[cell] for cell in row] for row in self.cells.tolist()]
+        rows[self.mouse.row][self.mouse.column] = "M"
+        return ["".join(row) for row in reversed(rows)]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[str], maze_dim: int | None = None, facing: int = 0) -> Grid:
+        """Read what :meth:`to_rows` writes.
+
+        Args:
+            maze_dim: d; W if not given.
+
+        Raises:
+            UserError: if the rows are no square of these letters with one mouse; row and column
+                are named, the row as counted from the bottom.
+        """
+        size = len(rows)
+        if size < 3 or size % 2 == 0:
+            raise UserError(f"a maze has an odd number of rows, 3 or more, not {size}")
+        mice, cells = [], np.zeros((size, size), np.int32)
+        for number, text in enumerate(rows):
+            row = size - 1 - number
+            if len(text) != size:
+                raise UserError(f"row {row} of the maze (line {number + 1}) has {len(text)} "
+                                f"squares, but the maze has {size} rows")
+            for column, letter in enumerate(text):
+                place = f"row {row}, column {column} (line {number + 1})"
+                if letter == "m":
+                    raise UserError(f"the mouse cannot be on the cheese at {place}")
+                if letter not in _LETTERS:
+                    raise UserError(f"{letter!r} at {place} is no square of a maze; use # for a "
+                                    "wall, . for a free square, C for cheese and M for the mouse")
+                if letter == "M":
+                    mice.append(Square(row, column))
+                cells[row, column] = _LETTERS[letter]
+        if len(mice) != 1:
+            raise UserError(f"the maze has mice M at {mice[0]} and at {mice[1]}" if mice else
+                            "the maze has no mouse M")
+        return cls(cells, maze_dim or size, mice[0], facing)

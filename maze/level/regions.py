@@ -1,0 +1,100 @@
+"""Cheese confined to a region of the maze, as in Langosco et al. (2022), *Goal misgeneralization*.
+
+The region of size R is the last R rows and columns of the inner maze: a square at its top right.
+In their fork of Procgen the game puts the cheese there. Here stock Procgen makes the level, and the
+cheese is moved before the level is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import numpy as np
+
+from common.cli import whole
+from common.env import EnvConfig
+from common.errors import UserError
+from common.level_state import LevelState
+from maze.level.grid import CHEESE, FREE, WALL
+from maze.level.state import GAME, WORLD_DIMS
+
+_WORLD_DIMS = {**WORLD_DIMS, "exploration": WORLD_DIMS["hard"]}  # by names of configurations
+
+
+@dataclasses.dataclass(frozen=True)
+class CheeseRegion:
+    """Puts the cheese of a new level into its region; a ``LevelEdit``.
+
+    The cheese is uniform over the free squares of the region but the start, inner (0, 0), and is
+    decided by the level's seed and the size alone: whoever plays the level sees the same cheese.
+    All else of the state stays as it is. It reads ``LevelState`` rather than ``MazeState``, because
+    that takes half the time, and training pays it in every episode.
+
+    Attributes:
+        size: R, at least 1, cut to the size of the maze. 1 is the corner; with the size of the
+            world or more the cheese may lie anywhere, as in stock levels.
+    """
+
+    size: int
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise UserError(f"the region of the cheese must be at least 1 wide, not {self.size}")
+
+    def __call__(self, data: bytes) -> bytes:
+        """Move the cheese.
+
+        Args:
+            data: state of a level at its start.
+
+        Raises:
+            UserError: if it is no state of a maze, or the region has no free square.
+        """
+        state = LevelState.parse(data, GAME)
+        maze_dim, world_dim = np.frombuffer(state.tail, "<i4", 2).tolist()
+        start = (world_dim - maze_dim) // 2
+        begin, end = start + maze_dim - min(self.size, maze_dim), start + maze_dim
+        squares = begin + np.argwhere(state.grid[begin:end, begin:end] != WALL)
+        squares = squares[(squares != start).any(axis=1)]  # (n, 2), by row, then column
+        level = int(state.step["current_level_seed"])
+        if not len(squares):
+            raise UserError(f"level {level} has no free square for the cheese in its region of "
+                            f"{self.size} x {self.size}")
+        chosen = np.random.default_rng([level, self.size]).integers(len(squares))
+        cells = state.grid.copy()
+        cells[cells == CHEESE] = FREE
+        cells[tuple(squares[chosen])] = CHEESE
+        return dataclasses.replace(state, grid=cells).to_bytes()
+
+
+def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",
+                           levels: str = "levels") -> None:
+    """A flag that confines the cheese, for :func:`cheese_region`."""
+    parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())), default=0,
+                        metavar="R",
+                        help=f"maze alone: put the cheese of {levels} into the last R rows and "
+                             "columns of the maze; 1: its corner; 0: leave it where it is")
+
+
+def cheese_region(config: EnvConfig, size: int) -> CheeseRegion | None:
+    """The edit of levels that a flag asks for, None for 0.
+
+    Raises:
+        UserError: if the game has no cheese, or its worlds are smaller than the region.
+    """
+    if size == 0:
+        return None
+    if config.env_name != GAME:
+        raise UserError(f"there is no cheese in {config.env_name}: a region for it (--cheese_region"
+                        ") is for maze alone")
+    largest = _WORLD_DIMS[config.distribution_mode]
+    if not 0 <= size <= largest:
+        raise UserError(f"the region of the cheese must lie between 0 and {largest}, the world "
+                        f"of {config.distribution_mode} mazes, not {size}")
+    return CheeseRegion(size)
+
+
+def region_described(edit: CheeseRegion | None) -> dict[str, int]:
+    """An entry that says so in a description of what made a file; none without an edit."""
+    return {"cheese_region": edit.size} if edit else {}

@@ -1,0 +1,345 @@
+"""Tracking scores, resampling and probes, against plain loops and on made-up activations."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import log_loss, roc_auc_score
+
+from common.errors import UserError
+from interventions.probes import (
+    _by_level,
+    _wins,
+    probe,
+    probe_cells,
+    probe_channels,
+    split_levels,
+)
+from interventions.resampling import (
+    OTHER,
+    SAME,
+    Target,
+    channel_changes,
+    draw_sources,
+    resampled,
+    scrub,
+)
+from interventions.tracking import track
+
+# Tracking.
+
+
+def made_up_levels(num_levels=4, size=6, channels=3, seed=0):
+    """Activations of which channel 1 has a bump at the thing's cell; the others are noise, and
+    channel 2 never varies. Levels have different numbers of squares."""
+    rng = np.random.default_rng(seed)
+    for number in range(num_levels):
+        num = 8 + number
+        cells = rng.integers(0, size, (num, 2))
+        without = rng.normal(size=(channels, size, size)).astype(np.float32)
+        activations = without + 0.3 * rng.normal(size=(num, channels, size, size)).astype("f4")
+        activations[np.arange(num), 1, cells[:, 0], cells[:, 1]] += 3
+        activations[:, 2] = without[2] = 0.7
+        yield activations, without, cells
+
+
+def scores_by_loops(levels):
+    """Hit rate, contrast and specificity of each channel, entry by entry."""
+    levels = list(levels)
+    _, num_channels, height, width = levels[0][0].shape
+    table = []
+    for channel in range(num_channels):
+        hits, here, elsewhere, everything = [], [], [], []
+        rows = []
+        for activations, without, cells in levels:
+            for maps, (row, column) in zip(activations, cells):
+                change = maps[channel] - without[channel]
+                best = np.unravel_index(change.argmax(), change.shape)
+                hits.append(change.max() > change.min() and abs(best[0] - row) <= 1
+                            and abs(best[1] - column) <= 1)
+                for i in range(height):
+                    for j in range(width):
+                        number = float(maps[channel, i, j])
+                        (here if (i, j) == (row, column) else elsewhere).append(number)
+                        everything.append(number)
+                        rows.append((i, j, i - row, j - column, number))
+        frame = pd.DataFrame(rows, columns=["i", "j", "di", "dj", "a"])
+        frame["a"] -= frame.groupby(["i", "j"])["a"].transform("mean")
+        between = (frame.groupby(["di", "dj"])["a"].transform("mean") ** 2).sum()
+        total = (frame["a"] ** 2).sum()
+        spread = np.std(everything)
+        table.append((np.mean(hits), (np.mean(here) - np.mean(elsewhere)) / max(spread, 1e-3),
+                      between / total if total > 1e-6 else 0))
+    return np.array(table)
+
+
+def test_tracking_scores_are_those_of_plain_loops():
+    found = track(made_up_levels(), seed=0)
+    np.testing.assert_allclose(found.scores.to_numpy(), scores_by_loops(made_up_levels()),
+                               atol=1e-5)
+    assert (found.num_levels, found.num_squares) == (4, 8 + 9 + 10 + 11)
+
+
+def test_a_tracking_channel_is_above_all_thresholds_and_noise_is_not():
+    table = track(made_up_levels(), seed=0).table()
+    assert table["tracks"].tolist() == [False, True, False]
+    assert table["hit_rate"][1] == 1
+
+
+def test_thresholds_are_the_largest_scores_of_permuted_squares():
+    levels = list(made_up_levels())
+    rng = np.random.default_rng(5)
+    for _, _, cells in levels:
+        cells[:] = cells[rng.permutation(len(cells))]
+    largest = scores_by_loops(levels).max(axis=0)
+    found = track(made_up_levels(), seed=5, num_permutations=1)
+    np.testing.assert_allclose(list(found.thresholds.values()), largest, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong, message", [
+    (lambda a, w, c: (a[0], w, c), "maps of one layer"),
+    (lambda a, w, c: (a, w[:2], c), "without the thing"),
+    (lambda a, w, c: (a[:1], w, c[:1]), "at least 2 squares"),
+    (lambda a, w, c: (a, w, c + 3), "has no cell"),
+    (lambda a, w, c: (a * np.nan, w, c), "NaN"),
+])
+def test_activations_that_cannot_be_scored_are_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        track([wrong(*next(made_up_levels()))], seed=0)
+    with pytest.raises(UserError, match="at least one level"):
+        track([], seed=0)
+
+
+# Resampling.
+
+
+def made_up_targets(num=12, sources=5, channels=10, seed=0):
+    """Targets whose outcome is how far channel 2 has moved: it shows the feature, the rest is
+    noise of the same size."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def maps(*lead):
+        return torch.randn((*lead, channels, 4, 4), generator=generator)
+
+    targets = []
+    for level in range(num):
+        activations = maps(2)
+        activations[:, 2] = 2.0 * level
+        same, other = maps(sources), maps(sources)
+        same[:, 2] = 2.0 * level + 0.1 * torch.randn((sources, 4, 4), generator=generator)
+        other[:, 2] = 2.0 * level + 4 * torch.randn((sources, 1, 1), generator=generator)
+
+        def measure(taken, before=activations):
+            return (taken - before)[:, :, 2].abs().mean(dim=(1, 2, 3))[:, None].numpy()
+
+        targets.append(Target(level, activations, same, other, measure))
+    return targets
+
+
+STD = torch.ones(10, 4, 4)
+
+
+def test_the_channel_that_carries_the_feature_is_supported_and_another_is_not():
+    targets = made_up_targets()
+    found = scrub(targets, [2], ["moved"], STD, seed=0, num_sets=7)
+    table = found.contrasts(0)
+    arm = table[~table["control"]].iloc[0]
+    assert arm["p_holm"] < 0.01 and arm["low_95"] > 1
+    assert arm["p_control"] == 1 / 8 and not arm["supported"]  # 19 random sets would be needed
+    means = found.conditions(0).set_index(["channels", "feature"])["mean"]
+    assert means["hypothesis", SAME] < 0.1 < 1 < means["hypothesis", OTHER]
+    assert means["random", OTHER] == 0
+    noise = scrub(targets, [5], ["moved"], STD, seed=0, num_sets=7).contrasts(0)
+    assert noise.loc[~noise["control"], "effect"].item() < 0
+
+
+def test_the_double_contrast_is_that_of_plain_arithmetic():
+    found = scrub(made_up_targets(), [2, 3], ["moved"], STD, seed=0, num_sets=19)
+    contrast = (found.chosen[OTHER] - found.chosen[SAME])[:, 0]
+    randoms = (found.random[OTHER] - found.random[SAME])[:, :, 0]
+    table = found.contrasts(0).set_index("arm")
+    assert table.loc["hypothesis", "effect"] == pytest.approx(
+        np.mean(contrast - randoms.mean(axis=0)))
+    others = np.delete(randoms, 4, axis=0)
+    assert table.loc["random_04", "effect"] == pytest.approx(
+        np.mean(randoms[4] - others.mean(axis=0)), abs=1e-12)
+    assert table.loc["hypothesis", "supported"]
+
+
+def test_resampled_channels_come_from_one_source_or_from_one_each():
+    activations, sources = torch.zeros(3, 4, 2, 2), torch.arange(1.0, 6)[:, None, None, None]
+    sources = sources.expand(5, 4, 2, 2)
+    joint = resampled(activations, sources, [1, 3], "joint", np.random.default_rng(0))
+    assert not joint[:, :, [0, 2]].any() and not activations.any()
+    assert joint[:, 0, 1, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert torch.equal(joint[:, :, 1], joint[:, :, 3])
+    apart = resampled(activations, sources, [1, 3], "channel", np.random.default_rng(0))
+    assert sorted(apart[:, 0, 1, 0, 0].tolist()) == [1, 2, 3, 4, 5]
+    assert not torch.equal(apart[:, :, 1], apart[:, :, 3])
+
+
+def test_pictures_can_have_sources_of_their_own():
+    activations = torch.zeros(3, 4, 2, 2)
+    sources = torch.arange(3.0)[None, :, None, None, None].expand(5, 3, 4, 2, 2)
+    taken = resampled(activations, sources, [1], "joint", np.random.default_rng(0))
+    assert taken[:, :, 1, 0, 0].tolist() == [[0, 1, 2]] * 5
+
+
+def test_random_sets_are_matched_in_size_over_all_sources():
+    targets = made_up_targets()
+    std = STD.clone()
+    std[[2, 4, 5, 8, 9]] = 0.01  # these move a hundred times as far
+    std[6] = 0  # a unit that never varies has no size
+    changes = channel_changes(targets, std)
+    loop = np.mean([((source - target.activations)[:, 3] / std[3]).square().sum(dim=(1, 2)).mean()
+                    for target in targets for source in (*target.same, *target.other)])
+    assert changes[:, 3].mean() == pytest.approx(float(loop), rel=1e-5)
+    assert not changes[:, 6].any()
+    found = scrub(targets, [0], ["moved"], std, seed=0, num_sets=4)
+    assert found.sets[0] == (0,) and sorted(found.sets[1:]) == [(1,), (3,), (6,), (7,)]
+    assert found.matched.sum() == 3 and found.moved[1 + found.matched.argmin()] == 0
+    np.testing.assert_allclose(found.moved[1:][found.matched], found.moved[0], rtol=0.25)
+
+
+def test_scrubbing_that_cannot_be_done_is_refused():
+    targets = made_up_targets()
+    for channels, message in (([10], "from 0 to 9"), ([], "none"), ([1, 1], "different channels"),
+                              (range(10), "cannot be drawn")):
+        with pytest.raises(UserError, match=message):
+            scrub(targets, channels, ["moved"], STD, seed=0)
+    with pytest.raises(UserError, match="at least 10 levels"):
+        scrub(targets[:9], [2], ["moved"], STD, seed=0)
+    with pytest.raises(UserError, match="at least 5 of each"):
+        scrub(made_up_targets(sources=4), [2], ["moved"], STD, seed=0)
+
+
+def test_sources_have_the_wanted_feature_or_none_is_drawn():
+    features = np.random.default_rng(0).integers(0, 4, 50)
+
+    def propose(rng):
+        number = int(rng.integers(60))
+        return None if number >= 50 else (features[number], number)
+
+    rng = np.random.default_rng(1)
+    assert (features[draw_sources(propose, 3, True, 5, 500, rng)] == 3).all()
+    assert (features[draw_sources(propose, 3, False, 5, 500, rng)] != 3).all()
+    with pytest.raises(UserError, match=r"only 0 of 5 sources with the same feature .* 100 tries"):
+        draw_sources(propose, 9, True, 5, 100, rng)
+
+
+# Probes.
+
+
+def made_up_probing(num_levels=60, a_level=4, seed=0):
+    """Maps (N, 3, 4, 4), a class that entry (1, 2, 3) tells, a number that it is proportional
+    to, and levels."""
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(np.arange(num_levels) + 100, a_level)
+    activations = rng.normal(size=(len(levels), 3, 4, 4)).astype(np.float32) + 5
+    number = activations[:, 1, 2, 3].astype(float)
+    return activations, number > 5, 2 * number + 0.1 * rng.normal(size=len(levels)), levels
+
+
+def test_parts_share_no_level():
+    levels = np.repeat(np.arange(25), 3)
+    parts = split_levels(levels, 0)
+    used = [set(levels[part]) for part in (parts.train, parts.penalty, parts.test)]
+    assert [len(part) for part in used] == [15, 5, 5]
+    assert set.union(*used) == set(range(25))
+
+
+def test_what_is_there_is_read_and_what_is_shuffled_is_not():
+    activations, label, _, levels = made_up_probing()
+    found = probe(activations, label, levels, 0, best=3)
+    scores = found.scores.set_index("metric")
+    assert scores.loc["accuracy", "score"] > 0.9 > 0.6 > scores.loc["accuracy", "base"]
+    assert scores.loc["auc", "score"] > 0.98
+    assert scores.loc["log_loss", "score"] < 0.3 < scores.loc["log_loss", "base"]
+    assert abs(scores.loc["accuracy", "shuffled"] - 0.5) < 0.15
+    assert abs(scores.loc["auc", "shuffled"] - 0.5) < 0.15
+    assert 1 * 16 + 2 * 4 + 3 in found.entries and len(found.entries) == 3
+    assert (scores["low_95"] <= scores["score"]).all()
+    assert (scores["score"] <= scores["high_95"]).all()
+
+
+def test_the_best_entries_are_chosen_inside_the_training_part():
+    activations, label, _, levels = made_up_probing()
+    elsewhere = ~split_levels(levels, 0).train
+    activations[elsewhere, 0, 0, 0] = 9.0 * label[elsewhere]  # tells all, but not in training
+    assert probe(activations, label, levels, 0, best=1, num_shuffles=0).entries.tolist() == [27]
+
+
+def test_scores_are_those_of_scikit_learn_on_the_test_part():
+    activations, label, number, levels = made_up_probing()
+    test = split_levels(levels, 0).test
+    found = probe(activations, label, levels, 0, num_shuffles=0)
+    scores = found.scores.set_index("metric")["score"]
+    margin = (activations[test] * found.weights).sum(axis=(1, 2, 3)) + found.intercept
+    probability = 1 / (1 + np.exp(-margin))
+    assert scores["accuracy"] == np.mean((margin > 0) == label[test])
+    assert scores["auc"] == pytest.approx(roc_auc_score(label[test], margin))
+    assert scores["log_loss"] == pytest.approx(log_loss(label[test], probability), rel=1e-3)
+    found = probe(activations, number, levels, 0, regression=True, num_shuffles=0)
+    predicted = (activations[test] * found.weights).sum(axis=(1, 2, 3)) + found.intercept
+    mean = number[split_levels(levels, 0).train].mean()
+    expected = 1 - np.sum((number[test] - predicted) ** 2) / np.sum((number[test] - mean) ** 2)
+    assert found.scores["score"].item() == pytest.approx(expected, abs=1e-4)
+    assert found.scores["score"].item() > 0.95 and found.scores["base"].item() == 0
+
+
+def test_auc_between_levels_adds_up_to_that_of_all_examples():
+    rng = np.random.default_rng(0)
+    level, positive = rng.integers(0, 5, 80), rng.random(80) < 0.4
+    scores = rng.integers(0, 6, 80) / 6  # with ties
+    wins, positives, negatives = _wins(scores, positive, level)
+    counts = np.array([2, 0, 1, 3, 1])
+    weights = counts[level]
+    expected = roc_auc_score(positive, scores, sample_weight=weights)
+    assert counts @ wins @ counts / (counts @ positives * (counts @ negatives)) == pytest.approx(
+        expected)
+    assert _by_level(np.stack([weights, scores]), level)[2, 0] == weights[level == 2].sum()
+
+
+def test_single_channels_and_single_cells_are_probed():
+    activations, label, _, levels = made_up_probing()
+    table = probe_channels(activations, label, levels, 0, num_shuffles=1)
+    auc = table[table["metric"] == "auc"].set_index("channel")["score"]
+    assert auc.idxmax() == 1 and auc[1] > 0.9 and auc[[0, 2]].max() < 0.7
+    in_cells = activations[:, 2] > activations[:, 0]  # of every cell, from its channels
+    found = probe_cells(activations, in_cells, levels, 0, num_shuffles=1)
+    scores = found.scores.set_index("metric")
+    assert scores.loc["accuracy", "score"] > 0.97 and found.weights.shape == (3,)
+    assert found.weights[2] > 0 > found.weights[0]
+    assert abs(found.weights[1]) < 0.1 * found.weights[2]
+    assert abs(scores.loc["auc", "shuffled"] - 0.5) < 0.1
+
+
+def test_several_classes_are_told_apart_and_one_unseen_in_training_counts_as_wrong():
+    activations, _, number, levels = made_up_probing()
+    classes = np.digitize(number, np.quantile(number, [0.3, 0.7]))
+    found = probe(activations, classes, levels, 0, best=2, num_shuffles=1)
+    scores = found.scores.set_index("metric")["score"]
+    assert scores["accuracy"] > 0.85 and scores["auc"] > 0.95
+    assert found.weights.shape == (3, 3, 4, 4) and found.classes.tolist() == [0, 1, 2]
+    test = split_levels(levels, 0).test
+    classes[test] = 7
+    unseen = probe(activations, classes, levels, 0, best=2, num_shuffles=0)
+    unseen = unseen.scores.set_index("metric")["score"]
+    assert unseen["accuracy"] == 0 and unseen["log_loss"] > 30 and np.isnan(unseen["auc"])
+
+
+def test_probing_that_cannot_be_done_is_refused():
+    activations, label, number, levels = made_up_probing(num_levels=12)
+    for arguments, message in (
+            ((activations, label[:-1], levels), "one target and level for each"),
+            ((activations, label | True, levels), "same label"),
+            ((activations, label, levels * 0), "at least 10 levels"),
+            ((activations * np.nan, label, levels), "NaN")):
+        with pytest.raises(UserError, match=message):
+            probe(*arguments, 0)
+    with pytest.raises(UserError, match="best entries"):
+        probe(activations, label, levels, 0, best=49)
+    with pytest.raises(UserError, match="NaN"):
+        probe(activations, number * np.inf, levels, 0, regression=True)
+    with pytest.raises(UserError, match="a target for each"):
+        probe_cells(activations, label, levels, 0)

@@ -1,0 +1,357 @@
+"""Passes resumed behind a layer, the effect scan, and a channel that was planted in a network."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, tiny_policy
+
+from agents.acting import run_policy
+from common.errors import UserError
+from common.networks import build_policy
+from interventions.layers import all_layers, find_layer
+from interventions.patches import Zero
+from interventions.probes import probe_channels
+from interventions.reference import ReferenceSet, activations_of
+from interventions.resampling import OTHER, SAME, Target, scrub
+from interventions.resumed import CutPass
+from interventions.scan import (
+    Part,
+    Pictures,
+    Scan,
+    choose_and_report,
+    entropy,
+    log_prob_of,
+    parts_of,
+    scan,
+    value,
+)
+from interventions.scopes import patched
+from interventions.tracking import track
+
+LAYER = "embedder.block2.res1.resadd"
+PLANTED = 7  # channel of that layer
+WORLD = 16  # squares a side, each as large as a cell of that layer
+LEFT, RIGHT = 1, 7  # actions
+
+
+def random_frames(num, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (num, 64, 64, 3), dtype=np.uint8)
+
+
+# Resumed passes.
+
+
+def assert_equal_outputs(a, b, **tolerance):
+    for name in ("logits", "values", "hidden_states"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name),
+                                   **tolerance or {"atol": 0, "rtol": 0})
+
+
+@pytest.mark.parametrize("architecture", ["impala", "nature"])
+@pytest.mark.parametrize("recurrent", [True, False])
+@torch.no_grad()
+def test_a_resumed_pass_is_the_full_one_at_every_layer(architecture, recurrent):
+    policy = build_policy(architecture, 64, recurrent, learned_initial_state=False)
+    attributes = set(vars(policy))
+    frames, entering = random_frames(3), torch.rand(3, policy.hidden_state_size)
+    full = run_policy(policy, FLOAT32, frames, entering)
+    for layer in all_layers(policy):
+        half = CutPass(policy, FLOAT32, layer.name).begin(frames, entering)
+        assert_equal_outputs(half.rest(), full)
+        altered = half.activations.clone()
+        altered[:, 0] = 0
+        with patched(policy, [Zero(layer.name, channels=(0,))]):
+            expected = run_policy(policy, FLOAT32, frames, entering)
+        assert_equal_outputs(half.rest(altered), expected)
+    assert set(vars(policy)) == attributes and not policy._forward_hooks
+
+
+@torch.no_grad()
+def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
+    policy = tiny_policy()
+    frames, entering = random_frames(4), torch.rand(4, 64)
+    full = run_policy(policy, FLOAT32, frames, entering)
+    which = torch.tensor([2, 0, 2, 3, 1])
+    # Inside a residual unit, so that the sum is read from the picture, too; and before the GRU.
+    half = CutPass(policy, FLOAT32, "embedder.block3.res2.conv1").begin(frames, entering)
+    output = half.rest(half.activations[which], which)
+    torch.testing.assert_close(output.logits, full.logits[which], atol=1e-5, rtol=0)
+    torch.testing.assert_close(output.hidden_states, full.hidden_states[which], atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_scopes_at_later_layers_act_on_a_resumed_pass():
+    policy, frames = tiny_policy(), random_frames(3)
+    with patched(policy, [Zero("embedder.block3", channels=(1, 2))]):
+        full = run_policy(policy, FLOAT32, frames, policy.initial_states(3))
+        half = CutPass(policy, FLOAT32, LAYER).begin(frames)
+        assert_equal_outputs(half.rest(), full)
+    assert not torch.equal(half.rest().logits, full.logits)
+
+
+def test_gradients_flow_through_a_resumed_pass():
+    policy = tiny_policy()
+    half = CutPass(policy, FLOAT32, LAYER).begin(random_frames(2))
+    activations = half.activations.detach().requires_grad_()
+    half.rest(activations).values.sum().backward()
+    assert activations.grad.abs().sum() > 0
+
+
+def test_activations_of_another_shape_are_not_resumed():
+    half = CutPass(tiny_policy(), FLOAT32, LAYER).begin(random_frames(3))
+    for activations, pictures in ((half.activations[:2], None), (half.activations[:, :5], None),
+                                  (half.activations, torch.tensor([0, 1]))):
+        with pytest.raises(UserError, match=r"takes activations of shape \([23], 32, 16, 16\)"):
+            half.rest(activations, pictures)
+    with pytest.raises(UserError, match="did you mean"):
+        CutPass(tiny_policy(), FLOAT32, "embedder.block2.res1.resad")
+
+
+# The scan, of a random network.
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind, over", [("zero", "cells"), ("mean", "cells"), ("mean", "channels"),
+                                        ("interchange", "cells")])
+def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
+    policy, frames, paired = tiny_policy(), random_frames(5), random_frames(5, 1)
+    entering = torch.rand(5, 64)
+    reference = ReferenceSet(random_frames(6, 2))
+    parts = [Part(LAYER, 3), Part("embedder.fc", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
+             Part("embedder.block1.res1.conv1", 4, (0, 31))]
+    pictures = Pictures(frames, np.arange(5), log_prob_of(4), paired, entering)
+    found = scan(policy, FLOAT32, parts, pictures, kind, reference, over)
+    full = run_policy(policy, FLOAT32, frames, entering).log_probs[:, 4].numpy()
+    np.testing.assert_allclose(found.unpatched, full, atol=1e-5)
+    for part, effects, norms in zip(parts, found.effects, found.norms):
+        own = activations_of(policy, frames, [part.layer], entering)[part.layer]
+        other = activations_of(policy, paired, [part.layer], entering)[part.layer]
+        mean = activations_of(policy, reference.frames, [part.layer])[part.layer].mean(dim=0)
+        if over == "channels" and mean.ndim == 3:
+            mean = mean.mean(dim=(1, 2), keepdim=True).expand_as(own[0])
+        source = {"zero": torch.zeros_like(own), "mean": mean.expand_as(own),
+                  "interchange": other}[kind]
+        expected = own.clone()
+        for picture in range(5):
+            for channel in range(own.shape[1]) if part.channel is None else [part.channel]:
+                where = (picture, channel, *(part.cell or ()))
+                expected[where] = source[where]
+        np.testing.assert_allclose(norms, (expected - own).flatten(1).norm(dim=1), atol=1e-4)
+        half = CutPass(policy, FLOAT32, part.layer).begin(frames, entering)
+        after = half.rest(expected).log_probs[:, 4].numpy()
+        np.testing.assert_allclose(effects, after - full, atol=2e-5)
+
+
+def test_many_pictures_are_scanned_in_pieces(monkeypatch):
+    policy, pictures = tiny_policy(), Pictures(random_frames(7), np.arange(7), entropy)
+    parts = parts_of(policy, ["embedder.block3"], "channel")[:5]
+    whole = scan(policy, FLOAT32, parts, pictures)
+    monkeypatch.setattr("interventions.scan.PASSES_AT_A_TIME", 3)
+    pieces = scan(policy, FLOAT32, parts, pictures)
+    np.testing.assert_allclose(pieces.effects, whole.effects, atol=1e-5)
+    np.testing.assert_allclose(pieces.unpatched, whole.unpatched, atol=1e-5)
+
+
+def test_the_report_has_the_unit_of_the_level():
+    """Two pictures a level, of opposite effects, say nothing; one of a kind does."""
+    parts = [Part(LAYER, 0), Part(LAYER, 1)]
+    rng = np.random.default_rng(0)
+    levels = np.repeat(np.arange(12), 2)
+    effects = np.stack([np.tile([1.0, -1.0], 12), np.full(24, 0.5)])
+    effects += 0.01 * rng.normal(size=effects.shape)
+    table = Scan(parts, levels, np.zeros(24), effects, effects).report(0)
+    assert table["p"][0] > 0.05 > 0.001 > table["p_holm"][1]
+    assert table["low_95"][0] < 0 < table["high_95"][0] < 0.1 < 0.4 < table["low_95"][1]
+    assert table["rank"].tolist() == [2, 1] and (table["num_levels"] == 12).all()
+
+
+def test_parts_that_a_policy_does_not_have_are_refused():
+    policy, pictures = tiny_policy(), Pictures(random_frames(2), np.arange(2), value)
+    for part, message in ((Part("embedder.block4"), "no layer"), (Part(LAYER, 32), "0 to 31"),
+                          (Part(LAYER, None, (16, 0)), "no cell 16.0"),
+                          (Part("embedder.fc", 0, (0, 0)), "has no cells")):
+        with pytest.raises(UserError, match=message):
+            scan(policy, FLOAT32, [part], pictures)
+    with pytest.raises(UserError, match="has no cells"):
+        parts_of(policy, ["gru"], "cell")
+    with pytest.raises(UserError, match="no GRU"):
+        parts_of(tiny_policy(recurrent=False), ["gru"], "channel")
+    for kind, message in (("interchange", "paired picture"), ("mean", "reference set")):
+        with pytest.raises(UserError, match=message):
+            scan(policy, FLOAT32, [Part(LAYER)], pictures, kind)
+    with pytest.raises(UserError, match="at least one part"):
+        scan(policy, FLOAT32, [], pictures)
+    with pytest.raises(UserError, match="a level each"):
+        scan(policy, FLOAT32, [Part(LAYER)], Pictures(random_frames(2), np.arange(3), value))
+    many = Pictures(random_frames(10), np.arange(10), value)
+    for reporting, message in ((many, "in both sets"), (pictures, "in both sets"),
+                               (Pictures(random_frames(9), np.arange(20, 29), value),
+                                "at least 10")):
+        with pytest.raises(UserError, match=message):
+            choose_and_report(policy, FLOAT32, [Part(LAYER)], many, reporting, 1, 0)
+
+
+# A network that was built to steer by one channel.
+
+
+@pytest.fixture(scope="module")
+def steered():
+    """An agent that goes left or right, to where a bright red square is. Green and blue make up
+    every other channel of ``LAYER``; red makes up the planted one, which is all that the rest of
+    the network reads."""
+    torch.manual_seed(0)
+    policy = build_policy("impala", 64, False, learned_initial_state=False)
+    embedder = policy.embedder
+    with torch.no_grad():
+        for block, kept in ((embedder.block1, 0), (embedder.block2, PLANTED)):
+            for unit in (block.res1, block.res2):  # the kept channel is neither read nor added to
+                for conv in (unit.conv1, unit.conv2):
+                    conv.weight[kept] = conv.weight[:, kept] = 0
+        for conv, taken, put in ((embedder.block1.conv, 0, 0), (embedder.block2.conv, 0, PLANTED)):
+            conv.weight[:, taken] = conv.weight[put] = 0
+            conv.weight[put, taken, 1, 1] = 1
+        embedder.block3.conv.weight.zero_()
+        embedder.block3.conv.weight[0, PLANTED, 1, 1] = 1
+        for unit in (embedder.block2.res2, embedder.block3.res1, embedder.block3.res2):
+            unit.conv2.weight.zero_()
+        embedder.fc.weight.zero_()
+        embedder.fc.weight[:64, :64] = torch.eye(64)  # unit u: cell u of channel 0
+        column = torch.arange(64) % 8
+        policy.fc_policy.weight.zero_()
+        policy.fc_policy.weight[LEFT, :64] = 3.0 * (column < 4)
+        policy.fc_policy.weight[RIGHT, :64] = 3.0 * (column >= 4)
+    return policy
+
+
+def spotted(levels, squares):
+    """Frames of random levels with a bright red square at (row from the bottom, column), or none
+    where that is None."""
+    frames = []
+    for level, square in zip(levels, squares):
+        frame = np.random.default_rng(level).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        frame[:, :, 0] //= 16  # red is nearly black
+        if square is not None:
+            row, column = square
+            bottom = 64 - 4 * row
+            frame[bottom - 4:bottom, 4 * column:4 * column + 4, 0] = 255
+        frames.append(frame)
+    return np.stack(frames)
+
+
+def squares_of(num, seed):
+    """Squares that are not in the two middle columns, where left and right meet."""
+    rng = np.random.default_rng(seed)
+    columns = rng.choice([0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 13, 14], num)
+    return [(int(row), int(column)) for row, column in zip(rng.integers(1, 15, num), columns)]
+
+
+def towards(squares):
+    """Outcome: the probability of going to the side where the red square is."""
+    actions = torch.tensor([LEFT if column < 8 else RIGHT for _, column in squares])
+    return lambda output, pictures: output.log_probs.exp().gather(
+        1, actions[pictures][:, None])[:, 0]
+
+
+def pictures_with_spots(first_level, num):
+    levels, squares = np.arange(first_level, first_level + num), squares_of(num, first_level)
+    return Pictures(spotted(levels, squares), levels, towards(squares),
+                    spotted(levels, [None] * num))
+
+
+def test_the_planted_agent_steers_to_the_red_square(steered):
+    pictures = pictures_with_spots(0, 24)
+    output = run_policy(steered, FLOAT32, pictures.frames, steered.initial_states(24))
+    assert pictures.outcome(output, np.arange(24)).min() > 0.9
+
+
+def test_tracking_finds_the_planted_channel_alone(steered):
+    layer = find_layer(steered, LAYER)
+
+    def levels():
+        for level in range(4):
+            squares = squares_of(14, level)
+            cells = [layer.cell(*square, WORLD) for square in squares]
+            maps = activations_of(steered, spotted([level] * 15, [None, *squares]), [LAYER])[LAYER]
+            yield maps[1:].numpy(), maps[0].numpy(), np.array(cells)
+
+    table = track(levels(), seed=0).table()
+    assert table.index[table["tracks"]].tolist() == [PLANTED]
+    assert table["hit_rate"][PLANTED] == 1 and table["specificity"][PLANTED] > 0.8
+    assert table["hit_rate"].drop(PLANTED).max() == 0
+
+
+@pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
+def test_the_scan_finds_the_planted_channel_alone_on_other_levels(steered, kind):
+    parts = parts_of(steered, [LAYER], "channel")
+    first, table = choose_and_report(
+        steered, FLOAT32, parts, pictures_with_spots(0, 12), pictures_with_spots(50, 12), 3, 0,
+        kind=kind, reference=ReferenceSet(pictures_with_spots(200, 20).frames))
+    assert first.strongest(1) == [Part(LAYER, PLANTED)]
+    assert np.abs(np.delete(first.effects, PLANTED, axis=0)).max() < 1e-5
+    assert table["channel"][0] == PLANTED and table["effect"][0] < -0.2
+    assert table["high_95"][0] < 0 and table["p_holm"][0] < 0.01
+    assert (table["p"][1:] > 0.05).all()
+
+
+def test_the_scan_maps_the_cell_of_the_red_square(steered):
+    square = (9, 3)
+    level = Pictures(spotted([3], [square]), np.array([3]), log_prob_of(LEFT),
+                     spotted([3], [None]))
+    row, column = find_layer(steered, LAYER).cell(*square, WORLD)
+    later = "embedder.block3.conv"
+    parts = parts_of(steered, [LAYER, later], "cell")
+    maps = scan(steered, FLOAT32, parts, level, "interchange").maps()
+    assert maps[LAYER].shape == maps[later].shape == (16, 16)
+    for found in maps.values():
+        rows, columns = np.nonzero(np.abs(found) > 1e-4)
+        assert found[rows, columns].max() < 0
+        assert np.abs(rows - row).max() <= 1 and np.abs(columns - column).max() <= 1
+
+
+@pytest.fixture(scope="module")
+def scrubbed(steered):
+    """Targets of two pictures each, whose outcome is the total variation of left against right."""
+    cut, targets = CutPass(steered, FLOAT32, LAYER), []
+    for level in range(10):
+        square, elsewhere = squares_of(2, 1000 + level)
+        with torch.no_grad():
+            half = cut.begin(spotted([level, level + 500], [square, square]))
+            before = half.rest().log_probs.exp()
+            same, other = (cut.begin(spotted(range(600, 605), [where] * 5)).activations
+                           for where in (square, elsewhere))
+
+        def measure(activations, half=half, before=before):
+            pictures = torch.arange(2).repeat(len(activations))
+            with torch.no_grad():
+                after = half.rest(activations.flatten(0, 1), pictures).log_probs.exp()
+            change = (after.unflatten(0, (-1, 2)) - before).abs().sum(dim=2) / 2  # (k, 2)
+            return change.mean(dim=1, keepdim=True).numpy()
+
+        targets.append(Target(level, half.activations, same, other, measure))
+    reference = ReferenceSet(pictures_with_spots(200, 20).frames)
+    std = reference.std(steered, find_layer(steered, LAYER))
+
+    def run(channels):
+        return scrub(targets, channels, ["total variation"], std, seed=0)
+
+    return run
+
+
+def test_scrubbing_supports_the_planted_channel_alone(scrubbed):
+    found = scrubbed([PLANTED])
+    table = found.contrasts(seed=0)
+    assert table.loc[~table["control"], "supported"].item()
+    means = found.conditions(seed=0).set_index(["channels", "feature"])["mean"]
+    assert means["hypothesis", SAME] < 0.02 < 0.1 < means["hypothesis", OTHER]
+    assert means["random"].abs().max() < 1e-5
+    assert not scrubbed([20]).contrasts(seed=0)["supported"].any()
+
+
+def test_probes_read_the_column_from_the_planted_channel_alone(steered):
+    levels, squares = np.arange(200), squares_of(200, 0)
+    maps = activations_of(steered, spotted(levels, squares), [LAYER])[LAYER]
+    table = probe_channels(maps[:, PLANTED - 2:PLANTED + 2].numpy(),
+                           np.array([column for _, column in squares]), levels, 0,
+                           regression=True, num_shuffles=1)
+    scores = table.set_index("channel")["score"]
+    assert scores[2] > 0.5 and scores.drop(2).max() < 0.2 and table["shuffled"].max() < 0.2

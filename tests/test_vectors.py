@@ -1,0 +1,271 @@
+"""Steering vectors: what they are, their files, and what they do to an agent."""
+
+import dataclasses
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, tiny_policy
+
+from agents.acting import run_policy
+from common.agent_file import load_agent, save_agent, weights_sha256
+from common.errors import UserError
+from common.networks import build_policy
+from interventions.patches import Add
+from interventions.scopes import patched
+from interventions.vectors import (
+    AS_COMPUTED,
+    CLASS_MEANS,
+    PAIRS,
+    PROBE,
+    RMS,
+    UNIT,
+    SteeringVector,
+    outputs_at,
+    read_vector,
+    read_vectors,
+    save_vectors,
+    vector_of_probe,
+    vectors_of_classes,
+    vectors_of_pairs,
+)
+
+MAP = "embedder.block2.res1.resadd"
+LAYERS = {"impala": ("embedder.block1.res2.resadd", MAP, "embedder.relu3", "embedder.relufc"),
+          "nature": ("embedder.conv1", "embedder.relu2", "embedder.flatten", "embedder.relufc")}
+
+
+def policy_of(architecture, recurrent, seed=0):
+    torch.manual_seed(seed)
+    policy = build_policy(architecture, 64, recurrent, learned_initial_state=True)
+    with torch.no_grad():
+        policy.fc_policy.weight *= 100
+    return policy
+
+
+def pictures(number, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
+
+
+def logits_with(policy, frames, *patches):
+    with patched(policy, patches):
+        return run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames))).logits
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("architecture", ["impala", "nature"])
+def test_subtracting_the_vector_at_its_picture_gives_the_logits_of_the_other(architecture,
+                                                                             recurrent):
+    policy, (shown, lacking) = policy_of(architecture, recurrent), pictures(2)
+    layers = [*LAYERS[architecture], "gru" if recurrent else "fc_policy"]
+    vectors = vectors_of_pairs(policy, layers, shown[None], lacking[None], [(5, 5)],
+                               "noise")
+    other = logits_with(policy, lacking[None])
+    assert (logits_with(policy, shown[None]) - other).abs().max() > 1e-2
+    for layer in layers:
+        vector = vectors[layer].vector
+        steered = logits_with(policy, shown[None], Add(layer, vector, -1.0))
+        torch.testing.assert_close(steered, other, atol=2e-5, rtol=0)
+        assert vectors[layer].norms.tolist() == pytest.approx([np.linalg.norm(vector)])
+        assert vectors[layer].pairs.tolist() == [[5, 5]]
+
+
+def test_vectors_have_the_names_of_the_innermost_modules():
+    found = vectors_of_pairs(tiny_policy(), ["embedder.block2.res1", f"{MAP}_out", "embedder"],
+                             pictures(1), pictures(1, 1), [(0, 0)], "noise")
+    assert [(name, vector.layer) for name, vector in found.items()] == [
+        (MAP, MAP), ("embedder.relufc", "embedder.relufc")]
+
+
+def test_squares_of_a_level_are_averaged_before_levels():
+    policy = tiny_policy()
+    shown, lacking = pictures(5), pictures(5, 1)
+    pairs = [(4, 4), (2, 3), (4, 4), (4, 4), (2, 3)]
+    found = vectors_of_pairs(policy, [MAP], shown, lacking, pairs, "noise", ["easy"])[MAP]
+    single = np.stack([vectors_of_pairs(policy, [MAP], shown[[i]], lacking[[i]], [(0, 0)],
+                                        "noise")[MAP].vector for i in range(5)])
+    levels = single[[1, 4]].mean(axis=0), single[[0, 2, 3]].mean(axis=0)
+    np.testing.assert_allclose(found.vector, np.mean(levels, axis=0), atol=1e-5)
+    np.testing.assert_allclose(found.norms, [np.linalg.norm(each) for each in levels], rtol=1e-5)
+    assert found.pairs.tolist() == [[2, 3], [4, 4]]
+    assert (found.levels, found.modes, found.kind) == ((2, 3, 4), ("easy",), PAIRS)
+
+
+def test_aligned_maps_coincide_and_go_back_to_a_targets_cell():
+    policy, cells = tiny_policy(), np.array([(2, 13), (9, 4), (15, 0)])
+    shown, lacking = pictures(3), pictures(3, 1)
+    pairs = [(k, k) for k in range(3)]
+    found = vectors_of_pairs(policy, [MAP, "gru"], shown, lacking, pairs, "noise",
+                             cells={MAP: cells})
+    [(_, outputs)] = outputs_at(policy, [MAP], np.concatenate([shown, lacking]))
+    maps = outputs[MAP][:3] - outputs[MAP][3:]
+    expected = np.zeros((32, 16, 16))
+    for i in range(16):
+        for j in range(16):
+            there = [map[:, i - 8 + row, j - 8 + column] for map, (row, column)
+                     in zip(maps, cells)
+                     if 0 <= i - 8 + row < 16 and 0 <= j - 8 + column < 16]
+            if there:
+                expected[:, i, j] = np.mean(there, axis=0)
+    np.testing.assert_allclose(found[MAP].vector, expected, atol=1e-5)
+    assert found[MAP].alignment == (8, 8) and found["gru"].alignment is None
+    there = found[MAP].at((3, 10))  # up by 5, right by 2
+    np.testing.assert_array_equal(there[:, :11, 2:], found[MAP].vector[:, 5:, :14])
+    assert not there[:, 11:].any() and not there[:, :, :2].any()
+    with pytest.raises(UserError, match="the vector at gru is not aligned to a cell"):
+        found["gru"].at((0, 0))
+
+
+def test_class_means_are_those_of_the_states_as_they_entered():
+    policy, number = tiny_policy(), 70  # two passes
+    frames, rng = pictures(number), np.random.default_rng(3)
+    entering = rng.normal(size=(number, 64)).astype(np.float32)
+    is_in = rng.random(number) < 0.3
+    found = vectors_of_classes(policy, [MAP, "gru"], frames, entering, is_in,
+                               np.arange(number) // 10, "action=right")
+    states = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering)).hidden_states.numpy()
+    np.testing.assert_allclose(found["gru"].vector,
+                               states[is_in].mean(axis=0) - states[~is_in].mean(axis=0), atol=1e-5)
+    assert found[MAP].vector.shape == (32, 16, 16)
+    assert (found["gru"].kind, found["gru"].levels) == (CLASS_MEANS, tuple(range(7)))
+    for classes in (np.zeros(number), np.ones(number)):
+        with pytest.raises(UserError, match="of the 70 states are in the class 'action=right'"):
+            vectors_of_classes(policy, ["gru"], frames, entering, classes,
+                               np.zeros(number), "action=right")
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return vectors_of_pairs(tiny_policy(), [MAP, "gru"], pictures(3), pictures(3, 1),
+                            [(k, k + 1) for k in range(3)], "noise", ["easy"])
+
+
+def test_scales_are_norms_and_multiples_of_the_layers_size(vectors):
+    vector = vectors[MAP]
+    assert vector.scaled(AS_COMPUTED) is vector
+    unit, rms = vector.scaled(UNIT), vector.scaled(RMS, 2.5)
+    assert np.linalg.norm(unit.vector) == pytest.approx(1)
+    assert np.sqrt(np.mean(rms.vector ** 2)) == pytest.approx(2.5)
+    for each in (unit, rms):
+        cosine = (each.vector * vector.vector).sum() / np.linalg.norm(vector.vector)
+        assert cosine == pytest.approx(np.linalg.norm(each.vector))
+    assert (unit.scale, rms.scale) == (UNIT, RMS)
+    nothing = dataclasses.replace(vector, vector=0 * vector.vector)
+    with pytest.raises(UserError, match="is 0, so it has no direction"):
+        nothing.scaled(UNIT)
+
+
+def same(a, b):
+    return all(np.array_equal(getattr(a, field.name), getattr(b, field.name))
+               for field in dataclasses.fields(a))
+
+
+def test_files_hold_all_of_one_vector_or_of_all_layers(vectors, tmp_path):
+    one, both = tmp_path / "one.npz", tmp_path / "both.npz"
+    aligned = dataclasses.replace(vectors[MAP].scaled(UNIT), alignment=(8, 8))
+    save_vectors(one, [aligned])
+    assert same(read_vector(one, MAP), aligned)
+    with np.load(one, allow_pickle=False) as file:
+        assert set(file.files) == {"vector", "pairs", "norms", "text"}
+        text = json.loads(str(file["text"]))
+    assert text["layer"] == MAP and text["versions"]["numpy"] == np.__version__
+    save_vectors(both, list(vectors.values()))
+    found = read_vectors(both)
+    assert list(found) == [MAP, "gru"] and all(same(found[name], vectors[name]) for name in found)
+    with pytest.raises(UserError, match=rf"one\.npz is of {MAP}, not of the layer gru"):
+        read_vector(one, "gru")
+
+
+def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(vectors):
+    vector, agent = vectors[MAP], weights_sha256(tiny_policy())
+    vector.check_for(agent, MAP, (32, 16, 16))
+    other = weights_sha256(tiny_policy(1))
+    for arguments, own, wanted in (((other, MAP, (32, 16, 16)), agent, other),
+                                   ((agent, "gru", (64,)), MAP, "gru"),
+                                   ((agent, MAP, (64, 16, 16)), r"\(32, 16, 16\)",
+                                    r"\(64, 16, 16\)")):
+        with pytest.raises(UserError, match=f"{own} cannot be added to .* {wanted}"):
+            vector.check_for(*arguments)
+
+
+def test_an_agents_checksum_is_that_of_its_weights_alone(tmp_path):
+    policy = tiny_policy()
+    save_agent(tmp_path / "model_1.pth", policy)
+    assert weights_sha256(load_agent(tmp_path / "model_1.pth")) == weights_sha256(policy)
+    with torch.no_grad():
+        policy.fc_value.bias += 1e-6
+    assert weights_sha256(load_agent(tmp_path / "model_1.pth")) != weights_sha256(policy)
+
+
+def changed(path, **arrays):
+    """The file with other arrays; None takes one out, a dict changes entries of its text."""
+    with np.load(path, allow_pickle=False) as file:
+        content = {name: file[name] for name in file.files}
+    for name, array in arrays.items():
+        if isinstance(array, dict):
+            array = np.array(json.dumps(json.loads(str(content[name])) | array))
+        content[name] = array
+    np.savez(path, **{name: array for name, array in content.items() if array is not None})
+
+
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"vector": np.full((32, 16, 16), np.nan, np.float32)}, "its vector holds NaN"),
+    ({"vector": np.zeros((32, 16, 16))}, "its vector is of float64"),
+    ({"vector": np.zeros((4, 4), np.float32)}, r"in the shape \(4, 4\)"),
+    ({"vector": None}, "damaged"), ({"text": None}, "damaged"),
+    ({"text": np.array("{")}, "damaged"),
+    ({"text": np.zeros(3)}, "damaged"),
+    ({"norms": np.zeros(2, np.float32)}, r"it has 2 norms for pairs in the shape \(3, 2\)"),
+    ({"pairs": np.zeros((3, 2))}, "its pairs is of float64"),
+    ({"text": {"scale": "huge"}}, "the scale 'huge', of which at least one is unknown"),
+    ({"text": {"levels": 3}}, "its levels is 3"),
+    ({"text": {"alignment": [16, 3]}}, r"the cell \(16, 3\), which is none of its map"),
+    ({"text": {"layer": "all", "alignment": {}}}, "it is of no layer"),
+    ({"vector": np.array([{}], object)}, r"no \.npz file of arrays")])
+def test_damaged_files_are_refused(vectors, tmp_path, arrays, message):
+    path = tmp_path / "v.npz"
+    save_vectors(path, [vectors[MAP]])
+    changed(path, **arrays)
+    with pytest.raises(UserError, match=message):
+        read_vectors(path)
+
+
+def test_no_bytes_but_a_sentence_come_of_a_broken_file(vectors, tmp_path):
+    path = tmp_path / "v.npz"
+    save_vectors(path, [vectors["gru"]])
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        broken = bytearray(content[:rng.integers(1, len(content) + 1)])
+        for place in rng.integers(0, len(broken), 3):
+            broken[place] = rng.integers(0, 256)
+        path.write_bytes(broken)
+        try:
+            assert isinstance(read_vectors(path)["gru"], SteeringVector)
+        except UserError:
+            refused += 1
+    assert refused > 200
+    path.write_bytes(content)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("vector.npy", b"\0" * 10**6)
+    with pytest.raises(UserError, match=r"no \.npz file"):
+        read_vectors(path)
+    with pytest.raises(UserError, match="there is no steering vector"):
+        read_vectors(tmp_path / "none.npz")
+
+
+def test_pairs_that_are_none_are_refused():
+    policy = tiny_policy()
+    with pytest.raises(UserError, match="there are 2 with and 1 without what it is about"):
+        vectors_of_pairs(policy, [MAP], pictures(2), pictures(1), [(0, 0)] * 2, "noise")
+    with pytest.raises(UserError, match="there are 0 with"):
+        vectors_of_pairs(policy, [MAP], pictures(0), pictures(0), [], "noise")
+
+
+def test_a_probes_weights_are_the_vector():
+    weights = np.arange(64.0)
+    vector = vector_of_probe(tiny_policy(), "gru", weights, [3, 3, 1], "reward soon")
+    assert (vector.kind, vector.levels, vector.about) == (PROBE, (1, 3), "reward soon")
+    assert vector.vector.tolist() == weights.tolist()
