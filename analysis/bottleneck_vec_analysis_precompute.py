@@ -8,7 +8,7 @@ from analysis.bottleneck_vectors.steps import analyse
 from analysis.parameters.config import BottleneckConfig, TsneConfig
 from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
 from analysis.results.output import check_results, description_of, finish, reporting_writer
-from analysis.results.simulated_steps import chosen_samples, finite_field, simulated_steps
+from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import UserError, script_main
 from generative.flags import add_random_samples_flag, random_samples_of, samples_of
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     check_results(folder, "samples", args.overwrite)
     starts = samples_of(args, parameters), random_samples_of(args, parameters)
     numbers = [chosen_samples(samples, bottleneck.num_samples) for samples in starts]
-    informed, random = (finite_field(samples, "bottleneck_vec", of_start)
+    informed, random = (samples.stacked_field("bottleneck_vec", of_start)
                         for samples, of_start in zip(starts, numbers))
     if informed.shape != random.shape:
         raise UserError(f"the vectors of {starts[0].path} have {informed.shape[1]} dimensions, but "

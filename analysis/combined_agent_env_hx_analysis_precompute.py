@@ -13,7 +13,7 @@ from analysis.env_states.files import EnvStatesFolder
 from analysis.parameters.config import BehavioursConfig, EnvHiddenConfig, TsneConfig
 from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
 from analysis.results.output import check_results, description_of, finish, reporting_writer
-from analysis.results.simulated_steps import chosen_samples, finite_field
+from analysis.results.simulated_steps import chosen_samples
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.files import sha256
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     check_results(folder, "samples", args.overwrite)
     samples = samples_of(args, parameters)
     numbers = chosen_samples(samples, behaviours.num_samples)
-    agent = finite_field(samples, "hidden_states", numbers)
+    agent = samples.stacked_field("hidden_states", numbers)
     env_folder = EnvStatesFolder(args.env_precomp_dir or parameters.folders.env_states,
                                  parameters.get(EnvHiddenConfig).num_samples)
     env = env_coordinates(env_folder, samples, numbers, agent.shape[1],

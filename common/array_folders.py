@@ -20,7 +20,7 @@ import numpy as np
 
 from common.description import read_description
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, atomic_path, read_array, save_json
+from common.files import TEMPORARY_SUFFIX, atomic_path, check_finite, read_array, save_json
 
 MATRIX, VECTOR, LABELS = (np.floating, 2), (np.floating, 1), (np.integer, 1)
 
@@ -79,8 +79,7 @@ class ResultFolder:
         if num_rows is not None and len(array) != num_rows:
             raise UserError(f"{self.file(name)} has {len(array)} rows, not {num_rows} as the data "
                             "given; give the data that was analysed")
-        if not np.isfinite(array).all():
-            raise UserError(f"{self.file(name)} holds NaN or infinity; write it again")
+        check_finite(array, self.file(name), "write it again")
         return array
 
     def settings(self) -> dict:

@@ -315,8 +315,7 @@ class ArrayFile:
             raise UserError(f"there is no file {self.path}") from None
         if values.size != count:
             raise UserError(f"{self.path} has become shorter while it was in use")
-        if self.dtype.kind == "f" and not np.isfinite(values).all():
-            raise UserError(f"{self.path} holds NaN or infinity; record this episode again")
+        check_finite(values, self.path, "record this episode again")
         return values.reshape(-1, *self.shape[1:])
 
 
@@ -385,6 +384,16 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     except (ValueError, EOFError, MemoryError) as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{path} is damaged or does not fit into memory: {reason}") from None
+
+
+def check_finite(array: np.ndarray, path: Path, way_out: str) -> None:
+    """Refuse NaN and infinity in what a file holds.
+
+    Raises:
+        UserError: with the way out.
+    """
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise UserError(f"{path} holds NaN or infinity; {way_out}")
 
 
 def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:

@@ -29,7 +29,7 @@ import numpy as np
 from common.config import typed
 from common.description import open_described_folder, read_description
 from common.errors import UserError
-from common.files import atomic_folder, read_array, save_json
+from common.files import atomic_folder, check_finite, read_array, save_json
 from common.video import write_video
 
 _ORIGIN_NAME = "origin.json"
@@ -149,7 +149,8 @@ class SampleFolder:
         A published one has no ``actions.npy``; its actions are all -1.
 
         Raises:
-            UserError: naming the file that is missing, damaged, or does not fit the others.
+            UserError: naming the file that is missing, damaged, holds NaN or infinity, or does not
+                fit the others.
         """
         arrays = SampleArrays(**{field: self._read(number, field) for field in _ARRAYS
                                  if field != "actions"}, actions=self._actions(number))
@@ -196,7 +197,9 @@ class SampleFolder:
     def _read(self, number: int, field: str) -> np.ndarray:
         path = self._array_file(number, field)
         _, dtype, dimensions = _ARRAYS[field]
-        return read_array(path, dtype, dimensions)
+        array = read_array(path, dtype, dimensions)
+        check_finite(array, path, "record this sample again")
+        return array
 
     def _actions(self, number: int) -> np.ndarray:
         if self._array_file(number, "actions").exists():

@@ -438,7 +438,7 @@ def test_nan_in_a_sample_is_an_error_that_names_it(recording, samples, tmp_path,
     np.save(path, hidden)
     message = error_of(capsys, hidden_analysis_precompute.main,
                        arguments(recording / "data", copy, tmp_path / "out"))
-    assert "sample_00002 hold NaN" in message
+    assert "sample_00002/agent_hs.npy holds NaN" in message
 
 
 def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path, capsys):

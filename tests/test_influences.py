@@ -632,7 +632,7 @@ def with_nan(array):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("agent_hs.npy", "hidden_states of .*sample_00005 holds NaN"),
+    ("agent_hs.npy", "sample_00005/agent_hs.npy holds NaN"),
     ("grad_hx_hx_direction_1_ica.npy", "grad_hx_hx_direction_1_ica.npy holds NaN")])
 @pytest.mark.parametrize("main", [xcorr_and_xcaus_plots.main,
                                   dynamics_grads_consistency_plots.main])

@@ -309,7 +309,7 @@ def fewer_units(run):
 
 MISTAKES = {
     "nan in a sample": (lambda run: spoil(run.folder / UNALTERED / "sample_00004/agent_values.npy"),
-                        r"values of .*sample_00004 hold NaN"),
+                        r"sample_00004/agent_values.npy holds NaN"),
     "nan in a gradient": (lambda run: spoil(saliency_folder(run).array_file(
         4, "value", "hidden_states")), r"grad_hx_value.npy holds NaN or infinity"),
     "too short a gradient": (lambda run: np.save(saliency_folder(run).array_file(

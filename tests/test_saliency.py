@@ -668,16 +668,15 @@ def test_samples_with_other_actions_are_pointed_out(run, samples, simulator_file
         capsys.readouterr().out)
 
 
-def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, capsys):
-    path = SampleFolder(samples).sample_folder(3) / "bottleneck_vec.npy"
-    vector = np.load(path)
-    vector[2] = np.nan
-    np.save(path, vector)
-    assert run(samples, "--saliency_func_type", "action") == 2
+def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, tmp_path, capsys):
+    projector = golden_projector()
+    save_projector(tmp_path / "m", dataclasses.replace(projector, std=projector.std * 1e-40))
+    assert run(samples, "--saliency_func_type", "hx_direction_0_ica",
+               "--precomputed_analysis_data_path", tmp_path / "m") == 2
     message = error(capsys)
-    assert "the gradient of action with respect to" in message
-    assert "in sample 3 holds NaN" in message
-    assert not list(samples.glob("sample_00003/*saliency*"))
+    assert "the gradient of hx_direction_0_ica with respect to" in message
+    assert "in sample 0 holds NaN" in message
+    assert not list(samples.glob("sample_*/*saliency*"))
 
 
 def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):

@@ -684,19 +684,15 @@ def with_nan(array):
     return array
 
 
-@pytest.mark.parametrize(("analysis", "file", "words"), [
-    (ENV, "env_hs.npy", "environment's states of .*sample_00002 hold NaN"),
-    (BEHAVIOURS, "agent_hs.npy", "hidden states of .*sample_00002 hold NaN"),
-    (BOTTLENECK, "bottleneck_vec.npy", "bottleneck vector of .*sample_00002 hold NaN"),
-    (BOTTLENECK, "rews.npy", "rewards of .*sample_00002 hold NaN"),
-    (JACOBIAN, "grad_env_h_hx_direction_1_ica.npy",
-     "sample_00002/grad_env_h_hx_direction_1_ica.npy holds NaN")])
-def test_nan_in_a_recorded_file_is_an_error_that_names_it(analysis, file, words, data, precomputed,
+@pytest.mark.parametrize(("analysis", "file"), [
+    (ENV, "env_hs.npy"), (BEHAVIOURS, "agent_hs.npy"), (BOTTLENECK, "bottleneck_vec.npy"),
+    (BOTTLENECK, "rews.npy"), (JACOBIAN, "grad_env_h_hx_direction_1_ica.npy")])
+def test_nan_in_a_recorded_file_is_an_error_that_names_it(analysis, file, data, precomputed,
                                                           tmp_path, capsys):
     main, more = analysis
     copy = changed(data, tmp_path, file, with_nan)
     argv = [*arguments(copy, precomputed, *more), "--precomp_dir", tmp_path / "out"]
-    assert re.search(words, error_of(capsys, main, argv))
+    assert f"sample_00002/{file} holds NaN" in error_of(capsys, main, argv)
     assert not (tmp_path / "out").exists()
 
 

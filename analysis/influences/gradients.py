@@ -12,7 +12,7 @@ answers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,12 +78,8 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
         UserError: naming a file that is missing, damaged, of another shape or holds NaN; or if
             an answer does not vary.
     """
-    fields = {}
-    for field in ("hidden_states", "values", "log_probs"):
-        array = samples.stacked_field(field, numbers)
-        _check_finite(array, numbers, lambda number, field=field:
-                      f"the {field} of {samples.sample_folder(number)}", "record this sample again")
-        fields[field] = torch.from_numpy(array)
+    fields = {field: torch.from_numpy(samples.stacked_field(field, numbers))
+              for field in ("hidden_states", "values", "log_probs")}
     states = fields["hidden_states"]
     values = np.stack([function(fields["values"], fields["log_probs"]).numpy()
                        for function in OUTPUTS.values()], axis=-1)  # (M, T, functions)
@@ -215,8 +211,6 @@ class InfluenceReader:
         num_copies = [self._copies(number, name, function, without_env_grads)
                       for number in numbers]
         stored = self._folder.stacked_field("hidden_states", name, numbers)  # (M, T, D)
-        _check_finite(stored, numbers, lambda number: str(self._folder.array_file(
-            number, name, "hidden_states")), "make this saliency again")
         if stored.shape != self._coordinates.states.shape:
             raise UserError(f"the gradients of {name} have the shape {stored.shape}, not "
                             f"{self._coordinates.states.shape} as the samples' states")
@@ -274,15 +268,6 @@ def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
         log_probs = torch.log_softmax(policy.fc_policy(leaf), dim=-1)
         total = OUTPUTS[answer](policy.fc_value(leaf).squeeze(-1), log_probs).sum()
     return torch.autograd.grad(total, leaf)[0]
-
-
-def _check_finite(array: np.ndarray, numbers: Sequence[int], name: Callable[[int], str],
-                  way_out: str) -> None:
-    """Refuse NaN; ``name`` says what of a sample is in ``array`` (M, …)."""
-    finite = np.isfinite(array.reshape(len(array), -1)).all(axis=1)
-    if not finite.all():
-        number = numbers[int(np.flatnonzero(~finite)[0])]
-        raise UserError(f"{name(number)} holds NaN or infinity; {way_out}")
 
 
 @dataclasses.dataclass(frozen=True)

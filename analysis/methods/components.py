@@ -78,7 +78,8 @@ def principal_components(states: np.ndarray, number: int, seed: int = 0) -> Prin
     """Fit to standardised states, float32 (N, D).
 
     Up to WIDE units the components are eigenvectors of the covariance, added up in double precision
-    piece by piece, so that no second copy of many states is needed. Beyond, they are found by a
+    piece by piece, so that no second copy of many states is needed (scikit-learn's solver for this
+    adds up in the states' own precision, and loses small variances). Beyond, they are found by a
     randomised decomposition (Halko et al. 2011), in time and memory that grow with N times D.
 
     Args:

@@ -39,7 +39,6 @@ from interventions.projector import Projector
 _TITLES = {"value": "value", "action": "most likely action", "leftwards": "actions to the left",
            "jumping_up": "jumping up", "jumping_right": "jumping to the right",
            VALUE_DELTA: "change of value"}
-_FINITE = ("rewards", "terminals", "values", "hidden_states", "log_probs")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _source(folder: SampleFolder, num_samples: int | None) -> _Source:
 
 
 def _check(source: _Source, arrays: SampleArrays, units: int, frame: tuple[int, ...]) -> None:
-    """Refuse samples of another agent or size, or with NaN."""
+    """Refuse samples of another agent or size."""
     if arrays.hidden_states.shape[2] != units:
         raise UserError(f"the samples in {source.samples.path} have "
                         f"{arrays.hidden_states.shape[2]} hidden units, but the directions are "
@@ -139,13 +138,6 @@ def _check(source: _Source, arrays: SampleArrays, units: int, frame: tuple[int, 
     if arrays.frames.shape[2:] != frame:
         raise UserError(f"the frames in {source.samples.path} have the shape "
                         f"{arrays.frames.shape[2:]}, but those of the first folder {frame}")
-    for field in _FINITE:
-        array = getattr(arrays, field)
-        finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        if not finite.all():
-            number = source.numbers[int(finite.argmin())]
-            raise UserError(f"the {field} of {source.samples.sample_folder(number)} hold NaN or "
-                            "infinity; record this sample again")
 
 
 def _steps(samples: list[SampleArrays], projector: Projector) -> PanelSteps:
@@ -213,8 +205,6 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
     path = source.saliency.array_file(number, of_type.name, field)
     if array.shape != shape:
         raise UserError(f"{path} has the shape {array.shape}, but its sample asks for {shape}")
-    if not np.isfinite(array).all():
-        raise UserError(f"{path} holds NaN or infinity; make this saliency again")
     return array
 
 

@@ -14,9 +14,6 @@ from common.errors import UserError
 from generative.sample_files import SampleFolder
 
 ENDED = 0.5  # probability of a terminal above which an episode counts as ended
-_NAMES = {"hidden_states": "hidden states", "env_h": "environment's states",
-          "bottleneck_vec": "bottleneck vector", "values": "values", "rewards": "rewards",
-          "terminals": "terminals"}
 
 
 def chosen_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samples") -> list[int]:
@@ -35,28 +32,13 @@ def chosen_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samp
     return numbers[:num_samples]
 
 
-def finite_field(folder: SampleFolder, field: str, numbers: Sequence[int]) -> np.ndarray:
-    """A field of ``SampleArrays`` of several samples, with one dimension more in front.
-
-    Raises:
-        UserError: naming a file that is missing, damaged or of another shape, or a sample in which
-            the field holds NaN.
-    """
-    arrays = folder.stacked_field(field, numbers)
-    for number, array in zip(numbers, arrays):
-        if not np.isfinite(array).all():
-            raise UserError(f"the {_NAMES[field]} of {folder.sample_folder(number)} hold NaN or "
-                            "infinity; record this sample again")
-    return arrays
-
-
 def simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -> np.ndarray:
     """``hidden_states`` or ``env_h`` of samples, one below the other (M * T, units).
 
     Raises:
-        UserError: see ``finite_field``.
+        UserError: see ``SampleFolder.stacked``.
     """
-    states = finite_field(folder, field, numbers)  # (M, T, units)
+    states = folder.stacked_field(field, numbers)  # (M, T, units)
     return states.reshape(-1, states.shape[-1])
 
 
@@ -96,9 +78,9 @@ def simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> SimulatedSt
     """The steps of these samples.
 
     Raises:
-        UserError: see ``finite_field``.
+        UserError: see ``SampleFolder.stacked``.
     """
-    value, reward, terminal = (finite_field(folder, field, numbers)
+    value, reward, terminal = (folder.stacked_field(field, numbers)
                                for field in ("values", "rewards", "terminals"))
     action = folder.stacked_field("actions", numbers)
     num_samples, num_steps = value.shape

@@ -26,7 +26,7 @@ from PIL import Image
 
 from common.description import first_difference, read_description
 from common.errors import UserError
-from common.files import atomic_path, read_array, save_json
+from common.files import atomic_path, check_finite, read_array, save_json
 from common.video import write_video
 from generative.sample_files import SampleFolder
 
@@ -102,7 +102,8 @@ class SaliencyFolder:
         """Saliency of a function in a sample.
 
         Raises:
-            UserError: naming the file that is missing, damaged or of another type.
+            UserError: naming the file that is missing, damaged, of another type, or holds NaN or
+                infinity.
         """
         return SaliencyArrays(**{field: self._read(number, function, field)
                                  for field in _ARRAYS})
@@ -130,7 +131,9 @@ class SaliencyFolder:
     def _read(self, number: int, function: str, field: str) -> np.ndarray:
         path = self.array_file(number, function, field)
         _, dtype, dimensions = _ARRAYS[field]
-        return read_array(path, dtype, dimensions, "saliency_experiments.py")
+        array = read_array(path, dtype, dimensions, "saliency_experiments.py")
+        check_finite(array, path, "make this saliency again")
+        return array
 
 
 class SaliencyWriter:
