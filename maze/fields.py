@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -45,6 +45,7 @@ from maze.field.plots import Style, write_film
 from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
+from maze.level.patch_words import register_maze_words
 from maze.level.state import GAME, WORLD_DIMS, MazeState
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
@@ -89,6 +90,8 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     levels = by_name(levels_of(args))
+    env = game_of(levels.values())
+    register_maze_words(functools.partial(grid_of_seed, levels.values()))
     arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
     if COEFFICIENTS in args.films and len(arms) < 3:
         raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
@@ -106,10 +109,8 @@ def main(argv: list[str] | None = None) -> None:
         "components": args.components, "margin": args.margin, "precision": compute.precision,
         "versions": versions()}, args.overwrite)
     look = Look(policy, compute, facings, args.memory)
-    env = EnvConfig(GAME, args.distribution_mode, use_backgrounds=args.use_backgrounds)
     reference = functools.cache(functools.partial(
-        reference_pictures, args.distribution_mode, args.use_backgrounds,
-        {state.level_seed for state in levels.values()}))
+        reference_pictures, env, {state.level_seed for state in levels.values()}))
     found, moved = {}, []
     for name, arm in arms.items():
         opened = open_arm(arm, args, policy, env, reference)
@@ -146,6 +147,33 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
+
+
+def game_of(states: Collection[MazeState]) -> EnvConfig:
+    """The game that the levels are of.
+
+    Raises:
+        UserError: if they are of several modes, or some have backgrounds.
+    """
+    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
+             for state in states}
+    if len(games) > 1:
+        raise UserError("the levels are of several distribution modes, or only some have "
+                        "backgrounds; ask for those of one kind at a time")
+    return games.pop()
+
+
+def grid_of_seed(states: Collection[MazeState], seed: int) -> Grid:
+    """The level of a seed, for the word ``at`` of patches.
+
+    Raises:
+        UserError: if there are several.
+    """
+    grids = [state.grid for state in states if state.level_seed == seed]
+    if len(grids) > 1:
+        raise UserError(f"there are {len(grids)} levels of the seed {seed}, which at= of a patch "
+                        "cannot tell apart; ask for one at a time")
+    return grids[0]
 
 
 def describe(grid: Grid) -> str:
