@@ -1,1 +1,49 @@
-analysis/hidden_analysis_plotting.py
+"""Draw the results of hidden_analysis_precompute.py: the agent's hidden states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.hidden_states.figures import figures
+from analysis.hidden_states.recorded import recorded_steps
+from analysis.parameters.config import AgentHiddenConfig
+from analysis.parameters.flags import add_hidden_analysis_flags, add_plotting_flags
+from analysis.results.output import Output, draw
+from common.cli import Parser, count
+from common.errors import UserError, script_main
+from common.hidden_states_folder import HiddenStatesFolder
+from common.rollout_files import RolloutFolder
+from interventions.flags import directions_folder
+
+OUTPUT = Output("figures of hidden_analysis_plotting.py")
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_hidden_analysis_flags(flags)
+    flags.add_argument("--num_epi_paths", type=count, key="analysis.agent_h.num_epi_paths",
+                       help="episodes whose paths are drawn")
+    add_plotting_flags(flags, "hx_plots")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, parameters = parser().read(argv)
+    agent_h, data_dir = parameters.get(AgentHiddenConfig), parameters.common.data_dir
+    output = args.output_dir or parameters.folders.hidden_state_plots
+    OUTPUT.check(output)
+    if agent_h.num_epi_paths > agent_h.num_episodes:
+        raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
+                        f"{agent_h.num_episodes} episodes")
+    num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
+    folder = HiddenStatesFolder(directions_folder(args, parameters), agent_h.num_episodes,
+                                num_samples)
+    steps = recorded_steps(RolloutFolder(Path(data_dir)), agent_h.num_episodes)
+    draw(OUTPUT, output, figures(folder, steps, agent_h.num_epi_paths, args.seed), folder,
+         {"num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
+          "data_dir": data_dir, "seed": args.seed})
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,1 +1,74 @@
-analysis/hidden_analysis_precompute.py
+"""Analyse the hidden states of the agent in recorded episodes: outliers, principal and independent
+components, clusters, t-SNE and non-negative factors; simulated states are projected beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from analysis.hidden_states.recorded import recorded_states
+from analysis.hidden_states.steps import analyse
+from analysis.parameters.config import AgentHiddenConfig, TsneConfig
+from analysis.parameters.flags import add_hidden_analysis_flags, add_precompute_flags
+from analysis.results.output import check_results, finish, reporting_writer
+from analysis.results.simulated_steps import chosen_samples, simulated_states
+from common.cli import Parser
+from common.errors import UserError, script_main
+from common.files import sha256
+from common.hidden_states_folder import HiddenStatesFolder
+from common.rollout_files import RolloutFolder
+from generative.config import SAMPLE_STARTS
+from generative.flags import add_generated_data_flag
+from generative.sample_files import SampleFolder
+from interventions.flags import directions_folder
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_hidden_analysis_flags(flags)
+    add_generated_data_flag(flags)
+    flags.add_argument("--informed_or_random_init", choices=SAMPLE_STARTS,
+                       key="analysis.agent_h.informed_or_random_init",
+                       help="which of these folders")
+    add_precompute_flags(flags, "agent_h", "episodes")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, parameters = parser().read(argv)
+    agent_h, tsne_seed = parameters.get(AgentHiddenConfig), parameters.get(TsneConfig).tsne_seed
+    common = parameters.common
+    folder = HiddenStatesFolder(
+        directions_folder(args, parameters), agent_h.num_episodes,
+        None if args.no_generated_samples else agent_h.num_generated_samples)
+    check_results(folder, "episodes", args.overwrite)
+
+    recording = RolloutFolder(Path(common.data_dir))
+    simulated, samples, sample_numbers = None, None, []
+    if not args.no_generated_samples:
+        samples = SampleFolder(Path(common.generated_data_dir) / agent_h.informed_or_random_init)
+        sample_numbers = chosen_samples(samples, agent_h.num_generated_samples,
+                                        "num_generated_samples")
+        simulated = simulated_states(samples, "hidden_states", sample_numbers)
+    recorded = recorded_states(recording, agent_h.num_episodes)
+    units = recorded.states.shape[1]
+    if simulated is not None and simulated.shape[1] != units:
+        raise UserError(f"the simulated states have {simulated.shape[1]} units, but those of "
+                        f"{common.data_dir} have {units}; take samples of the same agent")
+    print(f"{len(recorded.states)} states of {agent_h.num_episodes} episodes, "
+          f"{0 if simulated is None else len(simulated)} simulated ones", flush=True)
+    writer = reporting_writer(
+        folder,
+        {"parameters": dataclasses.asdict(agent_h), "seed": args.seed,
+         "tsne_seed": tsne_seed, "data_dir": common.data_dir,
+         "data_index_sha256": sha256(recording.index_file), "states": len(recorded.states),
+         "generated_samples": str(samples.path) if samples else None,
+         "generated_numbers": sample_numbers})
+    analyse(recorded.states, simulated, agent_h, args.seed, tsne_seed, writer)
+    finish(writer)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,1 +1,169 @@
-record_gen_samples.py
+"""Record rollouts that a trained simulator imagines, with the agent inside."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from common.cli import Parser, count
+from common.devices import resolve_compute
+from common.errors import script_main
+from common.files import sha256, versions
+from common.game_constants import ACTION_NAMES
+from common.parameters import ParameterSet
+from common.rollout_files import RolloutFolder
+from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.runs import open_simulator
+from generative.sample_files import SampleWriter
+from generative.sampling import (
+    ALL_ACTIONS,
+    Sampler,
+    SamplingPlan,
+    manual_actions,
+    record_samples,
+)
+from generative.simulator import Simulator
+from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
+from interventions.flags import (
+    add_patch_flags,
+    add_swap_flags,
+    asked_arm,
+    directions_folder,
+    open_arm,
+    patched_precision,
+)
+from interventions.reference import recorded_reference
+from interventions.scopes import patched
+from interventions.swaps import open_swap
+from maze.level.patch_words import register_maze_words
+
+SAMPLES_AT_A_TIME = 32
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file", model_file_required=True,
+                        at_a_time=SAMPLES_AT_A_TIME)
+    flags.add_argument("--generated_data_dir", key="generated_data_dir",
+                       help="samples go to folders in here")
+    flags.add_argument("--data_save_dir", type=Path, help="the same, and wins")
+    flags.add_argument("--num_samples", type=count, key="record.max_samples",
+                       help="starts to simulate from; each gives one sample, or one for each of "
+                            "several manual actions")
+    flags.add_argument("--recording_rand_init", dest="rand_init", action="store_true",
+                       key="record.rand_init",
+                       help="start from random vectors instead of recorded frames")
+    flags.add_argument("--use_recorded_actions", action="store_true",
+                       help="what was done after the recorded frames is done again, instead of "
+                            "what the agent would do now")
+    flags.add_argument("--manual_action", nargs="+", default=[], metavar="ACTION",
+                       help="action that enters every step: one or several of "
+                            f"{', '.join(ACTION_NAMES)}, or {ALL_ACTIONS} for all of them, with "
+                            "a video in which each is placed where it points")
+    add_swap_flags(flags)
+    add_patch_flags(flags)
+    flags.add_argument("--sample_latents", action="store_true",
+                       help="draw the latent variables instead of taking the most likely ones")
+    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="throw away what the folders to write to hold")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
+    register_maze_words()
+    arm = asked_arm(args)
+    compute = resolve_compute(common.device, common.gpu_device,
+                              patched_precision(args.precision, arm))
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
+    plan = make_plan(args, explicit, parameters, simulator)
+    dataset = None
+    if not plan.random_start:
+        dataset = RolloutDataset(Path(common.data_dir), plan.num_init_steps, plan.num_steps)
+    description = {
+        **dataclasses.asdict(plan),
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
+        "simulator": dataclasses.asdict(simulator.config),
+        "data_dir": common.data_dir if dataset else None,
+        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None,
+        "data_recording": dataset.folder.description() if dataset else None,
+        "precision": compute.precision, "swap": None, "versions": versions()}
+
+    save_dir = args.data_save_dir or Path(common.generated_data_dir)
+    policy, sampler = simulator.agent.policy, Sampler(simulator, compute, plan, dataset)
+    sampler.check(max_samples)
+    patches = open_arm(arm, args, policy, None, lambda size, seed: recorded_reference(
+        RolloutFolder(Path(common.data_dir)), sampler.episodes(max_samples), size, seed))
+    runs = [SamplerRun(plan.folder_name, description, contextlib.nullcontext())]
+    swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
+                     directions_folder(args, parameters),
+                     parameters.get(DirectionFilesConfig).num_episodes,
+                     simulator.config.agent_hidden_size, compute.device, args.random_directions)
+    if swap:
+        runs.append(SamplerRun(
+            f"{plan.folder_name}_swapped_{swap.name}",
+            {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
+            patched(policy, [swap.patch])))
+    if arm:
+        runs.append(SamplerRun(
+            f"{plan.folder_name}_patched_{arm.name}",
+            {**description, **patches.metadata, "unaltered": plan.folder_name},
+            patches.scope(policy)))
+    writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
+               for run in runs]
+    num_samples = max_samples * plan.samples_per_start
+    for run, writer in zip(runs, writers):
+        with run.scope:
+            status = record_samples(sampler, writer, max_samples, args.batch_size,
+                                    not args.no_videos)
+        if status:
+            print(f"stopped; the same command goes on with {writer.folder.path}")
+            return status
+        print(f"{num_samples} samples of {plan.num_steps} steps are in {writer.folder.path}")
+    for writer, what in zip(writers[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
+        print(f"the pair, from the same starts: {writer.folder.path} with the {what}, "
+              f"{writers[0].folder.path} without")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerRun:
+    """One folder of samples.
+
+    Attributes:
+        name: of the folder.
+        description: what makes it.
+        scope: in which it is simulated.
+    """
+
+    name: str
+    description: dict
+    scope: contextlib.AbstractContextManager
+
+
+def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
+              simulator: Simulator) -> SamplingPlan:
+    """The plan of the flags; a number of steps on the command line wins."""
+    actions = manual_actions(args.manual_action)
+    saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)
+    num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
+    if "num_sim_steps" in explicit:
+        num_steps = config.num_sim_steps
+    num_init_steps = simulator.config.num_init_steps
+    if "num_initializing_steps" in explicit:
+        num_init_steps = config.num_init_steps
+    return SamplingPlan(parameters.get(RecordConfig).rand_init, args.use_recorded_actions, actions,
+                        num_steps, num_init_steps, args.sample_latents, args.seed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,1 +1,194 @@
-saliency_experiments.py
+"""Take gradients of the agent's value, its actions and its hidden directions through the
+simulator, in samples that record_gen_samples.py recorded, over as many steps as those have."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from common.cli import OneText, Parser
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+from common.files import sha256, versions
+from generative.config import SaliencyConfig, SimulatorConfig
+from generative.flags import (
+    add_samples_flags,
+    add_simulator_flags,
+    read_simulator_flags,
+    samples_of,
+)
+from generative.runs import open_simulator
+from generative.saliency.files import SaliencyWriter
+from generative.saliency.gradients import (
+    DIRECTION,
+    FUNCTIONS,
+    VALUE,
+    SaliencyFunction,
+    saliency_functions,
+)
+from generative.saliency.run import (
+    SaliencyMaker,
+    SaliencyPlan,
+    combine_samples,
+    write_demonstration,
+    write_saliency,
+)
+from generative.sample_files import SampleFolder
+from generative.simulator import Simulator
+from interventions.config import DirectionFilesConfig
+from interventions.flags import (
+    add_direction_flags,
+    add_direction_ids_flag,
+    add_direction_type_flag,
+    directions_folder,
+)
+from interventions.projector import Projector
+
+SAMPLES_AT_A_TIME = 4
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Which part of how many, as an argparse type."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
+    return int(match[1]), int(match[2])
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file", model_file_required=True,
+                        at_a_time=SAMPLES_AT_A_TIME)
+    flags.set_defaults(precision="float32")  # gradients are differences of small numbers
+    add_samples_flags(flags)
+    flags.add_argument("--saliency_func_type", nargs="+", metavar="FUNCTION",
+                       key="analysis.saliency.func_type",
+                       help=f"one or several of {', '.join(FUNCTIONS)} (every one of "
+                            f"--direction_ids), {DIRECTION}_3, {DIRECTION}_3_pca")
+    flags.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
+                       key="analysis.saliency.sample_ids",
+                       help="numbers of samples, or a range: 0 to 100 ends before 100")
+    add_direction_ids_flag(flags, "--direction_ids",
+                           f"directions that {DIRECTION} stands for, likewise")
+    add_direction_type_flag(flags)
+    flags.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
+                       key="analysis.saliency.common_timesteps",
+                       help="simulated steps at which the functions are read, from 0")
+    flags.add_argument("--combine_samples_not_iterate", action="store_true",
+                       key="analysis.saliency.combine_samples_not_iterate",
+                       help="make one sample of the mean of the samples' bottleneck vectors, in a "
+                            "folder of its own")
+    flags.add_argument("--without_env_grads", action="store_true",
+                       help="let no gradients through the action that enters the environment; "
+                            "names of files say so")
+    flags.add_argument("--difference_demo_sample_ids", nargs="+", action=OneText, metavar="ID",
+                       key="analysis.saliency.difference_demo_sample_ids",
+                       help=f"those of the samples in which {VALUE} is shown with and without "
+                            "these gradients, if it is among the functions; 0 to 0: none")
+    flags.add_argument("--difference_demo_dir", type=Path,
+                       help="folder of this demonstration; <save_dir>/demo_with_without_env_grads "
+                            "if not given")
+    add_direction_flags(flags)
+    flags.add_argument("--shard", type=shard, default="1/1", metavar="I/N",
+                       help="do the I-th of N parts of the samples, counted from 1, for jobs that "
+                            "run beside each other")
+    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="make what is asked for again where it is already there")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args, _, parameters = read_simulator_flags(parser(), argv)
+    settings, common = parameters.get(SaliencyConfig), parameters.common
+    samples = samples_of(args, parameters)
+    numbers = settings.ids("sample_ids")
+    functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
+                                   settings.direction_type)
+    if not functions or not numbers:
+        needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
+        raise UserError(f"there is nothing to do without {needed}")
+    samples.check(numbers)
+    origin = {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+              "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
+    check_origin(samples, origin)
+
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
+    projector, matrices = None, None
+    if any(function.direction is not None for function in functions):
+        projector, matrices = directions(
+            directions_folder(args, parameters),
+            parameters.get(DirectionFilesConfig).num_episodes, simulator, functions)
+        projector = projector.on(compute.device)
+    demonstrated = []
+    if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
+        demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
+                        if number in numbers]
+    description = {**origin, "precision": compute.precision, "versions": versions()}
+    if settings.combine_samples_not_iterate:
+        if args.shard != (1, 1):
+            raise UserError("--combine_samples_not_iterate makes one sample, which --shard cannot "
+                            "split; leave one of them out")
+        samples = combine_samples(simulator, compute, samples, numbers, description,
+                                  args.overwrite)
+        numbers, demonstrated = (0,), []
+
+    plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
+                        settings.perturbation_scale, settings.gaussian_kernel_size,
+                        settings.sigma, args.without_env_grads, args.seed)
+    maker = SaliencyMaker(simulator, compute, plan, samples, description, matrices,
+                          projector.coordinates if projector else None)
+    part, parts = args.shard
+    rest = (args.batch_size, not args.no_videos, args.overwrite)
+    for write, folder, chosen in (
+            (write_saliency, samples.path, numbers[part - 1::parts]),
+            (write_demonstration,
+             args.difference_demo_dir or parameters.folders.saliency_demonstration,
+             demonstrated[part - 1::parts])):
+        status = write(maker, SaliencyWriter(folder), chosen, *rest)
+        if status:
+            print("stopped; the same command without --overwrite goes on")
+            return status
+        if write is write_saliency:
+            print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
+                  f"{folder}")
+        elif chosen:
+            print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
+                  f"environment is in {folder}")
+    if maker.diverging:
+        print(f"in {len(maker.diverging)} samples, {min(maker.diverging)} among them, the agent's "
+              "own actions do not lead to the recorded frames that the pictures have below the "
+              "colours; were they recorded with other actions, or in another precision?")
+    return 0
+
+
+def check_origin(samples: SampleFolder, origin: dict) -> None:
+    """Refuse samples of another simulator or agent; published samples do not say."""
+    found = samples.description()
+    for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
+        if found and found.get(key) != origin[key]:
+            name = found.get(key.replace("sha256", "file"))
+            raise UserError(f"the samples in {samples.path} were recorded with another "
+                            f"{flag} ({name}, which does not have the same contents)")
+
+
+def directions(folder: Path, num_episodes: int, simulator: Simulator,
+               functions: tuple[SaliencyFunction, ...]) -> tuple[Projector, dict]:
+    """The directions that functions need, and the checksums of their files."""
+    projector, matrices = Projector.load_for(simulator.config.agent_hidden_size, folder,
+                                             num_episodes)
+    for function in functions:
+        if function.direction is not None:
+            there = len(projector.directions(function.direction_type))
+            if function.direction >= there:
+                raise UserError(f"there is no {function.direction_type} direction "
+                                f"{function.direction}: they are numbered 0 to {there - 1}")
+    return projector, matrices
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -45,8 +45,8 @@ from maze.field.plots import Style, write_film
 from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
+from maze.level.patch_words import register_maze_words
 from maze.level.state import GAME, WORLD_DIMS, MazeState
-from maze.patch_words import register_maze_words
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -90,6 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     levels = by_name(levels_of(args))
+    env = game_of(levels.values())
     register_maze_words()
     arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
     if COEFFICIENTS in args.films and len(arms) < 3:
@@ -108,16 +109,13 @@ def main(argv: list[str] | None = None) -> None:
         "components": args.components, "margin": args.margin, "precision": compute.precision,
         "versions": versions()}, args.overwrite)
     look = Look(policy, compute, facings, args.memory)
-    env = EnvConfig(GAME, args.distribution_mode, use_backgrounds=args.use_backgrounds)
     reference = functools.cache(functools.partial(
-        reference_pictures, args.distribution_mode, args.use_backgrounds,
-        {state.level_seed for state in levels.values()}))
-    as_played = {state.level_seed: state.to_bytes() for state in levels.values()}
+        reference_pictures, env, {state.level_seed for state in levels.values()}))
     found, moved = {}, []
     for name, arm in arms.items():
         opened = open_arm(
             arm, args, policy, env, reference,
-            lambda data: as_played[MazeState.parse(data).level_seed])
+            functools.partial(as_played, levels.values()))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
         folder.add_arm(name, opened.metadata)
@@ -151,6 +149,34 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
+
+
+def game_of(states: Collection[MazeState]) -> EnvConfig:
+    """The game that the levels are of.
+
+    Raises:
+        UserError: if they are of several modes, or some have backgrounds.
+    """
+    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
+             for state in states}
+    if len(games) > 1:
+        raise UserError("the levels are of several distribution modes, or only some have "
+                        "backgrounds; ask for those of one kind at a time")
+    return games.pop()
+
+
+def as_played(states: Collection[MazeState], data: bytes) -> bytes:
+    """The edit that makes one of the levels out of its stock state.
+
+    Raises:
+        UserError: if there are several of that seed.
+    """
+    seed = MazeState.parse(data).level_seed
+    found = [state for state in states if state.level_seed == seed]
+    if len(found) > 1:
+        raise UserError(f"there are {len(found)} levels of the seed {seed}, which a patch cannot "
+                        "tell apart; ask for one at a time")
+    return found[0].to_bytes()
 
 
 def describe(grid: Grid) -> str:

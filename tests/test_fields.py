@@ -1,6 +1,7 @@
 """Vector fields of mazes: frames from stamps, both sources, exact probabilities, the script."""
 
 import dataclasses
+import functools
 import itertools
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from common.agent_file import load_agent, save_agent
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
 from common.files import read_arrays
-from interventions.patch_text import parse_patch
+from interventions.patch_text import Opening, open_patches, parse_patch
 from interventions.scopes import patched
 from maze import fields
 from maze.field import stamps
@@ -43,6 +44,7 @@ from maze.field.reaching import Chain, path_probability, reaching
 from maze.level.environment import draw, stock_state
 from maze.level.files import save_levels
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
+from maze.level.patch_words import register_maze_words
 
 MAZE = ["#########",
         "##...####",
@@ -235,6 +237,23 @@ def test_facing_decides_where_it_is_the_chains_state():
     assert chain.expected_steps() == 500
 
 
+def test_what_comes_before_cannot_be_passed():
+    """Always to the right: every square comes before those behind it."""
+    grid = Grid.from_rows(["#####", "#####", "M...C", "#####", "#####"])
+    squares = np.array(grid.squares(without_cheese=True))
+    log_probs = np.full((len(squares), 15), -np.inf)
+    log_probs[:, 8] = 0
+    chain = Chain.of(tuple(Field(grid, squares, log_probs, np.zeros(len(squares)), side, "none")
+                           for side in (0, 1)))
+    assert chain.before([grid.cheese], [Square(2, 2)]) == 0
+    assert chain.before([Square(2, 2)], [grid.cheese]) == 1
+    assert chain.before([grid.cheese], [], steps=3) == 0
+    assert chain.before([grid.cheese], [], steps=4) == 1
+    assert chain.expected_steps() == 4
+    with pytest.raises(UserError, match="before itself"):
+        chain.before([grid.cheese], [grid.cheese])
+
+
 def test_exact_probabilities_refuse_an_agent_with_memory():
     policy, state = tiny_policy(), small_level("easy", size=3)
     with pytest.raises(UserError, match="without memory"):
@@ -324,7 +343,7 @@ def test_value_agrees_where_the_likeliest_way_leads_to_the_highest_neighbour():
     grid = Grid.from_rows(["#####", "#####", "M...C", "##.##", "##.##"])
     squares = np.array(grid.squares(without_cheese=True))
     log_probs = np.full((len(squares), 15), -np.inf)
-    log_probs[:, 7] = 0
+    log_probs[:, [7, 4]] = np.log([0.4, 0.6])  # standing still is no move
     values = {(2, 0): 1, (2, 1): 2, (2, 2): 5, (2, 3): 4, (1, 2): 3, (0, 2): 0}
     field = Field(grid, squares, log_probs,
                   np.array([values[tuple(square)] for square in squares.tolist()]), 0, "none")
@@ -557,3 +576,45 @@ def test_pictures_show_the_arrows_of_the_field_as_thick_as_squares_are_wide(tmp_
     maps = figures["maps.png"].axes[0]
     shown = maps.images[-1].get_array()[::-1]
     np.testing.assert_allclose(shown[tuple(field.squares[0])], field.values[0])
+
+
+untrained = functools.cache(tiny_policy)
+
+
+def test_words_of_mazes_that_mean_nothing_are_one_sentence():
+    easy, layer = EnvConfig("maze", "easy"), "embedder.block2.res1.resadd"
+    register_maze_words()
+    for text, env, message in (
+            (f"zero@{layer},square=1.1", EnvConfig("coinrun", "easy"), "no meaning in coinrun"),
+            (f"zero@{layer},facing=1", None, "no meaning in the simulator"),
+            (f"zero@{layer},square=15.0", easy, "0 to 14"),
+            (f"zero@{layer},squares=1", easy, "is not row.column of a square"),
+            (f"zero@{layer},facing=2", easy, "facing=2 means nothing"),
+            (f"zero@{layer},at=pathh", easy, "did you mean 'path'"),
+            (f"zero@{layer},square=1.1,cell=1.1", easy, "has cells and squares"),
+            ("zero@all,square=1.1", easy, "needs one layer"),
+            ("zero@embedder.fc,square=1.1", easy, "has no cells")):
+        with pytest.raises(UserError, match=message):
+            open_patches([parse_patch(text)],
+                         Opening(untrained(recurrent=False), env, lambda: None))
+
+
+def test_a_patch_at_the_decision_square_changes_the_field_there_alone(feed_forward, tmp_path):
+    output = tmp_path / "out"
+    assert fields.main(arguments(
+        feed_forward, output, "--patch", "zero@embedder.block1.conv,at=decision_square",
+        "--num_pictures", "0", levels="0")) == 0
+    folder = FieldsFolder(output)
+    before, after = (load_field(folder.field_file(arm, "0"))[0]
+                     for arm in dict.fromkeys(folder.table()["arm"]))
+    change = difference(before, after)
+    changed = [Square(*square) for square in change.squares[change.total_variation > 0].tolist()]
+    assert changed == [before.grid.decision_square()]
+    assert pd.read_csv(output / "moved.csv")["pictures"].tolist() == [2]
+
+
+def test_levels_of_several_modes_are_refused(feed_forward, tmp_path, capsys):
+    path = tmp_path / "levels.json"
+    save_levels(path, [stock_state("easy", 0), stock_state("hard", 0)])
+    assert fields.main(arguments(feed_forward, tmp_path / "out", levels=str(path))) == 2
+    assert "several distribution modes" in capsys.readouterr().err

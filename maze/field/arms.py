@@ -31,7 +31,7 @@ from maze.field.plots import Panel, Style, compared, field_figure, plot_fields, 
 from maze.field.reaching import Chain, path_probability
 from maze.level.environment import draw, stock_state
 from maze.level.grid import Grid
-from maze.level.state import GAME, MazeState
+from maze.level.state import MazeState
 
 Fields = tuple[Field, ...]
 """Of one level, one a facing."""
@@ -65,20 +65,19 @@ class Look:
                             facing=self.facings[0] if facing is None else facing)
 
 
-def reference_pictures(distribution_mode: str, use_backgrounds: bool, without: Collection[int],
-                       size: int, seed: int) -> ReferenceSet:
-    """Pictures of random levels, with the mouse on a random free square.
+def reference_pictures(env: EnvConfig, without: Collection[int], size: int,
+                       seed: int) -> ReferenceSet:
+    """Pictures of random levels of maze, with the mouse on a random free square.
 
     Args:
         without: level seeds that are measured, of which none is used.
     """
-    config = EnvConfig(GAME, distribution_mode, use_backgrounds=use_backgrounds)
-    seeds = [number for number in config.draw_levels(size + len(without), seed)
+    seeds = [number for number in env.draw_levels(size + len(without), seed)
              if number not in without][:size]
     rng = np.random.default_rng(seed)
     frames = []
     for number in seeds:
-        state = stock_state(distribution_mode, number, use_backgrounds)
+        state = stock_state(env.distribution_mode, number, env.use_backgrounds)
         square = rng.permutation(state.grid.squares(without_cheese=True))[:1]
         frames.append(frame_source(state)(square, np.zeros(1, np.int64))[0])
     return ReferenceSet(np.stack(frames), description={

@@ -44,9 +44,9 @@ def at_decision_square(field: Field) -> dict[str, float]:
 
 
 def value_agreement(field: Field) -> float:
-    """Share of squares where the policy's most likely direction leads to the neighbour with the
-    highest value. The cheese, which ends the episode with its reward, is above all others; a way
-    into a wall, or staying, is no neighbour."""
+    """Share of squares where the most likely of the four moves leads to the neighbour with the
+    highest value. The cheese, which ends the episode with its reward, is above all others; a wall
+    is no neighbour."""
     grid = field.grid
     heights = np.pad(field.map(field.values), 1, constant_values=np.nan)
     for square in grid.cheeses:
@@ -55,7 +55,7 @@ def value_agreement(field: Field) -> float:
                       axis=1)  # (n, 4)
     has_neighbour = ~np.isnan(beside).all(axis=1)
     best = np.nanargmax(beside[has_neighbour], axis=1)
-    return float((field.effective_probs[has_neighbour].argmax(axis=1) == best).mean())
+    return float((field.probs[has_neighbour, :STAY].argmax(axis=1) == best).mean())
 
 
 def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field | None = None,
@@ -78,7 +78,7 @@ def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field |
     with contextlib.suppress(UserError):
         found["path_corner"] = path_probability(field, grid.corner)
     found["value_agreement"] = value_agreement(field)
-    found["into_walls"] = float((field.probs[:, :STAY] * ~field.is_open).sum(axis=1).mean())
+    found["into_walls"] = float((field.effective_probs - field.probs)[:, STAY].mean())
     found["stay"] = float(field.probs[:, STAY].mean())
     if other_facing is not None and len(grid.cheeses) == 1:
         exact = reaching((field, other_facing), region, steps)

@@ -130,13 +130,13 @@ class Chain:
         """Expected length of an episode: until the mouse is on cheese, or ``steps``."""
         number = _numbers(self.grid)
         half = self.transition.shape[0] // 2
-        going = np.ones(2 * half)
+        left = np.ones(2 * half)
         for square in self.grid.cheeses:
-            going[[number[square], half + number[square]]] = 0
-        total, left = 0.0, going
+            left[[number[square], half + number[square]]] = 0
+        total = 0.0
         for _ in range(steps):  # left: probability that the episode still goes on after so many
             total += left[self._start]
-            left = self.transition @ left * going
+            left = self.transition @ left
         return float(total)
 
 

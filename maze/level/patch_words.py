@@ -9,7 +9,8 @@
     condition=same_cheese of resample: sources are other levels with the cheese put at the same
                           square; or other_cheese: left where it is elsewhere
 
-Squares are row.column of the world, row 0 at the bottom.
+Squares are row.column of the world, row 0 at the bottom. In a level without a decision square, or
+without a way to one cheese, the mouse is never there, and always off the path.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from interventions.patch import Patch, Rows
 from interventions.patch_text import Opening, register_word
 from interventions.patches import Resample
 from maze.level.environment import draw, stock_state
-from maze.level.grid import CHEESE, FORK, FREE, Grid, Square
+from maze.level.grid import CHEESE, FREE, Grid, Square
 from maze.level.state import GAME, WORLD_DIMS, MazeState
 
 MAPPINGS = ("published", "centred")
@@ -72,10 +73,14 @@ def _squares_of(word: str, value: str, opening: Opening) -> list[Square]:
 
 def _square(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
     squares = _squares_of(word, value, opening)
+    if patch.cells is not None:
+        raise UserError(f"the patch of {patch.layer} has cells and squares; leave one out")
     mapping = dict(patch.words).get("mapping", MAPPINGS[0])
     _chosen("mapping", mapping, MAPPINGS)
     dim = WORLD_DIMS[_mode(opening.env)]
-    (layer,) = layers_named(opening.policy, patch.layer)
+    layer, *more = layers_named(opening.policy, patch.layer)
+    if more:
+        raise UserError(f"{word}={value} needs one layer, not {patch.layer}, whose maps differ")
     cells = dict.fromkeys(layer.cell(*square, dim, mapping) for square in squares)
     return dataclasses.replace(patch, cells=tuple(cells))
 
@@ -113,10 +118,11 @@ def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
     def squares_of(level: int) -> np.ndarray:
         """(n, 2)"""
         grid = _grid(opening, level)
-        if value == "decision_square":
-            found = [grid.decision_square()] if grid.kind() == FORK else []
-        else:
-            found = grid.path(grid.start, grid.cheese)
+        try:
+            found = ([grid.decision_square()] if value == "decision_square"
+                     else grid.path(grid.start, grid.cheese))
+        except UserError:  # no fork, or no way to one cheese
+            found = []
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def holds(rows: Rows) -> np.ndarray:
