@@ -223,7 +223,7 @@ class Grid:
     def neighbours(self, square: Square) -> list[Square]:
         """Free squares beside a square, in the order left, down, up, right."""
         beside = [Square(square[0] + up, square[1] + right) for up, right in _ORDER]
-        return [place for place in beside if 0 <= min(place) and max(place) < self.world_dim
+        return [place for place in beside if min(place) >= 0 and max(place) < self.world_dim
                 and self.is_free[place]]
 
     @property
@@ -341,6 +341,6 @@ class Grid:
                     mice.append(Square(row, column))
                 cells[row, column] = _LETTERS[letter]
         if len(mice) != 1:
-            raise UserError(f"the maze has {len(mice) or 'no'} mouse M"
-                            + "".join(f"; one at {mouse}" for mouse in mice[:2]))
+            raise UserError(f"the maze has mice M at {mice[0]} and at {mice[1]}" if mice else
+                            "the maze has no mouse M")
         return cls(cells, maze_dim or size, mice[0], facing)
