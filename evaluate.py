@@ -28,6 +28,7 @@ from common.files import save_json, sha256, versions
 from common.progress import with_progress
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.patch_words import register_maze_words
 
 
 def parser() -> Parser:
@@ -56,6 +57,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
@@ -64,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
-        policy, compute, config, measured, size, seed, edit))
+        policy, compute, config, measured, size, seed, edit), edit)
     started = time.monotonic()
     with patches.scope(policy) as scope:
         episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,

@@ -8,7 +8,10 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
+
 from analysis.behaviours.files import BehavioursFolder
+from analysis.hidden_states.recorded import recorded_positions
 from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
 from analysis.parameters.config import BehavioursConfig
@@ -17,6 +20,7 @@ from analysis.results.output import Output
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
+from common.rollout_files import RolloutFolder
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
@@ -73,7 +77,8 @@ def main(argv: list[str] | None = None) -> None:
     units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
     content = gather(args.exp_name, folders, args.num_samples,
                      Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes),
-                                hidden.read_finite("sources")), behaviours, args.max_states)
+                                hidden.read_finite("sources"), positions_of(hidden)),
+                     behaviours, args.max_states)
 
     size, begin = panel_size(content), time.perf_counter()
     lacking = int((~content.has_saliency.all(axis=1)).sum())
@@ -92,6 +97,12 @@ def main(argv: list[str] | None = None) -> None:
         write_panel(temporary, content)
     print(f"wrote {output.path} in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
+
+
+def positions_of(hidden: HiddenStatesFolder) -> dict[str, np.ndarray]:
+    """Where the player was at the recorded states, if the recording is there and says so."""
+    data_dir = hidden.settings().get("data_dir")
+    return recorded_positions(RolloutFolder(data_dir), hidden.num_episodes) if data_dir else {}
 
 
 def check_space(path: Path, size: int) -> None:

@@ -27,7 +27,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.progress import with_progress
-from common.rollout_files import EpisodeArrays, RolloutWriter
+from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
@@ -41,6 +41,7 @@ from interventions.flags import (
 )
 from interventions.swaps import open_swap
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.patch_words import register_maze_words
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -65,6 +66,9 @@ def parser() -> Parser:
     flags.add_argument("--interpreting_params_name", default="defaults",
                        help="parameter set in hyperparams/interpreting_configs.yml, for the "
                             "swap alone")
+    flags.add_argument("--positions", action="store_true",
+                       help="also record where the player is: columns player_x and player_y, in "
+                            "cells")
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
@@ -79,7 +83,7 @@ def steps_table(episode: Episode) -> pd.DataFrame:
     return pd.DataFrame({
         "level_seed": episode.level_seed, "episode_step": np.arange(len(episode.actions)),
         "done": episode.dones.astype(int), "reward": episode.rewards, "value": episode.values,
-        "action": episode.actions})
+        "action": episode.actions, **dict(zip(POSITION_COLUMNS, episode.positions.T))})
 
 
 def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> None:
@@ -94,6 +98,7 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
+    register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
@@ -109,7 +114,7 @@ def main(argv: list[str] | None = None) -> None:
                      compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
-        policy, compute, config, all_levels, size, seed, edit))
+        policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
         "agent_sha256": sha256(args.model_file),
@@ -118,7 +123,8 @@ def main(argv: list[str] | None = None) -> None:
         "log_probs_of": "the policy with action noise" if noise else "the policy",
         "action_noise": vars(noise) if noise else None,
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
-        **patches.metadata, "versions": versions(),
+        **({"positions": True} if args.positions else {}), **patches.metadata,
+        "versions": versions(),
     }, args.overwrite)
 
     levels = [(number, level) for number, level
@@ -129,7 +135,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{already} of {args.num_episodes} episodes are already there")
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise, edit=edit, with_squares=patches.reads_rows)
+                             alter_logits=noise, edit=edit, keep_positions=args.positions,
+                             with_squares=patches.reads_rows)
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:

@@ -39,6 +39,7 @@ from interventions.flags import (
 from interventions.reference import recorded_reference
 from interventions.scopes import patched
 from interventions.swaps import open_swap
+from maze.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32
 
@@ -77,6 +78,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
+    register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, arm))

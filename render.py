@@ -28,6 +28,7 @@ from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.patch_words import register_maze_words
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256
@@ -76,6 +77,7 @@ def write_episode(folder: Path, episode: Episode, tps: int, with_strip: bool) ->
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
@@ -84,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
-        policy, compute, config, measured, size, seed, edit))
+        policy, compute, config, measured, size, seed, edit), edit)
     folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
     save_json(folder / "rendering.json", {
         "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),

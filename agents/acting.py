@@ -31,7 +31,7 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
     with compute.autocast():
         for begin in range(0, len(frames), size):
             chunk = frames[begin:begin + size]
-            with piece_of_pass(policy, begin, begin + len(chunk)):
+            with piece_of_pass(policy, begin, begin + len(chunk), len(frames)):
                 embeddings.append(policy.embed(
                     to_images(chunk, compute.channels_last, compute.dtype)).float())
     return torch.cat(embeddings)

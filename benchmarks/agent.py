@@ -6,8 +6,8 @@ transcription of the algorithm would be run. The two are measured in turns, beca
 and drift, each in a process of its own.
 
     python -m benchmarks.agent            everything, about twelve minutes on two cores
-    python -m benchmarks.agent wrappers   one part: wrappers, training, kickstarting, recording or
-                                          memory
+    python -m benchmarks.agent wrappers   one part: wrappers, training, kickstarting, edits,
+                                          recording or memory
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from common.agent_file import save_agent
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from common.networks import Policy, PolicyOutput, build_policy, to_images
+from maze.level.regions import CheeseRegion
 
 ENV = EnvConfig("coinrun", "easy")
 CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 envs x 256 steps
 VAL_INTERVAL = 10
 REPEATS = 2
+EPISODE_STEPS = 20  # of a good agent in easy mazes whose cheese is in its corner
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
 
@@ -127,6 +129,26 @@ def measure_kickstarting() -> None:
         contestant.close()
 
 
+def measure_edits() -> None:
+    """The time of moving the cheese of every new level, as a share of that of training."""
+    worlds = [ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit)
+              for edit in (None, CheeseRegion(5))]
+    times = []
+    for _ in range(20):  # nobody acts, so all levels stay new, and each look edits them again
+        for world in worlds:
+            start = time.perf_counter()
+            world.observe()
+            times.append(time.perf_counter() - start)
+    edit = (median(times[1::2]) - median(times[::2])) / 64
+    contestant = Apart(Contestant, False)
+    contestant()
+    step = median(sum(contestant()) for _ in range(REPEATS)) / (CONFIG.n_envs * CONFIG.n_steps)
+    contestant.close()
+    print(f"edits: {1000 * edit:.2f} ms a level; training {1000 * step:.2f} ms a step, so "
+          f"{100 * edit / (EPISODE_STEPS * step):.2f} % of it with episodes of {EPISODE_STEPS} "
+          "steps")
+
+
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
     from procgen import ProcgenGym3Env
     env = ProcgenGym3Env(num=num_envs, env_name="coinrun", distribution_mode="easy",
@@ -192,8 +214,8 @@ def one_large_update() -> None:
 
 def main() -> None:
     parts = {"wrappers": measure_wrappers, "training": measure_training,
-             "kickstarting": measure_kickstarting, "recording": measure_recording,
-             "memory": measure_memory}
+             "kickstarting": measure_kickstarting, "edits": measure_edits,
+             "recording": measure_recording, "memory": measure_memory}
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")

@@ -64,6 +64,14 @@ class OneText(argparse.Action):
         setattr(namespace, self.dest, " ".join(values))
 
 
+class EachTime(argparse.Action):
+    """Gathers the values of a flag that may be given several times, in order."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*(before if isinstance(before, list) else ()), values])
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     """An argparse type: a whole number from ``low`` to ``high``."""
 

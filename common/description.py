@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from common.errors import UserError
-from common.files import check_nested, read_bytes, remove_folder, save_json, unnamed_file
+from common.files import read_json, remove_folder, save_json, unnamed_file
 from common.locks import LOCK_NAME, FolderLock
 
 # Plain names of the entries whose keys do not explain themselves.
@@ -23,13 +23,9 @@ def read_description(path: Path) -> dict:
     """
     if not path.is_file():
         return {}
-    try:
-        content = json.loads(read_bytes(path))
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+    content = read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged: it holds no mapping of names to values")
-    check_nested(content, path)
     return content
 
 

@@ -250,15 +250,24 @@ class LevelSlots:
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
-    def state(self, slot: int) -> bytes | None:
-        """The state of a slot's level; None at the end."""
-        return None if self._envs[slot] is None else self._envs[slot].state_of(0)
+    def player(self, slot: int) -> np.void | None:
+        """The player of a slot's level, with the fields of ``level_state.ENTITY``; None at the
+        end."""
+        if self._envs[slot] is None:
+            return None
+        return LevelState.parse(self._envs[slot].state_of(0)).player
 
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]
+
+    def position(self, slot: int) -> tuple[float, float]:
+        """Where the player is, in cells: x to the right and y upwards from the lower left corner
+        of the level. NaN at the end."""
+        player = self.player(slot)
+        return (np.nan, np.nan) if player is None else (player["x"], player["y"])
 
     def stop(self, slot: int) -> None:
         """Free a slot's environment."""

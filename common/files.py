@@ -150,8 +150,8 @@ def append_or_nothing(path: Path, text: str) -> None:
         raise
 
 
-def save_json(path: Path, content: dict) -> None:
-    """Write a mapping as indented JSON, atomically."""
+def save_json(path: Path, content: dict | list) -> None:
+    """Write a mapping or a list as indented JSON, atomically."""
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
@@ -174,6 +174,20 @@ def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
         return path.read_bytes()
     except (MemoryError, OverflowError):
         raise UserError(f"the {what} {path} does not fit into memory") from None
+
+
+def read_json(path: Path):
+    """Read a JSON file.
+
+    Raises:
+        UserError: if it is missing, no JSON, or nested too deep.
+    """
+    try:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+    check_nested(content, path)
+    return content
 
 
 def check_nested(content, path: Path) -> None:

@@ -81,6 +81,9 @@ _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration 
 _MAX_DRAWN = 100  # cells and kinds of picture, of either sign
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
+_THEMES = {"maze": 1}  # where fewer are drawn of every picture
+_MAX_TILES = 100  # of a background, in the view
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and a step: else it draws for ever
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,
@@ -129,8 +132,9 @@ class LevelState:
 
         Raises:
             UserError: if Procgen could not go on from it; what is wrong is named. Two things cannot
-                be seen here: whether an entity's picture has the theme that it asks for (fewer than
-                ten are drawn for most), and what a game makes of the numbers in its tail.
+                be seen here, but for maze: whether an entity's picture has the theme that it asks
+                for (fewer than ten are drawn for most), and what a game makes of the numbers in
+                its tail.
         """
         walk = _Walk(data)
         version, found = walk.integer("version"), walk.text("name of the game")
@@ -235,8 +239,15 @@ class LevelState:
             raise walk.error("its range of levels is empty")
         if not 0 < self.world["visibility"] <= max(width, height):
             raise walk.error(f"visibility is {self.world['visibility']}")
+        ratio = abs(float(self.drawing["bg_tile_ratio"]))
+        if not (ratio == 0 or 1 / _MAX_TILES <= ratio <= _MAX_TILES):
+            raise walk.error(f"bg_tile_ratio is {self.drawing['bg_tile_ratio']}")
+        for name, most in (("rx", _MAX_RADIUS), ("ry", _MAX_RADIUS), ("grow_rate", _MAX_GROWTH)):
+            values = self.entities[name]
+            if not ((values >= 0) & (values <= most)).all():
+                raise walk.error(f"an entity has a {name} of {values.min()} to {values.max()}")
         themes = self.entities["image_theme"]
-        if (themes < 0).any() or (themes >= _MAX_THEMES).any():
+        if (themes < 0).any() or (themes >= _THEMES.get(self.game, _MAX_THEMES)).any():
             raise walk.error("an entity has an image_theme that is not drawn")
         for name, values in (("cell", self.grid), ("image_type", self.entities["image_type"]),
                              ("out_of_bounds_object", self.world["out_of_bounds_object"])):

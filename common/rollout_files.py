@@ -3,7 +3,10 @@
 Layout, as published::
 
     data/episode_00000/{ob,hx,lp}.npy    frames uint8 (L, 3, 64, 64), states (L + 1, D), (L, A)
-    data/data_gen_model_00000.csv        one row a frame, see STEP_COLUMNS
+    data/data_gen_model_00000.csv        one row a frame, see STEP_COLUMNS; in some recordings (*)
+                                         with the player's position in cells, POSITION_COLUMNS: x
+                                         to the right, y upwards from the lower left corner of the
+                                         level; empty in the last row, whose frame shows no level
     data/sample_00000.mp4                optional
     data/idx_to_episode.csv              global_step, episode: one row for every frame, in order
     data/recording.json                  what made the data
@@ -41,6 +44,7 @@ from common.video import write_video
 _STEP_KINDS = {"level_seed": int, "episode": int, "global_step": int, "episode_step": int,
                "done": bool, "reward": float, "value": float, "action": int}
 STEP_COLUMNS = tuple(_STEP_KINDS)
+POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Everything of a data folder that is read again.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
@@ -55,7 +59,7 @@ class EpisodeArrays:
         frames: uint8 (L, 64, 64, 3).
         hidden_states: float32 (L + 1, D): row t enters the agent at frame t, row t + 1 leaves.
         log_probs: float32 (L, A).
-        steps: one row a frame, columns STEP_COLUMNS.
+        steps: one row a frame, columns STEP_COLUMNS, in some recordings also POSITION_COLUMNS.
     """
 
     frames: np.ndarray
@@ -117,7 +121,8 @@ class RolloutFolder:
         Raises:
             UserError: if the file is missing or damaged.
         """
-        return read_table(self.steps_file(number), _STEP_KINDS)
+        content = read_bytes(self.steps_file(number))
+        return _read_steps(self.steps_file(number), content)
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
         """The rows of several episodes below each other, as ``steps`` would give them.
@@ -134,8 +139,7 @@ class RolloutFolder:
                   if content.startswith(header + b"\n") and content.endswith(b"\n")]
         if len(bodies) == len(contents):
             try:
-                return read_table(self.path, _STEP_KINDS,
-                                  content=header + b"\n" + b"".join(bodies))
+                return _read_steps(self.path, header + b"\n" + b"".join(bodies))
             except UserError:
                 pass  # one by one, to name the file
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
@@ -263,14 +267,15 @@ class RolloutWriter:
         rows, number, global_step = [], self.num_indexed, self._next_global_step
         while self.has(number):
             if not folder.steps_file(number).exists():
-                steps = read_table(self._waiting_steps(number), {
-                    name: kind for name, kind in _STEP_KINDS.items()
-                    if name not in ("episode", "global_step")})
+                steps = _read_steps(self._waiting_steps(number),
+                                    read_bytes(self._waiting_steps(number)),
+                                    leave_out=("episode", "global_step"))
                 steps["done"] = steps["done"].astype(int)
                 steps["episode"] = number
                 steps["global_step"] = global_step + np.arange(len(steps))
                 with atomic_path(folder.steps_file(number)) as temporary:
-                    steps[list(STEP_COLUMNS)].to_csv(temporary)
+                    steps[[*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
+                          ].to_csv(temporary)
             self._waiting_steps(number).unlink(missing_ok=True)
             length = folder.array_files(number).log_probs.shape[0]
             rows += [f"{global_step + i},{number}\n" for i in range(length)]
@@ -281,3 +286,15 @@ class RolloutWriter:
         elif rows:
             append_or_nothing(folder.index_file, "".join(rows))
         self.num_indexed, self._next_global_step = number, global_step
+
+
+def _read_steps(path: Path, content: bytes, leave_out: tuple[str, ...] = ()) -> pd.DataFrame:
+    """The rows in the content of a CSV, with positions if it has them.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    header = content.partition(b"\n")[0].rstrip(b"\r").split(b",")
+    kinds = {name: kind for name, kind in _STEP_KINDS.items() if name not in leave_out}
+    kinds |= {name: float for name in POSITION_COLUMNS if name.encode() in header}
+    return read_table(path, kinds, gaps=POSITION_COLUMNS, content=content)

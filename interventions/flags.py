@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.cli import OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
+from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
 from common.networks import Policy
@@ -19,6 +19,7 @@ from interventions.patch import Patch
 from interventions.patch_text import (
     Opening,
     PatchArm,
+    files_of,
     open_patches,
     parse_patch,
     read_patch_file,
@@ -29,7 +30,7 @@ from interventions.reference import MIN_PICTURES, ReferenceSet
 from interventions.scopes import Scope, patched
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig
+    from common.env import EnvConfig, LevelEdit
 
 REFERENCE_SIZE = 50  # the published one
 
@@ -109,7 +110,7 @@ def add_alter_from_flag(parser: Parser, default: int) -> None:
 
 def add_patch_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that patch layers of the agent."""
-    parser.add_argument("--patch", action="append", default=[], metavar="PATCH",
+    parser.add_argument("--patch", action=EachTime, default=[], metavar="PATCH",
                         help="a patch of a layer, kind@layer[:channels][=value]{,word=value}, such "
                              "as zero@embedder.block2.res1.resadd:55; several are applied in order")
     parser.add_argument("--patch_file", type=Path,
@@ -178,14 +179,15 @@ class OpenedPatches:
 
 
 def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
-             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet]
-             ) -> OpenedPatches:
+             env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
+             edit: LevelEdit | None = None) -> OpenedPatches:
     """Open the patches of a script.
 
     Args:
         args: with the flags of ``add_patch_flags``.
         env: the game; None in the simulator.
         reference: size and seed to a reference set; called if a patch needs one.
+        edit: of every level before it is played.
 
     Raises:
         UserError: see ``interventions.patch_text.open_patches``.
@@ -199,9 +201,12 @@ def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
         made.append(reference(args.reference_size, args.reference_seed))
         return made[0]
 
-    patches = open_patches(arm.patches, Opening(policy, env, make))
+    patches = open_patches(arm.patches, Opening(policy, env, make, edit))
+    with patched(policy, patches):  # refuses what does not fit before anything is written
+        pass
     metadata = {"name": arm.name, "patches": [*map(to_text, arm.patches)],
                 "reference": made[0].description if made else None,
-                "files_sha256": {str(path): sha256(path) for path in arm.files}}
+                "files_sha256": {str(path): sha256(path) for patch in arm.patches
+                                 for path in files_of(patch)}}
     return OpenedPatches(patches, {"patches": metadata},
                          any(patch.words for patch in patches))

@@ -41,7 +41,7 @@ from interventions.scopes import Scope
 from interventions.vectors import read_vectors
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig
+    from common.env import EnvConfig, LevelEdit
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +67,6 @@ class PatchArm:
         """For folders, reports and figures."""
         return short_name(self.patches)
 
-    @property
-    def files(self) -> list[Path]:
-        """The files that the patches name."""
-        return [value for patch in self.patches for value in (
-            getattr(patch, "vector", None), getattr(patch, "value", None))
-            if isinstance(value, Path)]
-
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
@@ -83,11 +76,13 @@ class Opening:
         policy: that they will act on.
         env: the game, or None in the simulator.
         reference: makes the reference set; called if a patch needs one.
+        edit: of every level before it is played, if there is one.
     """
 
     policy: Policy
     env: EnvConfig | None
     reference: Callable[[], ReferenceSet]
+    edit: LevelEdit | None = None
 
 
 OpenWord = Callable[[Patch, str, Opening], Patch]
@@ -450,12 +445,24 @@ def to_yaml(patches: Sequence[Patch]) -> str:
 def short_name(patches: Sequence[Patch]) -> str:
     """A name of a list of patches that may be that of a file; longer ones are cut, and told apart
     by a checksum."""
-    texts = [re.sub(r"[^,=@:]*/", "", to_text(patch)).replace("embedder.", "") for patch in patches]
+    texts = []
+    for patch in patches:
+        text = to_text(patch).replace("embedder.", "")
+        for path in files_of(patch):
+            text = text.replace(str(path), path.stem)
+        texts.append(text)
     name = "+".join(re.sub(r"[^A-Za-z0-9.-]+", "_", text) for text in texts)
     if len(name) <= MAX_NAME:
         return name
     checksum = hashlib.sha256(str([*map(to_text, patches)]).encode()).hexdigest()[:8]
     return f"{name[:MAX_NAME - 9]}_{checksum}"
+
+
+def files_of(patch: Patch) -> list[Path]:
+    """The files that a patch names."""
+    patch = patch.written or patch
+    values = getattr(patch, "vector", None), getattr(patch, "value", None)
+    return [value for value in values if isinstance(value, Path)]
 
 
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:

@@ -20,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class _Placed:
     """A patch at one layer, and how far it has moved what it acted on."""
 
     def __init__(self, patch: Patch, policy: Policy, layer: Layer, std: np.ndarray | Tensor | None):
-        self.patch, self.layer = patch, layer
+        self.patch, self.layer, self._units = patch, layer, math.prod(layer.shape)
         self._site = patch.place(policy, layer)
         self._change = patch.bind(self._site)
         self._std = None if std is None else self._site.of_shape(std, "the standard deviations")
@@ -82,11 +83,11 @@ class _Placed:
 
     def __call__(self, output: Tensor, rows: Rows | None, entering: Tensor | None) -> Tensor:
         """The output (…, *shape) to go on with; a new tensor if anything is changed."""
+        chosen = self._chosen(rows, output.numel() // self._units)
+        if chosen is not None and not len(chosen):
+            return output
         flat = output.reshape(-1, self.layer.shape[0], self.layer.num_cells)  # (B, C, P)
-        chosen = self._chosen(rows, len(flat))
         if chosen is not None:
-            if not len(chosen):
-                return output
             rows = rows[chosen]
             chosen = torch.from_numpy(chosen).to(output.device)
             entering = None if entering is None else entering[chosen]
@@ -112,9 +113,7 @@ class _Placed:
                                 "are (step, level, square or the like), but the pass does not "
                                 "say so; run it inside rows_of_pass")
             return None
-        if len(rows) != num:
-            raise UserError(f"a pass of {num} pictures through {self.layer.name} is said to be of "
-                            f"{len(rows)}")
+        _check_number(rows, num)
         acts = self.patch.in_force(rows)
         return None if acts.all() else np.flatnonzero(acts)
 
@@ -147,9 +146,9 @@ class Scope:
             self._by_layer.setdefault(each.layer.name, []).append(each)
 
     @property
-    def layers(self) -> tuple[str, ...]:
+    def layers(self) -> Collection[str]:
         """Names of the patched layers."""
-        return tuple(self._by_layer)
+        return self._by_layer.keys()
 
     def moved(self) -> list[Size]:
         """How far each patch has moved what it acted on so far, in the order of the patches; one
@@ -254,7 +253,7 @@ class _Stack:
         self.policy = policy
         self.scopes: list[Scope | _Recorder] = []
         self.rows: Rows | None = None
-        self.piece: slice | None = None
+        self.goes_on = False  # whether a further piece of the last pass's pictures is running
         self._hooks: dict[str, RemovableHandle] = {}
         self._users: Counter[str] = Counter()  # scopes, by layer
 
@@ -287,23 +286,22 @@ class _Stack:
 
     def _ran(self, layer: str, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         """The hook of a layer."""
-        rows = self.rows if self.piece is None or self.rows is None else self.rows[self.piece]
-        goes_on = self.piece is not None and self.piece.start > 0
-        recorders = [scope for scope in self.scopes
-                     if isinstance(scope, _Recorder) and layer in scope.layers]
+        here = [scope for scope in self.scopes if layer in scope.layers]
+        recorders = [scope for scope in here if isinstance(scope, _Recorder)]
         for recorder in recorders:
             if recorder.before:
-                recorder.activations.add(layer, output, rows, goes_on)
-        for scope in self.scopes:
-            if isinstance(scope, Scope) and layer in scope.layers:
+                recorder.activations.add(layer, output, self.rows, self.goes_on)
+        for scope in here:
+            if isinstance(scope, Scope):
                 if layer in _CARRIED and output.ndim == 3 and len(output) > 1:
                     raise UserError(
                         f"a patch of {layer} changes what enters the next step, so it needs steps "
                         f"that run one by one, not a sequence of {len(output)} at once")
-                output = scope.applied(layer, output, rows, inputs[0] if layer == STATE else None)
+                output = scope.applied(layer, output, self.rows,
+                                       inputs[0] if layer == STATE else None)
         for recorder in recorders:
             if not recorder.before:
-                recorder.activations.add(layer, output, rows, goes_on)
+                recorder.activations.add(layer, output, self.rows, self.goes_on)
         return output
 
 
@@ -367,17 +365,24 @@ def rows_of_pass(policy: Policy, rows: Rows) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def piece_of_pass(policy: Policy, begin: int, end: int) -> Iterator[None]:
-    """Say that what runs inside has only these of a pass's pictures."""
+def piece_of_pass(policy: Policy, begin: int, end: int, number: int) -> Iterator[None]:
+    """Say that what runs inside has only some of a pass's ``number`` pictures.
+
+    Raises:
+        UserError: if the pass is said to be of another number of pictures.
+    """
     stack = _Stack.of(policy)
     if stack is None:
         yield
         return
-    stack.piece = slice(begin, end)
+    rows, stack.goes_on = stack.rows, begin > 0
+    if rows is not None:
+        _check_number(rows, number)
+        stack.rows = rows[begin:end]
     try:
         yield
     finally:
-        stack.piece = None
+        stack.rows, stack.goes_on = rows, False
 
 
 @contextlib.contextmanager
@@ -387,12 +392,12 @@ def outside_scopes(policy: Policy) -> Iterator[None]:
     if stack is None:
         yield
         return
-    kept = stack.scopes, stack.rows, stack.piece
-    stack.scopes, stack.rows, stack.piece = [], None, None
+    kept = stack.scopes, stack.rows, stack.goes_on
+    stack.scopes, stack.rows, stack.goes_on = [], None, False
     try:
         yield
     finally:
-        stack.scopes, stack.rows, stack.piece = kept
+        stack.scopes, stack.rows, stack.goes_on = kept
 
 
 def refuse_patches(policy: Policy, where: str) -> None:
@@ -405,6 +410,11 @@ def refuse_patches(policy: Policy, where: str) -> None:
     if stack is not None and any(isinstance(scope, Scope) and scope.layers
                                  for scope in stack.scopes):
         raise UserError(f"{where} takes no patches; leave the scope first")
+
+
+def _check_number(rows: Rows, number: int) -> None:
+    if len(rows) != number:
+        raise UserError(f"a pass of {number} pictures is said to be of {len(rows)}")
 
 
 def _check_set_once(placed: Sequence[tuple[Patch, Layer]]) -> None:

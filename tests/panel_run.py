@@ -7,10 +7,12 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from analysis.behaviours.files import BehavioursFolder
 from common.files import save_json, sha256
 from common.hidden_states_folder import HiddenStatesFolder
+from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
@@ -109,6 +111,27 @@ def write_run(folder: Path) -> Run:
     save_json(behaviours.settings_file, {"samples": str(folder / UNALTERED),
                                          "sample_numbers": list(range(BEHAVIOUR_SAMPLES))})
     return Run(folder, samples, gradients, recorded)
+
+
+def record_positions(run: Run) -> np.ndarray:
+    """Add the recording of the recorded states, with positions of the player; returns them
+    (300, 2), those of an episode's last step repeated as figures do."""
+    hidden = HiddenStatesFolder(run.folder / "hx_analysis_precomp", NUM_EPISODES)
+    writer = RolloutWriter(run.folder / "recording", {"positions": True})
+    rng, shown = np.random.default_rng(1), []
+    for number, rows in enumerate(np.array_split(np.arange(NUM_RECORDED), NUM_EPISODES)):
+        length = len(rows)
+        positions = np.round(10 * rng.random((length, 2)), 2)
+        positions[-1] = np.nan
+        shown += [*positions[:-1], positions[-2]]
+        steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(length), "done": 0,
+                              "reward": 0.0, "value": 0.0, "action": 0,
+                              **dict(zip(POSITION_COLUMNS, positions.T))})
+        writer.add(number, EpisodeArrays(
+            np.zeros((length, FRAME, FRAME, 3), np.uint8), np.zeros((length + 1, 4), np.float32),
+            np.zeros((length, 15), np.float32), steps))
+    save_json(hidden.settings_file, {"data_dir": str(run.folder / "recording")})
+    return np.array(shown)
 
 
 def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,

@@ -13,6 +13,7 @@ from panel_run import (
     BEHAVIOUR_SAMPLES,
     BEHAVIOURS,
     LACKING,
+    NUM_EPISODES,
     NUM_RECORDED,
     NUM_SAMPLES,
     NUM_STEPS,
@@ -23,6 +24,7 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
+    record_positions,
     saliency_folder,
     sample_folder,
     write_run,
@@ -191,6 +193,24 @@ def test_recorded_states_are_evenly_spaced_and_counted(run, tmp_path):
     found = array(content(output, "recorded")["coordinates"]).reshape(-1, 3)
     np.testing.assert_array_equal(found, run.recorded[[0, 100, 199, 299]])
     assert content(output, "manifest")["recorded"] == {"shown": 4, "of": NUM_RECORDED}
+
+
+def test_positions_of_the_recorded_states_are_there_if_they_were_recorded(tmp_path, capsys):
+    run = write_run(tmp_path / "run")
+    positions = record_positions(run)
+    output = PanelFolder(tmp_path / "panel")
+    flags = run.arguments("--output_dir", str(output.path), "--max_states", "4")
+    assert export_panel.main(flags) == 0
+    assert content(output, "manifest")["recorded"] == {
+        "shown": 4, "of": NUM_RECORDED, "positions": ["player_x", "player_y"]}
+    found = content(output, "recorded")
+    assert list(found) == ["coordinates", "player_x", "player_y"]
+    for name, column in zip(("player_x", "player_y"), positions.T):
+        np.testing.assert_allclose(array(found[name]), column[[0, 100, 199, 299]], rtol=1e-6)
+    hidden = HiddenStatesFolder(run.folder / "hx_analysis_precomp", NUM_EPISODES)
+    np.save(hidden.file("sources"), hidden.read("sources")[:-1])
+    assert export_panel.main(flags) == 2
+    assert "300 rows of player_x, but there are 299 recorded states" in capsys.readouterr().err
 
 
 def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):

@@ -20,6 +20,7 @@ from panel_run import (
     TYPES,
     UNALTERED,
     coordinate_gradients,
+    record_positions,
     write_run,
 )
 
@@ -382,17 +383,27 @@ def test_axes_and_the_current_point(page, run):
         assert colour(page, "states", across, down) == [0xb0, 0x4a, 0x00]
 
 
+def view_of(run):
+    """Smallest and largest coordinates of the plane's axes (2,)."""
+    everything = np.concatenate([run.coordinates.reshape(-1, 3), run.recorded])[:, :2]
+    return everything.min(axis=0), everything.max(axis=0)
+
+
+def states_on_canvas(coordinates, low, high, box):
+    """Where states (n, 2) are drawn, in pixels (n, 2)."""
+    pad = 0.04 * (high - low)
+    shares = (coordinates - low + pad) / (high - low + 2 * pad)
+    return np.stack([40 + shares[:, 0] * (box["width"] - 48),
+                     box["height"] - 34 - shares[:, 1] * (box["height"] - 42)], axis=1)
+
+
 def test_a_click_on_a_state_goes_there_and_the_cloud_can_be_chosen(page, run):
     chooser(page, "States shown").select_option("simulated")
-    everything = np.concatenate([run.coordinates.reshape(-1, 3), run.recorded])[:, :2]
-    low, high = everything.min(axis=0), everything.max(axis=0)
-    pad = 0.04 * (high - low)
+    low, high = view_of(run)
     canvas = page.locator(".samples canvas").nth(VIEWS.index("states"))
     box = canvas.bounding_box()
     flat = run.coordinates.reshape(-1, 3)[:, :2]
-    shares = (flat - low + pad) / (high - low + 2 * pad)
-    places = np.stack([40 + shares[:, 0] * (box["width"] - 48),
-                       box["height"] - 34 - shares[:, 1] * (box["height"] - 42)], axis=1)
+    places = states_on_canvas(flat, low, high, box)
     # A state that lies apart from all others.
     apart = np.linalg.norm(places[:, None] - places, axis=2) + 1e9 * np.eye(len(places))
     target = int(apart.min(axis=1).argmax())
@@ -415,6 +426,39 @@ def test_a_click_on_a_state_goes_there_and_the_cloud_can_be_chosen(page, run):
     both = inked()
     chooser(page, "States shown").select_option("recorded")
     assert both > simulated and both > inked()
+
+
+def test_recorded_states_are_coloured_by_position(browser, page, tmp_path):
+    assert chooser(page, "Recorded states coloured by").count() == 0
+    run = write_run(tmp_path / "run")
+    positions = record_positions(run)
+    assert export_panel.main(run.arguments("--output_dir", str(tmp_path / "panel"))) == 0
+    with opened_page(browser, PanelFolder(tmp_path / "panel").page_file.as_uri(),
+                     viewport={"width": 1400, "height": 900}, color_scheme="light") as opened:
+        chooser(opened, "States shown").select_option("recorded")
+        flat, (low, high) = run.recorded[:, :2], view_of(run)
+        box = opened.locator(".samples canvas").nth(VIEWS.index("states")).bounding_box()
+        places = states_on_canvas(flat, low, high, box)
+        apart = (np.linalg.norm(places[:, None] - places, axis=2)
+                 + 1e9 * np.eye(len(places))).min(axis=1) > 6
+        path = states_on_canvas(run.coordinates[0, :, :2], low, high, box)
+        apart &= np.linalg.norm(places[:, None] - path, axis=2).min(axis=1) > 60
+        shares = np.where(apart, positions[:, 1] / 10, np.nan)
+        states = int(np.nanargmin(shares)), int(np.nanargmax(shares))
+
+        def reddish():
+            """Red minus blue of the two states, which have a low and a high y."""
+            opened.wait_for_selector(SHOWN)
+            opened.wait_for_timeout(200)
+            found = [colour(opened, "states", *places[each] / (box["width"], box["height"]))
+                     for each in states]
+            return [red - blue for red, _, blue in found]
+
+        assert np.abs(reddish()).max() < 40
+        chooser(opened, "Recorded states coloured by").select_option("player_y")
+        low_y, high_y = reddish()
+        assert low_y > 60 and high_y < -60
+        opened.wait_for_function("location.hash.includes('colouring=player_y')")
 
 
 def passing(run, filters, behaviour=None):

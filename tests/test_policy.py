@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, GOLDEN, ROOT, golden_weight, tiny_config, tiny_policy
+from conftest import (
+    FLOAT32,
+    GOLDEN,
+    ROOT,
+    assert_same,
+    golden_weight,
+    tiny_config,
+    tiny_policy,
+)
 
 from agents.acting import draw_actions, run_policy
 from agents.ppo import Rollout, evaluate_rollout
@@ -90,6 +98,20 @@ def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, t
     output = loaded(images, hidden, torch.ones(3))
     assert torch.equal(output.log_probs, expected.log_probs)
     assert torch.equal(output.values, expected.values)
+
+
+def test_a_wide_policy_has_the_size_of_the_published_maze_agents(tmp_path):
+    wide = build_policy("impala", 64, False, True, width=4)
+    assert sum(parameter.numel() for parameter in wide.parameters()) == 3_653_136
+    save_agent(tmp_path / "model_1.pth", wide, {})
+    assert_same(dict(load_agent(tmp_path / "model_1.pth").state_dict()), dict(wide.state_dict()))
+
+
+def test_widths_that_no_network_has_are_refused():
+    assert (tiny_config().width, tiny_config(width=4).width) == (1, 4)
+    for changes in ({"width": 2}, {"width": 0}, {"width": 4, "architecture": "nature"}):
+        with pytest.raises(UserError, match="width must be 1, or 4 for impala"):
+            tiny_config(**changes)
 
 
 def test_wider_published_agent_loads(tmp_path):

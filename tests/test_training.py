@@ -385,6 +385,17 @@ def test_feed_forward_and_nature_agents_train(tmp_path):
         assert all(not torch.equal(before[key], after[key]) for key in before)
 
 
+def test_the_width_of_the_parameter_set_is_that_of_the_agent(tmp_path):
+    settings = _settings(num_timesteps=1, width=4, n_envs=4, n_steps=4, mini_batch_per_epoch=1)
+    run = TrainingRun(tmp_path, settings, FLOAT32)
+    assert run.train() == 0
+    (path,) = agent_files(tmp_path)
+    assert load_agent(path).embedder.block3.conv.weight.shape == (128, 128, 3, 3)
+    assert "PPO, impala 4 times as wide, GRU of 64" in (tmp_path / "model_card.md").read_text()
+    run.save()  # and its state is that of a run of its width
+    assert TrainingRun(tmp_path, settings, FLOAT32).timesteps == 16
+
+
 def test_a_feed_forward_run_goes_on_exactly_where_it_was(tmp_path):
     settings = _settings(num_timesteps=2 * STEPS_AN_UPDATE, recurrent=False)
     whole = TrainingRun(tmp_path / "whole", settings, FLOAT32)

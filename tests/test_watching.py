@@ -123,7 +123,8 @@ def test_greedy_takes_the_most_likely_action():
 def ended_episode(number, solved):
     rows = np.zeros(3, np.float32)
     return Episode(number, number, np.zeros((3, 64, 64, 3), np.uint8), np.zeros((4, 64)),
-                   np.zeros((3, 15)), rows, rows.astype(int), rows, rows > 0, solved, [])
+                   np.zeros((3, 15)), rows, rows.astype(int), rows, rows > 0, solved, [],
+                   np.zeros((3, 0)))
 
 
 @pytest.mark.parametrize(("successes", "trials", "interval"), [

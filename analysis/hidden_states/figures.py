@@ -88,6 +88,8 @@ def _colourings(folder: HiddenStatesFolder, steps: RecordedSteps, labels: np.nda
         "episode_rewarded": Category(steps.rewarded.astype(int), "reward in the episode",
                                      ("none", "some")),
         "reward": Quantity(steps.reward, "reward of the step"),
+        **{name: Quantity(values, f"{name[-1]} of the player (cells)")
+           for name, values in steps.positions.items()},
     }
 
 

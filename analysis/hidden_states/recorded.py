@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 
 from common.errors import UserError
 from common.progress import with_progress
-from common.rollout_files import RolloutFolder
+from common.rollout_files import POSITION_COLUMNS, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,8 @@ class RecordedSteps:
         rewarded: whether any step of the episode brought a reward above 0.
         reward: of this step.
         episode: its number.
+        positions: of the player in cells, by the names of their columns; empty where they were not
+            recorded. That of the last step, which is not known, is the one before it.
     """
 
     entropy: np.ndarray
@@ -81,6 +84,7 @@ class RecordedSteps:
     rewarded: np.ndarray
     reward: np.ndarray
     episode: np.ndarray
+    positions: dict[str, np.ndarray]
 
 
 def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
@@ -108,7 +112,24 @@ def recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
         part=position / np.maximum(np.repeat(lengths, lengths) - 1, 1),
         done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
         rewarded=np.repeat(rewarded, lengths), reward=reward,
-        episode=np.repeat(np.arange(num_episodes), lengths))
+        episode=np.repeat(np.arange(num_episodes), lengths),
+        positions=_positions(steps))
+
+
+def recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
+    """``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing or damaged.
+    """
+    if not folder.description().get("positions"):
+        return {}
+    check_episodes(folder, num_episodes)
+    return _positions(folder.all_steps(range(num_episodes)))
+
+
+def _positions(steps: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS if name in steps}
 
 
 def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:

@@ -49,11 +49,14 @@ class Directions:
     Attributes:
         matrices: checksums of the projector's files, by name.
         recorded: coordinates of recorded states, float32 (states, k).
+        positions: of the player at these states (states,), in cells, by the names of their columns;
+            empty where they were not recorded.
     """
 
     projector: Projector
     matrices: dict[str, str]
     recorded: np.ndarray
+    positions: dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,11 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         raise UserError(f"the recorded states have the shape {directions.recorded.shape}, but "
                         f"there are {directions.projector.num_ics} independent components; take "
                         "both from one analysis")
+    for name, values in directions.positions.items():
+        if len(values) != len(directions.recorded):
+            raise UserError(f"the recording has {len(values)} rows of {name}, but there are "
+                            f"{len(directions.recorded)} recorded states; make the analysis of the "
+                            "hidden states again")
     types = _saliency_types(sources, directions.matrices)
     finished = [names for source in sources for names in source.finished.values()]
     has_saliency = np.array([[of_type.name in names for of_type in types]
@@ -113,6 +121,7 @@ def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | 
         _steps(samples, directions.projector),
         None if behaviours is None else _behaviours(behaviours, sources),
         directions.recorded[kept].astype(np.float32), len(directions.recorded),
+        {name: values[kept].astype(np.float32) for name, values in directions.positions.items()},
         _reader(sources, types, directions.projector))
 
 

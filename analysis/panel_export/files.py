@@ -160,6 +160,7 @@ class PanelContent:
         behaviours: cluster of each sample, NO_BEHAVIOUR for none, int16 (N,); or None.
         recorded: coordinates of recorded states, float32 (states, k).
         num_recorded: how many of them there are; ``recorded`` may be some of them.
+        positions: of the player at ``recorded``, by name, float32 (states,); or empty.
         sample: reads a sample by its number.
     """
 
@@ -172,6 +173,7 @@ class PanelContent:
     behaviours: np.ndarray | None
     recorded: np.ndarray
     num_recorded: int
+    positions: dict[str, np.ndarray]
     sample: Callable[[int], PanelSample]
 
     @property
@@ -251,14 +253,16 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
         "saliency": [{**dataclasses.asdict(of_type), "samples": int(number)}
                      for of_type, number in zip(content.types, samples_with)],
         "behaviours": content.behaviours is not None,
-        "recorded": {"shown": len(content.recorded), "of": content.num_recorded}}
+        "recorded": {"shown": len(content.recorded), "of": content.num_recorded}
+        | ({"positions": list(content.positions)} if content.positions else {})}
     steps = {field.name: getattr(content.steps, field.name)
              for field in dataclasses.fields(PanelSteps)}
     if content.behaviours is not None:
         steps["behaviours"] = content.behaviours
     yield folder.data_file("steps"), _arrays(
         **steps, has_saliency=content.has_saliency.astype(np.uint8))
-    yield folder.data_file("recorded"), _arrays(coordinates=content.recorded)
+    yield folder.data_file("recorded"), _arrays(coordinates=content.recorded,
+                                                **content.positions)
 
 
 def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,

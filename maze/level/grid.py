@@ -341,6 +341,6 @@ class Grid:
                     mice.append(Square(row, column))
                 cells[row, column] = _LETTERS[letter]
         if len(mice) != 1:
-            raise UserError(f"the maze has {len(mice) or 'no'} mouse M"
-                            + "".join(f"; one at {mouse}" for mouse in mice[:2]))
+            raise UserError(f"the maze has mice M at {mice[0]} and at {mice[1]}" if mice else
+                            "the maze has no mouse M")
         return cls(cells, maze_dim or size, mice[0], facing)

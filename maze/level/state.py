@@ -13,14 +13,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from common.errors import UserError
-from common.level_state import LevelState
+from common.level_state import ENTITY, LevelState
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 GAME = "maze"
 WORLD_DIMS = {"easy": 15, "hard": 25, "memory": 31}
 _MODES = {0: "easy", 1: "hard", 10: "memory"}
 _TAIL = np.dtype([("maze_dim", "<i4"), ("world_dim", "<i4")])
-_RADIUS = 0.5  # of the mouse, in cells
+# Fields of the mouse that are no 0, and those that vary, in every level that Procgen generates.
+# Others, as growth without bounds, would keep it busy for ever.
+_MOUSE = np.zeros(1, ENTITY)
+for _name, _value in {"rx": 0.5, "ry": 0.5, "render_z": 1, "fire_time": -1, "spawn_time": -1,
+                      "expire_time": -1, "friction": 1, "smart_step": 1, "auto_erase": 1,
+                      "alpha": 1, "health": 1, "theta": -100, "grow_rate": 1,
+                      "alpha_decay": 1}.items():
+    _MOUSE[_name] = _value
+_FIXED = ~np.isin(ENTITY.names, ("x", "y", "vx", "vy", "is_reflected", "life_time"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,7 +50,8 @@ class MazeState:
             raise _error(f"it is one of {level.game}, not of {GAME}")
         mode = int(level.options["distribution_mode"])
         if mode not in _MODES:
-            raise _error(f"distribution_mode is {mode}; mazes are easy (0), hard (1) or memory (10)")
+            raise _error(f"distribution_mode is {mode}; mazes are easy (0), hard (1) or memory "
+                         "(10)")
         tail = self._tail
         if len(level.entities) != 1:
             raise _error(f"it has {len(level.entities)} entities; a maze has one, the mouse")
@@ -51,11 +60,17 @@ class MazeState:
             raise _error(f"its grid has {height} x {width} cells and its world_dim is "
                          f"{tail['world_dim']}; {_MODES[mode]} mazes have "
                          f"{WORLD_DIMS[_MODES[mode]]}")
-        mouse = level.entities[0]
-        for name in ("x", "y"):
-            if not (0 < mouse[name] < width and mouse[name] % 1 == 0.5):
-                raise _error(f"{name} of the mouse is {mouse[name]}, which is no middle of a "
-                             "square")
+        other = _FIXED & (level.entities.view("<i4") != _MOUSE.view("<i4"))
+        if other.any():
+            name = ENTITY.names[other.argmax()]
+            raise _error(f"{name} of the mouse is {level.entities[name][0]}, not "
+                         f"{_MOUSE[name][0]}")
+        for name in ("vx", "vy", "x", "y"):
+            value = float(level.entities[name][0])
+            if name in ("vx", "vy") and not abs(value) <= 1:
+                raise _error(f"{name} of the mouse is {value}")
+            if name in ("x", "y") and not (0 < value < width and value % 1 == 0.5):
+                raise _error(f"{name} of the mouse is {value}, which is no middle of a square")
         if not 0 <= level.step["cur_time"] < level.step["timeout"]:
             raise _error(f"cur_time is {level.step['cur_time']} of {level.step['timeout']} steps")
         self.grid  # noqa: B018  is checked as it is made

@@ -33,6 +33,7 @@ export function write(view, manifest, samples) {
   text.set('ic', view.ic)
   if (view.at !== null) text.set('at', view.at)
   if (view.cloud !== 'both') text.set('cloud', view.cloud)
+  if (view.colouring !== null) text.set('colouring', view.colouring)
   if (view.speed !== 4) text.set('speed', view.speed)
   if (view.behaviour !== null) text.set('behaviour', view.behaviour)
   for (const { ic, of, low, high, step } of view.filters) {
@@ -60,6 +61,8 @@ export function read(fragment, start, manifest, samples) {
   }
   if (text.has('at') || text.has('sample')) view.at = numberOf(text.get('at'), longest)
   if (['recorded', 'simulated', 'both'].includes(text.get('cloud'))) view.cloud = text.get('cloud')
+  const names = manifest.recorded.positions ?? []
+  if (names.includes(text.get('colouring'))) view.colouring = text.get('colouring')
   if (['1', '2', '4', '8'].includes(text.get('speed'))) view.speed = Number(text.get('speed'))
   const behaviour = /^-?\d+$/.test(text.get('behaviour') ?? '') ? Number(text.get('behaviour')) : null
   view.behaviour = manifest.behaviours ? behaviour : null

@@ -12,9 +12,10 @@ export class Panel {
   error = $state('')
   steps = $state.raw(null)
   recorded = $state.raw(null)
+  positions = $state.raw({}) // of the player at the recorded states, by name
   gradients = $state.raw(new Map()) // by saliency type, those that have been needed
   view = $state({ sample: 0, other: null, step: 0, type: null, x: 0, y: 1, ic: 0, at: null,
-    cloud: 'both', speed: 4, behaviour: null, filters: [], notes: '' })
+    cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], notes: '' })
   playing = $state(false)
   colours = $state.raw({})
   pictures = new Pictures()
@@ -45,7 +46,9 @@ export class Panel {
       this.fromAddress()
       document.title = this.manifest.experiment
       this.steps = await loadSteps()
-      this.recorded = (await loadRecorded()).coordinates
+      const { coordinates, ...positions } = await loadRecorded()
+      this.recorded = coordinates
+      this.positions = positions
     } catch (error) {
       this.error = error.message
     }

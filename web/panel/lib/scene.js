@@ -1,12 +1,13 @@
 // What the four views of a sample show, for the page and for the video.
 
 import {
-  drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
+  gradientColour, drawBars, drawCloud, drawGradientKey, drawMessage, drawPath, drawPicture, scatterScales
 } from '../../shared/lib/draw.js'
-import { rounded, shown } from '../../shared/lib/statistics.js'
+import { ranges, rounded, shown } from '../../shared/lib/statistics.js'
 
 export const SCATTER_ASPECT = 1.12
 const KEY_HEIGHT = 30
+const SHADES = 15
 
 /** Ranges and titles of the axes that are chosen. */
 export function axesOf(panel) {
@@ -20,7 +21,20 @@ export function cloudOf(panel, box, ratio) {
   const { manifest, steps, samples, recorded, view, colours } = panel
   const width = manifest.num_ics
   const clouds = []
-  if (recorded && view.cloud !== 'simulated') {
+  const chosen = panel.positions[view.colouring]
+  if (chosen && view.cloud !== 'simulated') {
+    const { low, high } = ranges(chosen, 1)
+    const shades = Array.from(chosen, (value) => Math.min(
+      Math.floor((value - low[0]) / (high[0] - low[0] || 1) * SHADES), SHADES - 1))
+    for (let shade = 0; shade < SHADES; shade++) {
+      const colour = gradientColour(2 * shade / (SHADES - 1) - 1, 1, colours)
+      clouds.push({ colour, alpha: 0.8, size: 2.2, points: (add) => {
+        for (let i = 0; i < shades.length; i++) {
+          if (shades[i] === shade) add(recorded[i * width + view.x], recorded[i * width + view.y])
+        }
+      } })
+    }
+  } else if (recorded && view.cloud !== 'simulated') {
     clouds.push({ colour: colours.recorded, alpha: 0.35, size: 1.6, points: (add) => {
       for (let i = 0; i < recorded.length; i += width) add(recorded[i + view.x], recorded[i + view.y])
     } })

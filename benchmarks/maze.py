@@ -1,0 +1,88 @@
+"""Speed of states, frames and fields of mazes: 100 levels of hard mode, an untrained agent of the
+narrow network.
+
+    python -m benchmarks.maze           everything, about a minute on two cores
+    python -m benchmarks.maze frames    one part: states, frames or fields
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+from benchmarks.measuring import best_of
+from common.devices import resolve_compute
+from common.networks import build_policy
+from maze.field.fields import FrameSource, both_facings, drawn_frames, stamp_frames, vector_field
+from maze.field.reaching import reaching
+from maze.level.environment import stock_state
+from maze.level.state import MazeState
+
+NUM_LEVELS = 100
+NUM_DRAWN = 10  # levels whose frames are drawn through set_state, too
+REGION = 5
+
+
+def measure_states(states: list[MazeState]) -> None:
+    data = [state.to_bytes() for state in states]
+    work = {"read": lambda: [MazeState.parse(each) for each in data],
+            "written": lambda: [state.to_bytes() for state in states],
+            "edited": lambda: [state.with_cheese(state.grid.corner) for state in states]}
+    print("states: " + ", ".join(f"{name} in {1e3 * best_of(does) / len(states):.3f} ms"
+                                 for name, does in work.items()), flush=True)
+
+
+def frames_of(states: list[MazeState], source: type[FrameSource]) -> list[np.ndarray]:
+    """Every frame of a field, level by level."""
+    found = []
+    for state in states:
+        squares = np.array(state.grid.squares(without_cheese=True))
+        found.append(source(state)(squares, np.zeros(len(squares), np.int64)))
+    return found
+
+
+def measure_frames(states: list[MazeState]) -> None:
+    some = states[:NUM_DRAWN]
+    stamped = frames_of(some, stamp_frames)  # the stamps themselves are read or rendered here
+    assert all(map(np.array_equal, stamped, frames_of(some, drawn_frames)))
+    num = sum(map(len, stamped))
+    stamps, drawn = (best_of(lambda source=source: frames_of(some, source)) / num
+                     for source in (stamp_frames, drawn_frames))
+    print(f"frames: {1e6 * stamps:.1f} us each from stamps, {1e6 * drawn:.0f} us through "
+          f"set_state, {drawn / stamps:.0f} times as long", flush=True)
+
+
+def measure_fields(states: list[MazeState]) -> None:
+    compute = resolve_compute("cpu", precision="float32")
+    torch.manual_seed(0)
+    policy = build_policy("impala", 64, False, True)
+    begin = time.perf_counter()
+    num = sum(len(vector_field(policy, compute, state).squares) for state in states)
+    seconds = time.perf_counter() - begin
+    print(f"fields: {seconds:.1f} s for {len(states)} hard levels from stamps, {num} frames, "
+          f"{num / seconds:.0f} frames/s", flush=True)
+    fields = both_facings(policy, compute, states[0])
+    seconds = best_of(lambda: reaching(fields, REGION))
+    print(f"exact probabilities: {1e3 * seconds:.0f} ms for the level 0, "
+          f"{len(fields[0].squares)} squares", flush=True)
+
+
+PARTS = {"states": measure_states, "frames": measure_frames, "fields": measure_fields}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=tuple(PARTS), help="all of them if not given")
+    args = parser.parse_args()
+    states = [stock_state("hard", seed) for seed in range(NUM_LEVELS)]
+    for name, measure in PARTS.items():
+        if args.part in (None, name):
+            measure(states)
+
+
+if __name__ == "__main__":
+    main()

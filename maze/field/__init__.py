@@ -1,0 +1,1 @@
+"""Vector fields of agents on mazes: frames, differences, exact probabilities, pictures, files."""

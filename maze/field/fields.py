@@ -1,0 +1,240 @@
+"""Vector fields: an agent's policy and value with the mouse on every free square of a level.
+
+Letters in shape comments: n squares, A = 15 actions, D hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.acting import run_policy
+from common.devices import Compute
+from common.errors import UserError
+from common.game_constants import ACTION_DIRECTIONS
+from common.networks import Policy, PolicyOutput
+from interventions.patch import Rows
+from interventions.scopes import rows_of_pass
+from maze.field.stamps import Stamps
+from maze.level.environment import draw
+from maze.level.grid import CHEESE, WALL, Grid, Square
+from maze.level.state import MazeState
+
+FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(squares (n, 2), facing of each (n,)) to frames of the level, uint8 (n, 64, 64, 3)."""
+
+LEFT, DOWN, UP, RIGHT, STAY = range(5)
+DIRECTIONS = ("left", "down", "up", "right", "stay")
+STEPS = ((0, -1), (-1, 0), (1, 0), (0, 1))  # (row, column) of the four that move
+NO_MEMORY, START, WALKED = "none", "start", "walked"
+MEMORIES = (START, WALKED)
+
+
+def _group_of(right: int, up: int) -> int:
+    """The direction in which an action moves the mouse; a diagonal moves it sideways alone."""
+    if right:
+        return RIGHT if right > 0 else LEFT
+    return (DOWN, STAY, UP)[1 + up]
+
+
+_GROUPS = np.array([_group_of(right, up) for right, up in ACTION_DIRECTIONS])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Field:
+    """Policy and value of an agent on squares of a level.
+
+    Attributes:
+        grid: the level; its mouse is where an episode starts.
+        squares: free ones without cheese, world (row, column), int64 (n, 2).
+        log_probs: of the actions, float32 (n, A).
+        values: float32 (n,).
+        facing: of the mouse, 0 or 1; drawn as after an action to the right where it is 1.
+        memory: the state in which the agent sees a square: ``start`` as at an episode's first
+            step, ``walked`` as after walking there from the mouse; ``none`` if it remembers
+            nothing.
+    """
+
+    grid: Grid
+    squares: np.ndarray
+    log_probs: np.ndarray
+    values: np.ndarray
+    facing: int
+    memory: str
+
+    @functools.cached_property
+    def log_groups(self) -> np.ndarray:
+        """Log-probabilities of left, down, up, right, stay, float64 (n, 5)."""
+        return np.stack([np.logaddexp.reduce(
+            self.log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
+            for group in range(len(DIRECTIONS))], axis=1)
+
+    @functools.cached_property
+    def probs(self) -> np.ndarray:
+        """Probabilities of left, down, up, right, stay; they add up to 1. float64 (n, 5)."""
+        probs = np.exp(self.log_groups)
+        return probs / probs.sum(axis=1, keepdims=True)
+
+    @functools.cached_property
+    def is_open(self) -> np.ndarray:
+        """Whether left, down, up, right leads to a free square or the cheese, bool (n, 4)."""
+        around = np.pad(self.grid.is_free, 1)  # beyond the world's edge nothing is free
+        beside = self.squares[:, None] + np.array(STEPS) + 1  # (n, 4, 2)
+        return around[beside[..., 0], beside[..., 1]]
+
+    @functools.cached_property
+    def effective_probs(self) -> np.ndarray:
+        """``probs`` with what goes into a wall moved to stay, float64 (n, 5)."""
+        moves = self.probs[:, :STAY] * self.is_open
+        return np.column_stack([moves, 1 - moves.sum(axis=1)])
+
+    @property
+    def components(self) -> np.ndarray:
+        """An arrow a direction, (right, up), as long as its probability: (n, 4, 2)."""
+        directions = np.array([(column, row) for row, column in STEPS])
+        return self.probs[:, :STAY, None] * directions
+
+    @property
+    def arrows(self) -> np.ndarray:
+        """P(right) - P(left) and P(up) - P(down), (n, 2)."""
+        return self.components.sum(axis=1)
+
+    @functools.cached_property
+    def _rows(self) -> dict[tuple[int, int], int]:
+        return {tuple(square): row for row, square in enumerate(self.squares.tolist())}
+
+    def row(self, square: Square) -> int:
+        """The row of a square in the arrays.
+
+        Raises:
+            UserError: if it is not in the field: a wall, the cheese, or one that no walk reaches.
+        """
+        row = self._rows.get(tuple(square))
+        if row is None:
+            raise UserError(f"the field has no {Square(*square)}: it is a wall, the cheese, or "
+                            "cannot be walked to")
+        return row
+
+    def map(self, values: np.ndarray) -> np.ndarray:
+        """Numbers of the squares (n,) in their places: (W, W), NaN elsewhere."""
+        places = np.full(self.grid.cells.shape, np.nan)
+        places[tuple(self.squares.T)] = values
+        return places
+
+
+def direction_between(square: Square, beside: Square) -> int:
+    """LEFT, DOWN, UP or RIGHT: the step from a square to one beside it."""
+    return STEPS.index((beside[0] - square[0], beside[1] - square[1]))
+
+
+def stamp_frames(state: MazeState) -> FrameSource:
+    """Frames of a level put together from stamps.
+
+    Raises:
+        UserError: in memory mode, where the view moves with the mouse, and with backgrounds, which
+            are no stamps.
+    """
+    if state.use_backgrounds:
+        raise UserError("frames with backgrounds are not put together from stamps; draw them "
+                        "through set_state")
+    stamps = Stamps.of(state.distribution_mode)
+    return lambda squares, facing: stamps.frames(state.grid, squares, facing)
+
+
+def drawn_frames(state: MazeState) -> FrameSource:
+    """Frames of a level as Procgen draws it, through ``set_state``."""
+    def frames(squares: np.ndarray, facing: np.ndarray) -> np.ndarray:
+        return draw([state.with_grid(dataclasses.replace(
+            state.grid, mouse=Square(*square), facing=int(side)))
+            for square, side in zip(squares.tolist(), facing)])
+    return frames
+
+
+def frame_source(state: MazeState) -> FrameSource:
+    """The faster source that a level can have."""
+    stamped = state.distribution_mode != "memory" and not state.use_backgrounds
+    return stamp_frames(state) if stamped else drawn_frames(state)
+
+
+def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: int = 0,
+                 memory: str = START, frames: FrameSource | None = None) -> Field:
+    """The field of an agent on a level. Patches of scopes that are open act on it: a square's step
+    is then its distance from the mouse, its episode its number among the squares.
+
+    Args:
+        policy: on the device of ``compute``.
+        compute: device, precision and memory layout.
+        state: the level; its mouse is where an episode starts.
+        facing: of the mouse, 0 or 1.
+        memory: for agents that have one: ``start``, or ``walked``, where squares that no walk
+            reaches (behind the cheese, for one) are left out.
+        frames: where the frames come from; :func:`frame_source` of the level if not given.
+
+    Raises:
+        UserError: if the agent sees something else than an action, or there is no such facing.
+    """
+    if facing not in (0, 1):
+        raise UserError(f"the facing of the mouse must be 0 or 1, not {facing}")
+    if memory not in MEMORIES:
+        raise UserError(f"the memory of a field must be {' or '.join(MEMORIES)}, not '{memory}'")
+    grid = state.grid
+    frames = frames or frame_source(state)
+    squares = np.array(grid.squares(without_cheese=True)).reshape(-1, 2)  # (n, 2)
+    steps = _without_cheese(grid).distances(grid.mouse)[tuple(squares.T)]  # (n,)
+
+    def run(chosen: np.ndarray, facings: np.ndarray, hidden: Tensor) -> PolicyOutput:
+        rows = Rows(chosen, np.maximum(steps[chosen], 0),
+                    np.full(len(chosen), state.level_seed), squares[chosen], facings)
+        with rows_of_pass(policy, rows):
+            return run_policy(policy, compute, frames(squares[chosen], facings), hidden)
+
+    entering = policy.initial_states(len(squares))  # (n, D)
+    everywhere = np.arange(len(squares))
+    if policy.recurrent and memory == WALKED:
+        everywhere = np.flatnonzero(steps >= 0)
+        _walk(grid, squares, steps, entering, run)
+    output = run(everywhere, np.full(len(everywhere), facing), entering[everywhere])
+    return Field(grid, squares[everywhere], output.log_probs.cpu().numpy(),
+                 output.values.cpu().numpy(), facing, memory if policy.recurrent else NO_MEMORY)
+
+
+def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
+                 memory: str = START, frames: FrameSource | None = None) -> tuple[Field, Field]:
+    """The fields of facing 0 and 1; see :func:`vector_field`."""
+    return tuple(vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
+                 for facing in (0, 1))
+
+
+def _without_cheese(grid: Grid) -> Grid:
+    """The squares that an episode can pass: the cheese, which ends it, is a wall."""
+    return dataclasses.replace(grid, cells=np.where(grid.cells == CHEESE, WALL, grid.cells))
+
+
+def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
+          run: Callable[[np.ndarray, np.ndarray, Tensor], PolicyOutput]) -> None:
+    """Put into ``entering`` (n, D) the state that walking from the mouse to a square leaves.
+
+    Args:
+        steps: from the mouse to each square, (n,), -1 where no walk leads.
+        run: the agent on rows of the squares, facing as given, with the states that enter.
+    """
+    passable = _without_cheese(grid)
+    rows = {tuple(square): row for row, square in enumerate(squares.tolist())}
+    before = np.full(len(squares), -1)  # the square from which the walk comes, as its row
+    sides = np.full(len(squares), grid.facing)  # the mouse's facing on arrival
+    for distance in range(1, steps.max() + 1):
+        reached = np.flatnonzero(steps == distance)
+        for row in reached:
+            path = passable.path(grid.mouse, Square(*squares[row].tolist()))
+            before[row] = rows[path[-2]]
+            moved = direction_between(path[-2], path[-1])
+            sides[row] = {LEFT: 0, RIGHT: 1}.get(moved, sides[before[row]])
+        seen = np.unique(before[reached])
+        leaving = torch.zeros_like(entering)
+        leaving[seen] = run(seen, sides[seen], entering[seen]).hidden_states
+        entering[reached] = leaving[before[reached]]

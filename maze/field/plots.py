@@ -1,0 +1,191 @@
+"""Pictures and films of fields: arrows over a level, heat maps of its squares.
+
+Coordinates are those of the world: column to the right and row upwards, a square one unit wide.
+Letters in shape comments: W side of the world; n squares; H' W' C a picture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+
+from common.errors import UserError
+from common.files import atomic_path
+from common.palette import DPI, ORANGE, PURPLE, SKY_BLUE, VERMILION, YELLOW
+from common.video import write_video
+from maze.field.differences import Difference, difference
+from maze.field.fields import Field
+from maze.level.grid import CHEESE, FREE, Grid, Square
+
+PANEL_INCHES = 4.2
+FILM_FRAMES_PER_SECOND = 4
+_CELL_COLOURS = ListedColormap(("#7A6A58", "#161616", ORANGE))  # wall, free, cheese
+_WIDTH = 0.005  # of an arrow, in widths of a picture of 25 x 25 squares
+_LENGTH = 0.9  # of an arrow of probability 1, in squares
+_SHORTEST = 0.05  # arrows below show no direction
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """How fields are drawn.
+
+    Attributes:
+        components: an arrow a direction, as long as its probability, instead of the net arrow.
+        margin: whether to show the walls around the maze, too.
+        marked: squares to mark, as those where a patch acts.
+    """
+
+    components: bool = False
+    margin: bool = False
+    marked: Sequence[Square] = ()
+
+
+PLAIN = Style()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Panel:
+    """Arrows over a level.
+
+    Attributes:
+        title: above it.
+        grid: the level.
+        shown: whose arrows.
+        view: the person view, uint8 (512, 512, 3); the cells are drawn without.
+    """
+
+    title: str
+    grid: Grid
+    shown: Field | Difference
+    view: np.ndarray | None = None
+
+
+def compared(original: Panel, patched: Panel) -> list[Panel]:
+    """Panels of a field without patch, of the one with it, and of their difference."""
+    change = difference(original.shown, patched.shown)
+    title = (f"{patched.title} minus {original.title}\n"
+             f"mean total variation {change.mean_total_variation:.3f}")
+    return [original, patched, Panel(title, original.grid, change, original.view)]
+
+
+def field_figure(panels: Sequence[Panel], style: Style = PLAIN, title: str = "") -> Figure:
+    """Panels side by side."""
+    figure = Figure(figsize=(PANEL_INCHES * len(panels), PANEL_INCHES + 0.8), layout="constrained")
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        _draw_level(axes, panel.grid, panel.view, style)
+        _draw_arrows(axes, panel, style)
+        _draw_markers(axes, panel.grid, style)
+        axes.set_title(panel.title, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def plot_fields(path: Path, panels: Sequence[Panel], style: Style = PLAIN,
+                title: str = "") -> None:
+    """Write panels side by side as a picture, atomically."""
+    _save(path, field_figure(panels, style, title))
+
+
+def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Style = PLAIN,
+              title: str = "") -> None:
+    """Write heat maps side by side, atomically.
+
+    Args:
+        maps: by title. Of squares, (W, W) with row 0 at the bottom and NaN where there is none, as
+            ``Field.map`` gives them; or the map of a channel (rows, columns), row 0 at the top,
+            which covers the whole picture, if it is of another size.
+    """
+    figure = Figure(figsize=(PANEL_INCHES * len(maps), PANEL_INCHES + 0.5), layout="constrained")
+    side = grid.world_dim
+    for axes, (name, values) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items()):
+        _draw_level(axes, grid, None, style)
+        is_of_squares = values.shape == grid.cells.shape
+        image = axes.imshow(values[::-1] if is_of_squares else values, extent=(0, side, 0, side),
+                            cmap="viridis", interpolation="nearest", zorder=1)
+        _frame(axes, grid, style)
+        _draw_markers(axes, grid, style)
+        axes.set_title(name, fontsize=9)
+        figure.colorbar(image, ax=axes, shrink=0.8).ax.tick_params(labelsize=7)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    _save(path, figure)
+
+
+def write_film(path: Path, figures: Iterable[Figure]) -> None:
+    """Write figures of one size as a film, atomically, each shown for a quarter of a second."""
+    write_video(path, _pictures(figures), FILM_FRAMES_PER_SECOND)
+
+
+def _pictures(figures: Iterable[Figure]) -> Iterator[np.ndarray]:
+    """Figures as uint8 pictures (H', W', C), H' and W' even."""
+    for figure in figures:
+        canvas = FigureCanvasAgg(figure)
+        figure.set_dpi(DPI)
+        canvas.draw()
+        picture = np.asarray(canvas.buffer_rgba())[..., :3]
+        yield np.ascontiguousarray(picture[:len(picture) // 2 * 2, :picture.shape[1] // 2 * 2])
+
+
+def _save(path: Path, figure: Figure) -> None:
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=DPI)
+
+
+def _draw_level(axes: Axes, grid: Grid, view: np.ndarray | None, style: Style) -> None:
+    side = grid.world_dim
+    if view is None:
+        contents = np.select([grid.cells == FREE, grid.cells == CHEESE], [1, 2], 0)
+        axes.imshow(contents[::-1], extent=(0, side, 0, side), cmap=_CELL_COLOURS, vmin=0, vmax=2,
+                    interpolation="nearest", zorder=0)
+        axes.plot(grid.mouse.column + 0.5, grid.mouse.row + 0.5, "o", color="white",
+                  markersize=100 / _shown_side(grid, style), zorder=2)
+    else:
+        axes.imshow(view, extent=(0, side, 0, side), zorder=0)
+    _frame(axes, grid, style)
+
+
+def _frame(axes: Axes, grid: Grid, style: Style) -> None:
+    """Show the world, or the maze alone."""
+    begin = (grid.world_dim - _shown_side(grid, style)) / 2
+    axes.set_xlim(begin, grid.world_dim - begin)
+    axes.set_ylim(begin, grid.world_dim - begin)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _shown_side(grid: Grid, style: Style) -> int:
+    """Squares along a side of the picture."""
+    return grid.world_dim if style.margin else grid.maze_dim
+
+
+def _draw_arrows(axes: Axes, panel: Panel, style: Style) -> None:
+    shown = panel.shown
+    arrows = shown.components if style.components else shown.arrows[:, None]  # (n, 1 or 4, 2)
+    places = np.broadcast_to(shown.squares[:, None, ::-1] + 0.5, arrows.shape)
+    long_enough = np.linalg.norm(arrows, axis=-1) >= _SHORTEST
+    (x, y), (right, up) = places[long_enough].T, arrows[long_enough].T
+    # Procgen's floor is black: light colours are seen on it.
+    colour = SKY_BLUE if isinstance(shown, Difference) else YELLOW
+    axes.quiver(x, y, right, up, color=colour, angles="xy", scale_units="xy", scale=1 / _LENGTH,
+                units="width", width=_WIDTH * 25 / _shown_side(panel.grid, style), zorder=3)
+
+
+def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
+    """A ring at the decision square of a fork, crosses at the marked squares."""
+    size = 260 / _shown_side(grid, style)
+    with contextlib.suppress(UserError):  # only a fork has one
+        square = grid.decision_square()
+        axes.plot(square.column + 0.5, square.row + 0.5, "o", markerfacecolor="none",
+                  markeredgecolor=VERMILION, markeredgewidth=2, markersize=size, zorder=4)
+    for square in style.marked:
+        axes.plot(square.column + 0.5, square.row + 0.5, "x", color=PURPLE, markeredgewidth=2,
+                  markersize=size, zorder=4)

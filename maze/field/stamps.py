@@ -1,0 +1,252 @@
+"""Frames of mazes put together from stamps, equal to Procgen's pixel for pixel.
+
+Procgen draws a maze without backgrounds on black: the cells column by column from the left, each
+column from below, and the mouse last. What a cell shows depends on its place and content alone, so
+it is rendered once and laid over what lies below. Pixels of cells are opaque or clear; the mouse
+has edges that are half transparent, hence an opacity, measured on black and on walls.
+
+Letters in shape comments: W side of the world in cells, P = 64 * 64 pixels, K cells that may show
+at a pixel, M pixels of a mouse, n frames.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from common.env import EnvConfig, ProcgenVectorEnv
+from common.errors import UserError
+from common.files import atomic_path, read_arrays, versions
+from common.game_constants import FRAME_SIZE
+from common.level_state import LevelState
+from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
+
+CACHE_FOLDER = "procgen-agent-interpretability"
+FRAMES_AT_A_TIME = 64
+_CONTENTS = (WALL, CHEESE)  # that show; in the tables they are 1 and 2, a free cell is 0
+_COLOUR = np.dtype("<u4")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stamps:
+    """The stamps of a distribution mode; :meth:`of` finds or renders them.
+
+    Attributes:
+        cells: at each pixel the cells that may show there, in the order in which they are drawn,
+            as row * W + column, or W * W for none. int16 (K, P).
+        colours: what they show there, by content: nothing, a wall, a cheese. uint32 (3, K, P), red
+            in the lowest byte, then green and blue; 0 where what lies below shows.
+        mouse_pixels: the pixels of a mouse in a cell, by facing, int16 (W * W, 2, M); the last one
+            is repeated where there are fewer.
+        mouse_colours: what it adds to them, uint8 (W * W, 2, M, 3).
+        mouse_opacity: from 0 to 255, uint8 (W * W, 2, M).
+    """
+
+    cells: np.ndarray
+    colours: np.ndarray
+    mouse_pixels: np.ndarray
+    mouse_colours: np.ndarray
+    mouse_opacity: np.ndarray
+
+    @classmethod
+    @functools.lru_cache
+    def of(cls, distribution_mode: str) -> Stamps:
+        """The stamps of a mode: from the cache folder, or rendered with Procgen and kept there.
+
+        Args:
+            distribution_mode: ``easy`` or ``hard``.
+
+        Raises:
+            UserError: for any other mode.
+        """
+        if distribution_mode == "memory":
+            raise UserError("frames of memory mode are not put together from stamps: its view "
+                            "moves with the mouse; draw them through set_state")
+        config = EnvConfig("maze", distribution_mode)
+        path = cache_file(distribution_mode)
+        if path.is_file():
+            try:
+                return cls(**read_arrays(path, "file of stamps"))
+            except (UserError, TypeError) as error:
+                logger.warning("%s; its stamps are rendered again", error)
+        stamps = _rendered(config)
+        try:
+            with atomic_path(path) as temporary:
+                np.savez(temporary, **dataclasses.asdict(stamps))
+        except OSError as error:
+            logger.warning("the stamps are not kept: %s", error)
+        return stamps
+
+    @property
+    def world_dim(self) -> int:
+        """W."""
+        return round(len(self.mouse_pixels) ** 0.5)
+
+    def frames(self, grid: Grid, squares: Sequence[Square] | np.ndarray,
+               facing: int | np.ndarray = 0) -> np.ndarray:
+        """Frames of a maze with the mouse on each of some squares.
+
+        Args:
+            grid: the maze; where its own mouse is makes no difference.
+            squares: world (row, column), (n, 2).
+            facing: 0 or 1, one for all or one a square.
+
+        Returns:
+            uint8 (n, 64, 64, 3).
+
+        Raises:
+            UserError: if the maze is of another size than those of this mode.
+        """
+        if grid.world_dim != self.world_dim:
+            raise UserError(f"these stamps are for worlds of {self.world_dim} x {self.world_dim} "
+                            f"squares, not {grid.world_dim} x {grid.world_dim}")
+        empty = self._without_mouse(grid.cells)
+        rows, columns = np.asarray(squares, np.int64).reshape(-1, 2).T
+        where = rows * self.world_dim + columns, np.broadcast_to(facing, rows.shape)
+        frames = np.repeat(empty[None], len(rows), axis=0)  # (n, P, 3)
+        pixels = np.arange(len(rows))[:, None], self.mouse_pixels[where]  # (n, M)
+        frames[pixels] = _over(self.mouse_colours[where], self.mouse_opacity[where][..., None],
+                               frames[pixels])
+        return frames.reshape(-1, FRAME_SIZE, FRAME_SIZE, 3)
+
+    def _without_mouse(self, cells: np.ndarray) -> np.ndarray:
+        """The maze alone, uint8 (P, 3)."""
+        contents = np.zeros(cells.size + 1, np.int64)  # the last one is no cell
+        for number, content in enumerate(_CONTENTS, 1):
+            contents[:-1][cells.ravel() == content] = number
+        frame = np.zeros(FRAME_SIZE**2, _COLOUR)
+        pixels = np.arange(FRAME_SIZE**2)
+        for cell, colours in zip(self.cells, self.colours.swapaxes(0, 1)):
+            colour = colours[contents[cell], pixels]  # (P,)
+            frame = np.where(colour, colour, frame)
+        return frame.view(np.uint8).reshape(-1, 4)[:, :3]
+
+
+def cache_file(distribution_mode: str) -> Path:
+    """Where the stamps of a mode are kept, by the version of Procgen that draws them."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
+    found = versions()
+    version = found.get("procgen") or found.get("procgen-mirror")
+    return folder / f"maze_{distribution_mode}_procgen_{version}.npz"
+
+
+def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """Colours that are multiplied by their opacity laid over others, with Qt's rounding
+    (``BYTE_MUL`` of its raster engine)."""
+    product = below.astype(np.uint32) * (255 - opacity.astype(np.uint32))
+    return (colours + ((product + (product >> 8) + 128) >> 8)).astype(np.uint8)
+
+
+def _rendered(config: EnvConfig) -> Stamps:
+    """The stamps of a mode, from frames that Procgen draws."""
+    env = ProcgenVectorEnv(config, FRAMES_AT_A_TIME, seed=0)
+    try:
+        state = LevelState.parse(env.get_state()[0], "maze")
+        side = len(state.grid)
+        places = [(row, column) for column in range(side) for row in range(side)]
+        nothing, walls = np.full((side, side), FREE), np.full((side, side), WALL)
+
+        def drawn(shown: Iterator[tuple[np.ndarray, tuple[int, int], int]]) -> np.ndarray:
+            """Frames of (cells, mouse, facing), (n, P, 3)."""
+            states = [_edited(state, *each) for each in shown]
+            frames = []
+            for begin in range(0, len(states), FRAMES_AT_A_TIME):
+                piece = states[begin:begin + FRAMES_AT_A_TIME]
+                filled = piece + piece[:1] * (FRAMES_AT_A_TIME - len(piece))
+                env.set_state(filled)
+                frames.append(env.observe().frames[:len(piece)])
+            return np.concatenate(frames).reshape(len(states), -1, 3)
+
+        mice = np.stack([drawn((nothing, place, facing) for place in places)
+                         for facing in (0, 1)], axis=1)  # (W * W, 2, P, 3), by place
+        corners = {(0, 0): mice[0, 0], (side - 1, side - 1): mice[-1, 0]}
+        shown = []  # by content: (W * W, P, 3)
+        for content in _CONTENTS:
+            grids, mouse = [], []
+            for row, column in places:
+                grids.append(nothing.copy())
+                grids[-1][row, column] = content
+                mouse.append((0, 0) if row + column >= side else (side - 1, side - 1))
+            # The mouse in the far corner touches none of the cell's pixels.
+            shown.append(drawn((cells, corner, 0) for cells, corner in zip(grids, mouse))
+                         - np.stack([corners[corner] for corner in mouse]))
+        on_walls = np.stack([drawn((walls, place, facing) for place in places)
+                             for facing in (0, 1)], axis=1)
+    finally:
+        env.close()
+    numbers = np.array([row * side + column for row, column in places])
+    cells, colours = _by_pixel(numbers, np.stack(shown))
+    bare = Stamps(cells, colours, *(np.zeros((side**2, 2, 1, *more), np.int16)
+                                    for more in ((), (3,), ())))
+    order = np.argsort(numbers)
+    return dataclasses.replace(bare, **_mouse_stamps(mice[order], on_walls[order],
+                                                     bare._without_mouse(walls)))
+
+
+def _edited(state: LevelState, cells: np.ndarray, mouse: tuple[int, int], facing: int) -> bytes:
+    """The state with other cells, and the mouse at (row, column); it may be on a wall."""
+    entities = state.entities.copy()
+    player = entities["type"] == 0
+    entities["y"][player], entities["x"][player] = mouse[0] + 0.5, mouse[1] + 0.5
+    entities["is_reflected"][player] = facing
+    return dataclasses.replace(state, grid=cells, entities=entities).to_bytes()
+
+
+def _by_pixel(numbers: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``Stamps.cells`` and ``Stamps.colours``.
+
+    Args:
+        numbers: of the cells, in the order in which they are drawn.
+        shown: what they show alone, by content, (2, W * W, P, 3).
+    """
+    touches = shown.any(axis=(0, 3))  # (W * W, P)
+    most = touches.sum(axis=0).max()
+    cells = np.full((most, touches.shape[1]), len(numbers), np.int16)
+    colours = np.zeros((1 + len(_CONTENTS), most, touches.shape[1], 4), np.uint8)
+    for pixel in range(touches.shape[1]):
+        found = np.flatnonzero(touches[:, pixel])
+        cells[:len(found), pixel] = numbers[found]
+        colours[1:, :len(found), pixel, :3] = shown[:, found, pixel]
+    return cells, colours.view(_COLOUR)[..., 0]
+
+
+def _mouse_stamps(on_black: np.ndarray, on_walls: np.ndarray,
+                  walls: np.ndarray) -> dict[str, np.ndarray]:
+    """The mouse's arrays of :class:`Stamps`.
+
+    Args:
+        on_black, on_walls: frames with the mouse in each cell, by facing, (W * W, 2, P, 3).
+        walls: the same walls without a mouse (P, 3).
+
+    Raises:
+        RuntimeError: if no opacity explains both.
+    """
+    changed = on_black.any(axis=-1) | (on_walls != walls).any(axis=-1)  # (W * W, 2, P)
+    most = changed.sum(axis=-1).max()
+    shape = (*changed.shape[:2], most)
+    found = {"mouse_pixels": np.zeros(shape, np.int16),
+             "mouse_colours": np.zeros((*shape, 3), np.uint8),
+             "mouse_opacity": np.zeros(shape, np.uint8)}
+    opacities = np.arange(256)[:, None, None]
+    for place in np.ndindex(*changed.shape[:2]):
+        pixels = np.flatnonzero(changed[place])
+        if not len(pixels):
+            continue
+        pixels = np.pad(pixels, (0, most - len(pixels)), mode="edge")
+        colours, seen = on_black[place][pixels], on_walls[place][pixels]
+        explains = (_over(colours, opacities, walls[pixels]) == seen).all(axis=-1)  # (256, M)
+        if not explains.any(axis=0).all():
+            raise RuntimeError(f"Procgen draws the mouse in cell {place[0]} in a way that no "
+                               "opacity explains")
+        found["mouse_pixels"][place] = pixels
+        found["mouse_colours"][place] = colours
+        found["mouse_opacity"][place] = explains.argmax(axis=0)
+    return found

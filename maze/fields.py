@@ -1,0 +1,199 @@
+"""Vector fields of an agent on levels of maze, with and without patches, and what these change.
+
+A killed run goes on after its last field; more levels and arms can be added to a finished one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from common.agent_file import agent_files, load_agent
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    from_zero,
+    set_up_logging,
+    whole,
+)
+from common.devices import resolve_compute
+from common.env import EnvConfig
+from common.errors import UserError, script_main
+from common.files import sha256, versions
+from interventions.flags import add_patch_flags, asked_arms, open_arm
+from interventions.layers import layers_named
+from maze.field.arms import (
+    Look,
+    draw_arm,
+    fields_of_arm,
+    kind_of,
+    moved_table,
+    outcome_table,
+    over_arms,
+    over_checkpoints,
+    over_cheese,
+    reference_pictures,
+)
+from maze.field.fields import MEMORIES, START
+from maze.field.files import UNPATCHED, FieldsFolder
+from maze.field.plots import Style, write_film
+from maze.level.environment import draw
+from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.grid import Grid
+from maze.level.state import GAME, WORLD_DIMS, MazeState
+from maze.patch_words import register_maze_words
+
+COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
+    add_level_flags(flags, num_mazes=10)
+    add_filter_flags(flags)
+    add_patch_flags(flags)
+    flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
+                       help="of the mouse, 1 as after an action to the right; both also give exact "
+                            "probabilities, of agents without memory")
+    flags.add_argument("--memory", default=START, choices=MEMORIES,
+                       help="for agents with a GRU: the state that they have at an episode's "
+                            "start, or after walking to the square")
+    flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
+                       help="rows of the top right region, for exact probabilities")
+    flags.add_argument("--num_pictures", type=from_zero, default=20,
+                       help="levels that are drawn: the first ones")
+    flags.add_argument("--components", action="store_true",
+                       help="draw an arrow for each direction instead of the net arrow")
+    flags.add_argument("--margin", action="store_true", help="draw the walls around the maze, too")
+    flags.add_argument("--films", nargs="+", default=[],
+                       choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
+                       help="of the levels that are drawn: over the arms in their order, over the "
+                            "agent files in the agent's folder, with the cheese on every square")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/fields"),
+                       help="folder to write to")
+    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    add_compute_flags(flags)
+    flags.set_defaults(precision="float32")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    policy = load_agent(args.agent_file, compute.device)
+    levels = by_name(levels_of(args))
+    register_maze_words()
+    arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
+    if COEFFICIENTS in args.films and len(arms) < 3:
+        raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
+                        "of coefficients")
+    checkpoints = checkpoints_of(args)
+    if args.dry_run:
+        print("\n".join(f"{name}: {describe(state.grid)}" for name, state in levels.items()))
+        print(f"arms: {', '.join(arms)}")
+        return
+    facings = (0, 1) if args.facing == "both" else (int(args.facing),)
+    folder = FieldsFolder(args.output_dir)
+    folder.open({
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "facing": args.facing, "memory": args.memory, "region": args.region,
+        "components": args.components, "margin": args.margin, "precision": compute.precision,
+        "versions": versions()}, args.overwrite)
+    look = Look(policy, compute, facings, args.memory)
+    env = EnvConfig(GAME, args.distribution_mode, use_backgrounds=args.use_backgrounds)
+    reference = functools.cache(functools.partial(
+        reference_pictures, args.distribution_mode, args.use_backgrounds,
+        {state.level_seed for state in levels.values()}))
+    as_played = {state.level_seed: state.to_bytes() for state in levels.values()}
+    found, moved = {}, []
+    for name, arm in arms.items():
+        opened = open_arm(
+            arm, args, policy, env, reference,
+            lambda data: as_played[MazeState.parse(data).level_seed])
+        std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
+               for patch in opened.patches for layer in layers_named(policy, patch.layer)}
+        folder.add_arm(name, opened.metadata)
+        found[name], sizes = fields_of_arm(folder, name, opened.patches, levels, look, std)
+        moved += sizes
+    table, sizes = outcome_table(found, levels, args.region), moved_table(moved)
+    folder.save_tables(table, sizes)
+    for row in sizes[sizes["pictures"] == 0].itertuples():
+        print(f"{row.arm}: the patch at {row.layer} was never in force")
+    style = Style(args.components, args.margin)
+    drawn = list(levels)[:args.num_pictures]
+    views = dict(zip(drawn, draw([levels[name] for name in drawn], person_view=True)))
+    for arm, fields in found.items():
+        draw_arm(folder, arm, fields, found[UNPATCHED], views, style)
+    for film, name in itertools.product(args.films, drawn):
+        if not folder.film_file(film, name).exists():
+            figures = {  # of which those of one are drawn, one after the other
+                COEFFICIENTS: over_arms(found, name, views[name], style),
+                CHECKPOINTS: over_checkpoints(checkpoints, levels[name], look, views[name], style),
+                CHEESE: over_cheese(levels[name], look, style)}[film]
+            write_film(folder.film_file(film, name), figures)
+    print(summary(table))
+    print(f"wrote {folder.table_file} and the fields of {len(levels)} levels in {len(arms)} arms")
+
+
+def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
+    """Levels by the names that they have in files: their seeds, and a number behind one that comes
+    again."""
+    named = {}
+    for state in states:
+        times = sum(other.level_seed == state.level_seed for other in named.values())
+        named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
+    return named
+
+
+def describe(grid: Grid) -> str:
+    """A level in a line."""
+    kind = kind_of(grid)
+    decision = f", decision square at {grid.decision_square()}" if kind == "fork" else ""
+    cheese = " and ".join(map(str, grid.cheeses)) or "nowhere"
+    return (f"{grid.maze_dim} x {grid.maze_dim} squares, cheese at {cheese}, kind: {kind}"
+            f"{decision}")
+
+
+def checkpoints_of(args: argparse.Namespace) -> list[Path]:
+    """The agent files that a film of checkpoints goes over.
+
+    Raises:
+        UserError: if one is asked for and there are fewer than two.
+    """
+    files = agent_files(args.agent_file.parent)
+    if CHECKPOINTS in args.films and len(files) < 2:
+        raise UserError(f"--films {CHECKPOINTS} needs the agent files model_<steps>.pth of a run "
+                        f"beside {args.agent_file}; there are {len(files)}")
+    return files
+
+
+def summary(table: pd.DataFrame) -> str:
+    """What the arms do, in a line each."""
+    lines = []
+    for arm, rows in table.groupby("arm", sort=False):
+        forks = rows["p_cheese"].notna().sum()
+        parts = [f"{arm}: {len(rows)} levels"]
+        for name, label in (("mean_total_variation", "mean total variation"),
+                            ("exact_cheese", "exact probability of the cheese"),
+                            ("facing_variation", "total variation between facings")):
+            if rows[name].notna().any():
+                parts.append(f"{label} {rows[name].mean():.3f}")
+        if forks:
+            parts.append(f"at {forks} decision squares P(cheese) {rows['p_cheese'].mean():.3f}, "
+                         f"P(corner) {rows['p_corner'].mean():.3f}")
+        if forks < len(rows):
+            parts.append(f"{len(rows) - forks} levels are no forks and have none")
+        lines.append(", ".join(parts))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""Choose mazes by seed, by what they are or from files, edit them, and write them down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image, ImageDraw, ImageFont
+
+from common.cli import Parser, add_log_flag, set_up_logging
+from common.description import open_described_folder
+from common.errors import UserError, script_main
+from common.files import atomic_path, versions
+from common.progress import with_progress
+from common.video import write_strip
+from maze.level.environment import draw
+from maze.level.features import NAMES, features
+from maze.level.files import LevelEntry, level_name, save_levels
+from maze.level.flags import (
+    add_edit_flags,
+    add_filter_flags,
+    add_level_flags,
+    edited,
+    levels_of,
+    text_level,
+)
+from maze.level.grid import FORK
+from maze.level.state import MazeState
+
+TABLE_NAME, PICTURE_NAME, SETTINGS_NAME = "levels.csv", "levels.png", "settings.json"
+_PATTERNS = (TABLE_NAME, PICTURE_NAME, SETTINGS_NAME, "level_*.json")
+MAX_PICTURES = 100  # in the contact sheet
+_PICTURE_SIZE = 256  # pixels
+_IN_A_ROW = 10
+_SHOWN_LETTERS = 60  # of a long field
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_level_flags(flags, num_mazes=10)
+    add_filter_flags(flags)
+    add_edit_flags(flags)
+    flags.add_argument("--fields", action="store_true",
+                       help="print every field of the states by name, and write nothing")
+    flags.add_argument("--dry_run", action="store_true",
+                       help="print the levels, and write nothing")
+    flags.add_argument("--view", default="person", choices=("person", "agent"),
+                       help="what the contact sheet shows: the game as drawn for people, or the "
+                            "64 pixels that an agent sees")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/levels"),
+                       help="where the level files, levels.csv and levels.png are written")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="throw away what the output folder holds")
+    add_log_flag(flags)
+    return flags
+
+
+def row_of(state: MazeState) -> dict[str, object]:
+    """A level's row of the table. What it does not have is empty: the kind without one cheese that
+    can be reached, decision square and features unless it is a fork. Rows and columns are those of
+    the world."""
+    grid = state.grid
+    row = {"level_seed": state.level_seed, "distribution_mode": state.distribution_mode,
+           "maze_dim": grid.maze_dim}
+    try:
+        row |= {"kind": grid.kind(), "cheese_row": grid.cheese.row,
+                "cheese_column": grid.cheese.column}
+        if row["kind"] == FORK:
+            decision = grid.decision_square()
+            row |= {"decision_row": decision.row, "decision_column": decision.column,
+                    **features(grid)}
+    except UserError:
+        row["kind"] = None
+    return {**row, "not_as_in_training": "; ".join(grid.departures_from_training())}
+
+
+def table_of(states: list[MazeState]) -> pd.DataFrame:
+    """The rows of all levels, whole numbers as such."""
+    columns = ("level_seed", "distribution_mode", "maze_dim", "kind", "cheese_row",
+               "cheese_column", "decision_row", "decision_column", *NAMES, "not_as_in_training")
+    table = pd.DataFrame([row_of(state) for state in states], columns=columns)
+    places = [name for name in columns if name.endswith(("_row", "_column"))]
+    return table.astype(dict.fromkeys(places, "Int64"))
+
+
+def print_fields(state: MazeState) -> None:
+    """Every field of a state by name, long ones shortened, and the maze."""
+    print(f"level {state.level_seed}, {len(state.to_bytes())} bytes")
+    for name, value in state.fields().items():
+        text = str(value)
+        if len(text) > _SHOWN_LETTERS:
+            text = f"{text[:_SHOWN_LETTERS]}... ({len(text)} characters)"
+        print(f"  {name}: {text}")
+    print("\n".join(state.grid.to_rows()))
+
+
+def labelled(state: MazeState, person_view: bool) -> np.ndarray:
+    """The picture of a level with its seed, uint8 (H, W, C)."""
+    picture = Image.fromarray(draw([state], person_view)[0])
+    picture = picture.resize((_PICTURE_SIZE, _PICTURE_SIZE), Image.Resampling.BOX if person_view
+                             else Image.Resampling.NEAREST)
+    pen, text = ImageDraw.Draw(picture), f"{state.level_seed}"
+    font = ImageFont.load_default(18)
+    pen.rectangle(pen.textbbox((4, 2), text, font=font), fill=(0, 0, 0))
+    pen.text((4, 2), text, fill=(255, 255, 255), font=font)
+    return np.asarray(picture)
+
+
+def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: bool) -> None:
+    """Write level files, table and contact sheet.
+
+    Raises:
+        UserError: if the folder holds something else, or two levels have the same seed.
+    """
+    table = table_of(states)
+    twice = table["level_seed"][table["level_seed"].duplicated()]
+    if len(twice):
+        raise UserError(f"level {twice.iloc[0]} is there twice, but a folder of levels has one "
+                        "file a seed")
+    entries = json.dumps([LevelEntry.of(state).to_json() for state in states])
+    lock = open_described_folder(folder / SETTINGS_NAME, {
+        "kind": "levels of maze", "num_levels": len(states),
+        "levels_sha256": hashlib.sha256(entries.encode()).hexdigest(), "versions": versions(),
+    }, _PATTERNS, "levels", "--output_dir", overwrite)
+    for state in with_progress(states, len(states), "level"):
+        save_levels(folder / level_name(state), [state])
+    with atomic_path(folder / TABLE_NAME) as temporary:
+        table.to_csv(temporary, index=False, float_format="%.6g")
+    pictures = [labelled(state, person_view) for state in states[:MAX_PICTURES]]
+    write_strip(folder / PICTURE_NAME, [pictures[begin:begin + _IN_A_ROW] for begin in range(
+        0, len(pictures), _IN_A_ROW)], _PICTURE_SIZE)
+    lock.check()
+    print(f"wrote {len(states)} levels to {folder}")
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    found = [text_level(args)] if args.text else levels_of(args)
+    states = [edited(state, args) for state in found]
+    if args.fields:
+        for state in states:
+            print_fields(state)
+    elif args.dry_run:
+        print(table_of(states).iloc[:, :8].to_string(index=False, na_rep="-"))
+    else:
+        write(args.output_dir, states, args.view == "person", args.overwrite)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,177 @@
+"""Words of patches that only a maze gives a meaning: squares, the way to the cheese, facing.
+
+    square=12.20/13.20    the cells of these squares, of a layer with a map; with mapping=centred
+                          those whose field of view is nearest, else the published ones
+    squares=12.20/13.20   in force while the mouse is on one of these squares
+    at=decision_square    in force there; or at=path, at=off_path: on the shortest path from the
+                          start to the cheese, or beside it
+    facing=0              in force while the mouse faces this way, 0 or 1
+    condition=same_cheese of resample: sources are other levels with the cheese put at the same
+                          square; or other_cheese: left where it is elsewhere
+
+Squares are row.column of the world, row 0 at the bottom.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import numpy as np
+
+from common.env import MAX_LEVEL, EnvConfig
+from common.errors import UserError, nearest
+from interventions.layers import layers_named
+from interventions.patch import Patch, Rows
+from interventions.patch_text import Opening, register_word
+from interventions.patches import Resample
+from maze.level.environment import draw, stock_state
+from maze.level.grid import CHEESE, FORK, FREE, Grid, Square
+from maze.level.state import GAME, WORLD_DIMS, MazeState
+
+MAPPINGS = ("published", "centred")
+PLACES = ("decision_square", "path", "off_path")
+CONDITIONS = ("same_cheese", "other_cheese")
+MAX_TRIES = 1000
+
+
+def register_maze_words() -> None:
+    """Let patches take the words of this module."""
+    for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
+                            ("at", _at), ("facing", _facing), ("condition", _condition)):
+        register_word(name, functools.partial(open_word, name))
+
+
+def _env(word: str, opening: Opening) -> EnvConfig:
+    if opening.env is None or opening.env.env_name != GAME:
+        where = "in the simulator" if opening.env is None else f"in {opening.env.env_name}"
+        raise UserError(f"'{word}' is a word for the game {GAME}, and has no meaning {where}; "
+                        "leave it out")
+    return opening.env
+
+
+def _chosen(word: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"{word}={value} means nothing{nearest(value, choices)}")
+
+
+def _squares_of(word: str, value: str, opening: Opening) -> list[Square]:
+    dim = WORLD_DIMS[_mode(_env(word, opening))]
+    parts = [re.fullmatch(r"(\d{1,3})\.(\d{1,3})", part) for part in value.split("/")]
+    if not all(parts):
+        raise UserError(f"{word}={value} is not row.column of a square, such as 12.20, or several, "
+                        "12.20/13.20")
+    squares = [Square(int(part[1]), int(part[2])) for part in parts]
+    for square in squares:
+        if max(square) >= dim:
+            raise UserError(f"{word}={value} lies outside of the world: rows and columns go from 0 "
+                            f"to {dim - 1}")
+    return squares
+
+
+def _square(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    squares = _squares_of(word, value, opening)
+    mapping = dict(patch.words).get("mapping", MAPPINGS[0])
+    _chosen("mapping", mapping, MAPPINGS)
+    dim = WORLD_DIMS[_mode(opening.env)]
+    (layer,) = layers_named(opening.policy, patch.layer)
+    cells = dict.fromkeys(layer.cell(*square, dim, mapping) for square in squares)
+    return dataclasses.replace(patch, cells=tuple(cells))
+
+
+def _mapping(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    if "square" not in dict(patch.words):
+        raise UserError(f"{word}={value} says which cell a square has, so it needs square=")
+    return patch
+
+
+def _with_condition(patch: Patch, condition) -> Patch:
+    return dataclasses.replace(patch, conditions=(*patch.conditions, condition))
+
+
+def _squares(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    squares = np.array(_squares_of(word, value, opening))  # (n, 2)
+    return _with_condition(patch, lambda rows: _is_on(rows, squares))
+
+
+def _facing(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    _env(word, opening)
+    _chosen(word, value, ("0", "1"))
+
+    def faces(rows: Rows) -> np.ndarray:
+        _check_squares(rows)
+        return rows.facing == int(value)
+    return _with_condition(patch, faces)
+
+
+def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    _env(word, opening)
+    _chosen(word, value, PLACES)
+
+    @functools.cache
+    def squares_of(level: int) -> np.ndarray:
+        """(n, 2)"""
+        grid = _grid(opening, level)
+        if value == "decision_square":
+            found = [grid.decision_square()] if grid.kind() == FORK else []
+        else:
+            found = grid.path(grid.start, grid.cheese)
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    def holds(rows: Rows) -> np.ndarray:
+        _check_squares(rows)
+        on = np.array([_is_on(rows[[row]], squares_of(int(level)))[0]
+                       for row, level in enumerate(rows.level)])
+        return ~on if value == "off_path" else on
+    return _with_condition(patch, holds)
+
+
+def _condition(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
+    env = _env(word, opening)
+    _chosen(word, value, CONDITIONS)
+    if not isinstance(patch, Resample):
+        raise UserError(f"{word}={value} says what the sources of resample have in common, and "
+                        f"{patch.kind} has none")
+
+    def sources(level: int, number: int, seed: int) -> np.ndarray:
+        cheese, rng = _grid(opening, level).cheese, np.random.default_rng([seed, level])
+        found: list[MazeState] = []
+        for _ in range(MAX_TRIES):
+            if len(found) == number:
+                return draw(found)
+            state = stock_state(_mode(env), int(rng.integers(MAX_LEVEL)), env.use_backgrounds)
+            if value == "same_cheese" and state.grid.cells[cheese] in (FREE, CHEESE):
+                state = state.with_cheese(cheese)
+            elif value == "same_cheese" or state.grid.cheese == cheese:
+                continue
+            free = state.grid.squares(without_cheese=True)
+            mouse = free[rng.integers(len(free))]
+            found.append(state if mouse == state.grid.mouse else state.with_mouse(mouse))
+        raise UserError(f"{word}={value}: of {MAX_TRIES} levels {len(found)} have their cheese "
+                        f"where level {level} asks for it, and {number} are needed")
+    return dataclasses.replace(patch, sources=sources)
+
+
+def _mode(env: EnvConfig) -> str:
+    return "hard" if env.distribution_mode == "exploration" else env.distribution_mode
+
+
+def _grid(opening: Opening, level: int) -> Grid:
+    """The maze of a level as it is played, mouse at the start."""
+    state = stock_state(_mode(opening.env), level, opening.env.use_backgrounds)
+    if opening.edit is not None:
+        state = MazeState.parse(opening.edit(state.to_bytes()))
+    return state.grid
+
+
+def _check_squares(rows: Rows) -> None:
+    if rows.square is None or rows.facing is None:
+        raise UserError("a patch depends on where the mouse is, but the pass does not say so; play "
+                        "with squares, or leave the word out")
+
+
+def _is_on(rows: Rows, squares: np.ndarray) -> np.ndarray:
+    """Whether the mouse is on one of squares (n, 2), bool (B,)."""
+    _check_squares(rows)
+    return (rows.square[:, None] == squares).all(axis=2).any(axis=1)

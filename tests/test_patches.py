@@ -1,0 +1,583 @@
+"""Patches of layers: what each kind makes of an output, patches as text, and the scripts."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, record_arguments, small_policy
+
+import evaluate
+import record
+import record_gen_samples
+import render
+from agents.acting import embed_frames
+from common.agent_file import load_agent, weights_sha256
+from common.env import EnvConfig
+from common.errors import UserError
+from common.networks import to_images
+from common.rollout_files import RolloutFolder
+from generative.sample_files import SampleFolder
+from interventions import patches as kinds
+from interventions.layers import find_layer, layers_named
+from interventions.patch import Rows
+from interventions.patch_text import (
+    Opening,
+    open_patches,
+    parse_patch,
+    read_patch_file,
+    register_word,
+    short_name,
+    to_text,
+    to_yaml,
+)
+from interventions.reference import ReferenceSet
+from interventions.scopes import patched, recorded, rows_of_pass
+from interventions.vectors import PROBE, SteeringVector, save_vectors
+from maze.level.environment import draw, stock_state
+from maze.level.state import MazeState
+from maze.patch_words import register_maze_words
+
+LAYER = "embedder.block2.res1.resadd"
+SHAPE = (6, 16, 16)  # of the layer in small_policy
+ONE = (4,)  # a channel
+
+
+def random_frames(number, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
+
+
+def rows_of(number):
+    """Rows of three episodes on two levels."""
+    numbers = np.arange(number)
+    return Rows(numbers % 3, numbers // 3, numbers % 2)
+
+
+@torch.no_grad()
+def outputs(policy, frames, layers):
+    """Outputs of layers without patches, as numpy."""
+    with recorded(policy, layers) as activations:
+        policy.embed(to_images(torch.from_numpy(frames)))
+    return {name: tensor.numpy() for name, tensor in activations.items()}
+
+
+REFERENCE = random_frames(5, seed=1)
+SOURCES = random_frames(2, seed=2)  # one a level
+PAIRS = random_frames(3, seed=3)  # one an episode
+V = np.float32(np.random.default_rng(4).normal(size=SHAPE))
+PER_CHANNEL = np.float32([1, -2, 3, 0.5, -1, 2])
+
+
+def noise(*seed):
+    return np.random.default_rng(seed).standard_normal(SHAPE, dtype=np.float32)
+
+
+def shifted(a, means, down, right):
+    result = np.broadcast_to(means[..., None, None], a.shape).copy()
+    size = a.shape[-1]
+    for i in range(size):
+        for j in range(size):
+            if 0 <= i - down < size and 0 <= j - right < size:
+                result[..., i, j] = a[..., i - down, j - right]
+    return result
+
+
+def project(a, v, axes, to=0.0):
+    v = np.broadcast_to(v, a.shape[1:])
+    unit = v / np.sqrt((v**2).sum(axis=tuple(axis - 1 for axis in axes), keepdims=True))
+    return a + (to - (a * unit).sum(axis=axes, keepdims=True)) * unit
+
+
+def set_cells(a):
+    result = np.full_like(a, -0.2)
+    result[..., 2, 3] = 2.5
+    return result
+
+
+# Each kind, and its formula: a (N, K, H, W), the channels K, activations of REFERENCE, SOURCES and
+# PAIRS at the layer, and rows, to a'.
+FORMULAS = {
+    "zero": (lambda **where: kinds.Zero(**where), lambda a, k, r, s, p, rows: 0 * a),
+    "set a number": (lambda **where: kinds.SetTo(value=2.5, **where),
+                     lambda a, k, r, s, p, rows: 0 * a + 2.5),
+    "set an array": (lambda **where: kinds.SetTo(value=V[0], **where),
+                     lambda a, k, r, s, p, rows: 0 * a + V[0]),
+    "set a cell": (lambda **where: kinds.SetTo(value=2.5, cells=((2, 3),), others=-0.2, **where),
+                   lambda a, k, r, s, p, rows: set_cells(a)),
+    "mean of cells": (lambda **where: kinds.Mean(reference=reference(), **where),
+                      lambda a, k, r, s, p, rows: 0 * a + r[:, k].mean(axis=0)),
+    "mean of channels": (
+        lambda **where: kinds.Mean(reference=reference(), over="channels", **where),
+        lambda a, k, r, s, p, rows: 0 * a + r[:, k].mean(axis=(0, 2, 3))[:, None, None]),
+    "resample": (lambda **where: kinds.Resample(
+                     sources=lambda level, number, seed: SOURCES[[level] * number], **where),
+                 lambda a, k, r, s, p, rows: s[rows.level][:, k]),
+    "noise once": (lambda **where: kinds.Noise(sigma=0.3, seed=7, **where),
+                   lambda a, k, r, s, p, rows: a + np.float32(0.3) * noise(7)[k]),
+    "noise a picture": (
+        lambda **where: kinds.Noise(sigma=0.5, reference_sd=True, reference=reference(),
+                                    draw="picture", seed=7, **where),
+        lambda a, k, r, s, p, rows: a + 0.5 * r.std(axis=(0, 2, 3))[k, None, None] * np.stack(
+            [noise(7, *each)[k] for each in zip(rows.episode, rows.step)])),
+    "add": (lambda **where: kinds.Add(vector=V, coefficient=-1.5, **where),
+            lambda a, k, r, s, p, rows: a - np.float32(1.5) * V[k]),
+    "multiply": (lambda **where: kinds.Multiply(positive=2, negative=-0.5, **where),
+                 lambda a, k, r, s, p, rows: np.where(a > 0, 2 * a, np.float32(-0.5) * a)),
+    "project": (lambda **where: kinds.Project(vector=V, to=3.0, **where),
+                lambda a, k, r, s, p, rows: project(a, V[k], (1, 2, 3), 3.0)),
+    "project to the mean": (
+        lambda **where: kinds.Project(vector=V, to="mean", reference=reference(), **where),
+        lambda a, k, r, s, p, rows: project(
+            a, V[k], (1, 2, 3),
+            (r[:, k] * V[k]).sum(axis=(1, 2, 3)).mean() / np.sqrt((V[k]**2).sum()))),
+    "project in cells": (lambda **where: kinds.Project(vector=PER_CHANNEL, **where),
+                         lambda a, k, r, s, p, rows: project(
+                             a, PER_CHANNEL[k, None, None], (1,))),
+    "clamp": (lambda **where: kinds.Clamp(low=-0.1, high=0.2, **where),
+              lambda a, k, r, s, p, rows: np.clip(a, np.float32(-0.1), np.float32(0.2))),
+    "shift": (lambda **where: kinds.Shift(down=2, right=-3, reference=reference(), **where),
+              lambda a, k, r, s, p, rows: shifted(a, r[:, k].mean(axis=(0, 2, 3)), 2, -3)),
+    "interchange": (lambda **where: kinds.Interchange(
+                        pairs=lambda rows: PAIRS[rows.episode], **where),
+                    lambda a, k, r, s, p, rows: p[rows.episode][:, k]),
+    "function": (lambda **where: kinds.Apply(function=torch.sin, **where),
+                 lambda a, k, r, s, p, rows: np.sin(a))}
+
+
+def reference():
+    return ReferenceSet(REFERENCE)
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Activations of the pictures that patches take values from."""
+    policy = small_policy()
+    return [outputs(policy, frames, [LAYER])[LAYER] for frames in (REFERENCE, SOURCES, PAIRS)]
+
+
+@pytest.mark.parametrize("channels", [None, ONE])
+@pytest.mark.parametrize("number", [1, 3, 17, 1500])
+@torch.no_grad()
+def test_every_kind_is_its_formula(known, number, channels):
+    policy, rows = small_policy(), rows_of(number)
+    chosen = list(range(SHAPE[0]) if channels is None else channels)
+    frames = random_frames(number)
+    # 1500 go in two pieces, whatever the kind.
+    for name in FORMULAS if number < 1500 else ("noise a picture", "interchange"):
+        make, formula = FORMULAS[name]
+        with (patched(policy, [make(layer=LAYER, channels=channels)]) as scope,
+              recorded(policy, [LAYER], before=True) as before,
+              recorded(policy, [LAYER]) as after, rows_of_pass(policy, rows)):
+            embed_frames(policy, torch.from_numpy(frames), FLOAT32)
+        a = before[LAYER].numpy()
+        expected = a.copy()
+        expected[:, chosen] = formula(a[:, chosen], chosen, *known, rows)
+        np.testing.assert_allclose(after[LAYER], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+        assert not np.allclose(a, expected, atol=1e-3), name
+        (size,) = scope.moved()
+        delta = np.sqrt(((expected - a)**2).sum(axis=(1, 2, 3)))
+        assert size.pictures == number, name
+        assert size.norm == pytest.approx(delta.mean(), rel=1e-3), name
+        assert size.relative == pytest.approx(
+            (delta / np.sqrt((a**2).sum(axis=(1, 2, 3)))).mean(), rel=1e-3), name
+
+
+@torch.no_grad()
+def test_units_of_a_layer_without_cells_are_patched_too():
+    policy, frames = small_policy(), torch.from_numpy(random_frames(3))
+    with patched(policy, [kinds.SetTo("embedder.relufc", 5.0, channels=(2, 7))]):
+        altered = embed_frames(policy, frames, FLOAT32)
+    expected = embed_frames(policy, frames, FLOAT32).clone()
+    expected[:, [2, 7]] = 5
+    assert torch.equal(altered, expected)
+
+
+@torch.no_grad()
+def test_one_vector_a_layer_is_added_to_all_of_them():
+    policy, frames = small_policy(), torch.from_numpy(random_frames(1))
+    names = [layer.name for layer in layers_named(policy, "all")]
+    vectors = {name: np.full(find_layer(policy, name).shape, 0.25, np.float32) for name in names}
+    with (patched(policy, [kinds.Add("all", vectors, coefficient=-2.0)]),
+          recorded(policy, names, before=True) as before, recorded(policy, names) as after):
+        policy.step(embed_frames(policy, frames, FLOAT32), policy.initial_states(1))
+    assert {"embedder.block1.conv", "embedder.relufc", "gru"} <= set(names)
+    assert not {"fc_policy", "fc_value", "hidden_state"} & set(names)
+    for name in names:
+        torch.testing.assert_close(after[name], before[name] - 0.5)
+
+
+@torch.no_grad()
+def test_channels_of_a_resampled_layer_may_have_a_source_each():
+    policy, rows = small_policy(), rows_of(4)
+    asked = []
+
+    def sources(level, number, seed):
+        asked.append((level, number, seed))
+        return random_frames(number, seed=level)
+
+    patch = kinds.Resample(LAYER, sources, draw="channel", channels=(1, 5), seed=3)
+    with (patched(policy, [patch]), recorded(policy, [LAYER]) as after,
+          rows_of_pass(policy, rows)):
+        embed_frames(policy, torch.from_numpy(random_frames(4)), FLOAT32)
+    assert asked == [(0, 2, 3), (1, 2, 3)]  # once a level
+    for row, level in enumerate(rows.level):
+        source = outputs(policy, random_frames(2, seed=level), [LAYER])[LAYER]
+        np.testing.assert_allclose(after[LAYER][row, 1], source[0, 1], atol=1e-5)
+        np.testing.assert_allclose(after[LAYER][row, 5], source[1, 5], atol=1e-5)
+
+
+def test_a_reference_set_has_the_moments_of_its_pictures(known):
+    policy, pictures = small_policy(), known[0]
+    layer = find_layer(policy, LAYER)
+    found = reference()
+    np.testing.assert_allclose(found.mean(policy, layer), pictures.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(found.std(policy, layer), pictures.std(axis=0), atol=1e-5)
+    np.testing.assert_allclose(found.channel_stds(policy, layer)[:, 0],
+                               pictures.std(axis=(0, 2, 3)), atol=1e-5)
+    assert found.rms(policy, layer) == pytest.approx(np.sqrt((pictures**2).mean()), rel=1e-4)
+    assert np.array_equal(found.drawn(5, 3, 1), found.drawn(5, 3, 1))
+    assert not np.array_equal(found.drawn(5, 9, 1), found.drawn(6, 9, 1))
+    with pytest.raises(UserError, match="at least 2 pictures, not 1"):
+        ReferenceSet(REFERENCE[:1])
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: kinds.Zero("embedder.block2.res1.readd"), "did you mean 'embedder.block2.res1.resadd"),
+    (lambda: kinds.Zero(LAYER, channels=(6,)), "no channel 6: its channels are numbered 0 to 5"),
+    (lambda: kinds.Zero("gru", channels=(99,)), "no unit 99: its units are numbered 0 to 11"),
+    (lambda: kinds.Zero(LAYER, cells=((3, 16),)), "no cell 3.16: its rows go from 0 to 15"),
+    (lambda: kinds.Zero("gru", cells=((0, 0),)), "gru has no cells: it is 12 units"),
+    (lambda: kinds.Zero("gru.gru"), "several tensors and is no layer"),
+    (lambda: kinds.Add(LAYER, V[:, :5]), "the vector has the shape"),
+    (lambda: kinds.Add(LAYER, V * np.nan), "the vector holds NaN"),
+    (lambda: kinds.Mean(LAYER), "mean needs a reference set"),
+    (lambda: kinds.Clamp(LAYER, 2.0, 1.0), "a low bound 2 above its high one 1"),
+    (lambda: kinds.Project(LAYER, 0 * V), "is 0 in the entries"),
+    (lambda: kinds.SetTo(LAYER, 1.0, others=0.0), "names no cell"),
+    (lambda: kinds.Shift("gru", 1, 1, reference=reference()), "a layer with maps"),
+    (lambda: kinds.Interchange(LAYER), "which pictures are paired")])
+def test_a_patch_that_does_not_fit_is_refused_before_any_pass(make, message):
+    policy = small_policy()
+    with pytest.raises(UserError, match=message), patched(policy, [make()]):
+        pass
+    assert "_scopes" not in vars(policy)
+
+
+def test_an_agent_without_memory_has_no_gru_to_patch():
+    policy = small_policy(recurrent=False)
+    with (pytest.raises(UserError, match=r"has no GRU.*the layer 'hidden_state'"),
+          patched(policy, [kinds.Zero("gru")])):
+        pass
+    with patched(policy, [kinds.Zero("hidden_state")]), torch.no_grad():
+        output = policy.step(torch.rand(2, 16), torch.zeros(2, 16))
+    assert not output.hidden_states.any()
+
+
+def test_setting_an_entry_twice_needs_to_be_meant():
+    policy, at = small_policy(), {"channels": (1, 2), "cells": ((0, 0),)}
+    first = kinds.SetTo(LAYER, 1.0, **at)
+    clashes = [kinds.SetTo("embedder.block2.res1", 2.0), kinds.SetTo(LAYER, 2.0, channels=(2,)),
+               kinds.SetTo(LAYER, 2.0, channels=(1,), cells=((5, 5),), others=0.0)]
+    for second in clashes:
+        with pytest.raises(UserError, match="two patches set the same"), patched(
+                policy, [first, second]):
+            pass
+    apart = [kinds.SetTo(LAYER, 2.0, channels=(3,)), kinds.Zero(LAYER),
+             kinds.SetTo(LAYER, 2.0, channels=(1,), cells=((0, 1),)),
+             kinds.SetTo("embedder.block3.conv", 2.0),
+             dataclasses.replace(clashes[0], override=True)]
+    for second in apart:
+        with patched(policy, [first, second]):
+            pass
+    early, late = (dataclasses.replace(first, steps=steps) for steps in ((0, 5), (5, None)))
+    with patched(policy, [early, late]):
+        pass
+
+
+# Text and YAML.
+
+TEXTS = [
+    "zero@embedder.block2.res1.resadd:55",
+    "set@embedder.block2.res1.resadd:8,55,70-77=2.3,cell=5.10,others=-0.2",
+    "set@fc=numbers.npy,override=yes",
+    "mean@a,over=channels,levels=1/3/5-9",
+    "resample@embedder.block2.res1.resadd:7,8,42,draw=channel,seed=3",
+    "noise@a=0.5sd,draw=picture,seed=1",
+    "add@embedder.block2.res1.resadd=vectors/cheese_0.npz,coefficient=-1,steps=0:20",
+    "multiply@embedder.block2.res1.resadd:55=positive:2,negative:0",
+    "multiply@gru=-0.3333333333333333,steps=5:",
+    "project@a=v.npz,to=mean", "clamp@a=0:", "clamp@a=-1.5:2", "shift@a=1.-2", "interchange@a:3"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_patch_is_the_same_after_text_and_yaml(text, tmp_path):
+    patch = parse_patch(text)
+    assert to_text(patch) == text
+    file = tmp_path / "patches.yml"
+    file.write_text(to_yaml([patch, patch]))
+    (arm,) = read_patch_file(file)
+    assert [to_text(each) for each in arm.patches] == [text, text]
+
+
+def test_text_says_where_and_what():
+    patch = parse_patch("set@embedder.block2.res1.resadd:8,55,70-72=2.3,cell=5.10/6.11,steps=:20")
+    assert (patch.layer, patch.channels) == (LAYER, (8, 55, 70, 71, 72))
+    assert (patch.value, patch.cells, patch.steps) == (2.3, ((5, 10), (6, 11)), (0, 20))
+    assert parse_patch("multiply@a=positive:2,negative:0").negative == 0
+    assert parse_patch("noise@a=0.5sd").reference_sd
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("zero", "has no @"), ("zero@", "names no layer"), ("zerro@a", "did you mean 'zero'"),
+    ("zero@a:5x", "'5x' as channels"), ("zero@a:5,x", "'x' is neither a channel nor a word"),
+    ("zero@a=3", "has the value '3', but zero takes no value"),
+    ("set@a", "lacks its value: set takes a number"), ("set@a=x", "'x' as value is not a number"),
+    ("set@a=inf", "'inf' as value is not a number"),
+    ("set@a=1,cel=3.1", "set has no word 'cel'.*did you mean 'cell'"),
+    ("set@a=1,cell=3", "'3' as cell is not row.column"),
+    ("zero@a,steps=5:3", "'5:3' as steps is not from:to"),
+    ("zero@a,steps=1:2,steps=3:4", "the word 'steps' twice"),
+    ("add@a=x", "'x' as value is not an .npz file"), ("clamp@a=1", "'1' as value is not low:high"),
+    ("mean@a,over=rows", "'rows' as over is not cells or channels"),
+    ("zero@a,layer=b", "has no word 'layer'"), ("zero@a:9-3", "'9-3' as channels")])
+def test_what_does_not_parse_is_pointed_at(text, message):
+    with pytest.raises(UserError, match=message) as error:
+        parse_patch(text)
+    assert text in str(error.value)
+
+
+def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
+    file = tmp_path / "patches.yml"
+    file.write_text("""
+- {kind: add, layer: x, value: v/c.npz, coefficient: [-3, 0.5], steps: 1:20}
+- {kind: zero, layer: y, channels: [1, 2, 5-7], cell: 5.10}
+- {kind: zero, layer: z, channels: [[1, 2], [3]]}
+""")
+    arms = read_patch_file(file)
+    assert [to_text(patch) for patch in arms[1].patches] == [
+        "add@x=v/c.npz,coefficient=-3,steps=1:20", "zero@y:1,2,5-7,cell=5.10", "zero@z:3"]
+    assert [arm.name for arm in arms] == [
+        f"add_x_c_coefficient_{coefficient}_steps_1_20+zero_y_1_2_5-7_cell_5.10+zero_z_{channels}"
+        for coefficient in ("-3", "0.5") for channels in ("1_2", "3")]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("kind: zero", "must hold a list of patches"), ("[", "not valid YAML"), ("- [1]", "a mapping"),
+    ("- {kind: zero}", "patch 1 names no layer"), ("- {kind: zero, layer: {a: b}}", "one value"),
+    ("- {kind: zero, layer: a, steps: []}", "'steps' must be one value"),
+    ("- {kind: set, layer: a, value: &v [" + "1," * 32 + "]}\n- {kind: set, layer: b, value: *v}",
+     "make 1024 arms, more than 1000")])
+def test_a_patch_file_that_is_wrong_is_refused(tmp_path, text, message):
+    file = tmp_path / "patches.yml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_patch_file(file)
+
+
+def test_long_names_differ_although_they_are_cut():
+    names = {short_name([parse_patch(f"zero@{LAYER}:{','.join(map(str, range(0, 200, step)))}")])
+             for step in (2, 3, 4)}
+    assert len(names) == 3 and all(len(name) <= 80 for name in names)
+
+
+def test_rooms_above_add_words_and_unopened_ones_are_refused():
+    def only_even(patch, value, opening):
+        if value != "even":
+            raise UserError(f"parity={value} means nothing")
+        return dataclasses.replace(patch, conditions=(lambda rows: rows.step % 2 == 0,))
+
+    register_word("parity", only_even)
+    policy = small_policy()
+    opening = Opening(policy, None, reference)
+    patch = parse_patch(f"zero@{LAYER},parity=even")
+    assert to_text(patch) == f"zero@{LAYER},parity=even"
+    with pytest.raises(UserError, match="must be opened"), patched(policy, [patch]):
+        pass
+    (opened,) = open_patches([patch], opening)
+    assert to_text(opened) == to_text(patch)
+    assert opened.in_force(rows_of(7)).tolist() == [True] * 3 + [False] * 3 + [True]
+    with pytest.raises(UserError, match="parity=odd means nothing"):
+        open_patches([parse_patch(f"zero@{LAYER},parity=odd")], opening)
+
+
+def test_vectors_come_from_files_of_this_agent_and_layer(tmp_path):
+    policy, file = small_policy(), tmp_path / "v.npz"
+
+    def save(**changes):
+        save_vectors(file, [dataclasses.replace(SteeringVector(
+            LAYER, V, np.zeros((0, 2), np.int64), np.zeros(0, np.float32), PROBE,
+            weights_sha256(policy), "a test", (), ()), **changes)])
+
+    save()
+    opening = Opening(policy, None, reference)
+    (opened,) = open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
+    assert np.array_equal(opened.vector, V)
+    with pytest.raises(UserError, match=r"the layer .*resadd cannot be added to the layer .*conv1"):
+        open_patches([parse_patch(f"add@embedder.block2.res1.conv1={file}")], opening)
+    save(agent="another")
+    with pytest.raises(UserError, match="another cannot be added"):
+        open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
+    file.write_bytes(b"damaged")
+    with pytest.raises(UserError, match="truncated"):
+        open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
+
+
+# Words of mazes.
+
+
+def maze_opening(mode="easy", edit=None):
+    register_maze_words()
+    return Opening(small_policy(), EnvConfig("maze", mode), reference, edit)
+
+
+def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
+    level, opening = 3, maze_opening()
+    grid = stock_state("easy", level).grid
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},square=2.3/2.3,mapping=centred")], opening)
+    layer = find_layer(opening.policy, LAYER)
+    assert opened.cells == (layer.cell(2, 3, 15, "centred"),)
+    path, free = grid.path(grid.start, grid.cheese), grid.squares()
+    rows = Rows(0 * np.arange(len(free)), np.arange(len(free)), np.full(len(free), level),
+                np.array(free), np.arange(len(free)) % 2)
+    first = ".".join(map(str, free[4]))
+    for word, expected in (("at=path", [square in path for square in free]),
+                           ("at=off_path", [square not in path for square in free]),
+                           (f"squares={first}", [square == free[4] for square in free]),
+                           ("facing=1", [number % 2 == 1 for number in range(len(free))])):
+        (opened,) = open_patches([parse_patch(f"zero@{LAYER},{word}")], opening)
+        assert opened.in_force(rows).tolist() == expected, word
+    level = next(level for level in range(99) if stock_state("easy", level).grid.kind() == "fork")
+    grid = stock_state("easy", level).grid
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=decision_square")], opening)
+    rows = dataclasses.replace(rows, square=np.array(free), level=np.full(len(free), level))
+    assert opened.in_force(rows).tolist() == [square == grid.decision_square() for square in free]
+    blind = dataclasses.replace(rows, square=None)
+    with pytest.raises(UserError, match="depends on where the mouse is"):
+        opened.in_force(blind)
+
+    def moved(data):  # the cheese at the first free square above the start
+        state = MazeState.parse(data)
+        return state.with_cheese(state.grid.neighbours(state.grid.start)[0]).to_bytes()
+
+    (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=path")], maze_opening(edit=moved))
+    start = stock_state("easy", level).grid.start
+    on = opened.in_force(dataclasses.replace(rows, square=np.array(
+        [start] * (len(free) - 1) + [grid.corner])))
+    assert on.tolist() == [True] * (len(free) - 1) + [False]
+
+
+def test_sources_with_the_same_cheese_show_it_at_the_same_square():
+    target = stock_state("easy", 3)
+    row, column = target.grid.cheese
+    size = 64 / 15
+    pixels = np.s_[int((14 - row) * size) + 2:int((15 - row) * size) - 1,
+                   int(column * size) + 2:int((column + 1) * size) - 1]
+    shown = draw([target])[0][pixels].astype(int)
+    for word, differs in (("same_cheese", False), ("other_cheese", True)):
+        (opened,) = open_patches([parse_patch(f"resample@{LAYER},condition={word}")],
+                                 maze_opening())
+        frames = opened.sources(3, 4, 0)
+        assert frames.shape == (4, 64, 64, 3) and len(np.unique(frames, axis=0)) == 4
+        assert np.array_equal(frames, opened.sources(3, 4, 0))
+        for frame in frames:
+            assert (np.abs(frame[pixels].astype(int) - shown).max() > 60) == differs
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("square=15.0", "rows and columns go from 0 to 14"), ("square=1", "is not row.column"),
+    ("mapping=centred", "needs square="), ("at=nowhere", "at=nowhere means nothing"),
+    ("condition=same_cheese", "zero has none"), ("facing=2", "facing=2 means nothing")])
+def test_words_of_mazes_are_checked(text, message):
+    opening = maze_opening()
+    with pytest.raises(UserError, match=message):
+        open_patches([parse_patch(f"zero@{LAYER},{text}")], opening)
+    other = dataclasses.replace(opening, env=EnvConfig("coinrun", "easy"))
+    for elsewhere, where in ((other, "in coinrun"), (dataclasses.replace(opening, env=None),
+                                                     "in the simulator")):
+        if "mapping" not in text:
+            with pytest.raises(UserError, match=f"has no meaning {where}"):
+                open_patches([parse_patch(f"zero@{LAYER},{text}")], elsewhere)
+
+
+# The scripts.
+
+
+def evaluate_arguments(agent_path, tmp_path, *more):
+    return [*map(str, (
+        "--model_file", agent_path, "--env_name", "fruitbot", "--num_episodes", 2, "--num_envs", 2,
+        "--output", tmp_path / "out.json", "--device", "cpu", "--reference_size", 2, *more))]
+
+
+def test_an_evaluation_with_patches_says_so(agent_path, tmp_path, capsys):
+    patch = "mean@hidden_state,steps=0:3"
+    never = "zero@embedder.block1.conv,steps=100000:"
+    assert evaluate.main(evaluate_arguments(agent_path, tmp_path, "--patch", patch, "--patch",
+                                            never)) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["patches"]["patches"] == [patch, never]
+    assert result["patches"]["reference"]["pictures"] == 2
+    assert result["precision"] == "float32"
+    assert [size["pictures"] for size in result["moved"]] == [6, 0]
+    error = capsys.readouterr().err
+    assert f"{never} was never in force" in error and f"{patch} was never" not in error
+
+
+def test_recorded_states_are_those_of_the_patch(agent_path, tmp_path):
+    argv = record_arguments(agent_path, tmp_path, 2, "--patch", "set@gru:3=0.5,steps=2:",
+                            "--no_videos")
+    assert record.main(argv) == 0
+    data = RolloutFolder(tmp_path / "data")
+    assert data.description()["patches"]["patches"] == ["set@gru:3=0.5,steps=2:"]
+    policy = load_agent(agent_path)
+    for number in range(2):
+        states = np.array(data.episode(number).hidden_states)
+        assert (states[3:, 3] == 0.5).all() and (states[:3, 3] != 0.5).all()
+        with torch.no_grad():
+            values = policy.fc_value(torch.from_numpy(states[1:]))[:, 0]
+        np.testing.assert_allclose(values, data.episode(number).steps["value"], atol=1e-4)
+
+
+def test_a_recording_without_patches_does_not_mention_them(recording):
+    assert "patches" not in RolloutFolder(recording / "data").description()
+
+
+def test_patches_act_on_simulated_frames_and_give_a_pair(simulator_file, agent_path, recording,
+                                                         tmp_path, capsys):
+    assert record_gen_samples.main([*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--data_dir", recording / "data", "--data_save_dir", tmp_path, "--num_samples", 3,
+        "--no_videos", "--device", "cpu", "--patch", "set@gru:3=0.5,steps=1:3"))]) == 0
+    plain = SampleFolder(tmp_path / "informed_init")
+    altered = SampleFolder(tmp_path / "informed_init_patched_set_gru_3_0.5_steps_1_3")
+    assert "with the patches" in capsys.readouterr().out
+    assert altered.description()["patches"]["patches"] == ["set@gru:3=0.5,steps=1:3"]
+    assert "patches" not in plain.description()
+    states = altered.stacked().hidden_states  # (N, T, D)
+    assert ((states[..., 3] == 0.5) == np.array([False, True, True, False])).all()
+    np.testing.assert_array_equal(states[:, 0], plain.stacked().hidden_states[:, 0])
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--patch", "zero@embedder.blok2.conv"], "did you mean 'embedder.block2.conv'"),
+    (["--patch", "zero"], "has no @"),
+    (["--patch", "zero@embedder.block2.conv:99"], "no channel 99"),
+    (["--patch", "add@gru=none.npz"], "none.npz"),
+    (["--patch_file", "none.yml"], "no patch file none.yml"),
+    (["--patch", "interchange@gru"], "which pictures are paired")])
+def test_scripts_refuse_wrong_patches_in_one_sentence(agent_path, tmp_path, capsys, more, message):
+    for main, argv in ((evaluate.main, evaluate_arguments(agent_path, tmp_path)),
+                       (record.main, record_arguments(agent_path, tmp_path / "rec", 1)),
+                       (render.main, ["--model_file", str(agent_path), "--vid_dir",
+                                      str(tmp_path / "videos"), "--num_eps", "1"])):
+        assert main([*argv, *more]) == 2
+        error = capsys.readouterr().err
+        assert message in error and len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_that_plays_one_arm_refuses_a_sweep(agent_path, tmp_path, capsys):
+    file = tmp_path / "sweep.yml"
+    file.write_text("- {kind: multiply, layer: gru, value: [1, 2]}")
+    assert evaluate.main(evaluate_arguments(agent_path, tmp_path, "--patch_file", file)) == 2
+    assert "mean 2 arms, and here is room for one" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""Where the player is, in every game: from the environment to recordings and figures."""
+
+import contextlib
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import FLOAT32, record_arguments, tiny_policy
+
+import common.env
+import record
+from agents.action_noise import load_action_noise
+from agents.episodes import play_episodes
+from analysis.hidden_states.figures import _colourings
+from analysis.hidden_states.recorded import recorded_steps
+from common.env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
+from common.level_state import LevelState
+from common.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
+
+LEFT, STAY, UP, RIGHT = 1, 4, 5, 7
+
+
+def ways(game, action, levels=4, steps=4):
+    """Mean way of the player under one action, from the starts of several levels (x, y)."""
+    slots, found = LevelSlots(EnvConfig(game, "easy"), 1), []
+    for level in range(levels):
+        slots.start(0, level)
+        start = np.array(slots.position(0))
+        places = [start]
+        while len(places) <= steps and not slots.step(0, action)[1]:
+            places.append(np.array(slots.position(0)))
+        found.append(places[-1] - start)
+    slots.close()
+    return np.mean(found, axis=0)
+
+
+@pytest.mark.parametrize("game", GAMES_OF_MODE["easy"])
+def test_the_position_moves_as_the_game_does(game):
+    """Actions to the right move it further to the right than those to the left; a ship of caveflyer
+    turns instead, and flies upwards."""
+    if game == "caveflyer":
+        assert ways(game, UP)[1] > ways(game, STAY)[1] + 0.1
+    else:
+        assert ways(game, RIGHT)[0] > ways(game, LEFT)[0] + 0.5
+
+
+@pytest.mark.parametrize("game", GAMES_OF_MODE["easy"])
+def test_positions_of_an_episode_are_those_of_its_states(game):
+    """Of every step, from another environment that takes the same actions; none at the end."""
+    config = EnvConfig(game, "easy", 7, 1)
+    slots = LevelSlots(config, 1)
+    slots.start(0, 7)
+    rng = np.random.default_rng(0)
+    with contextlib.closing(ProcgenVectorEnv(config, 1, 7)) as env:
+        for _ in range(40):
+            player = LevelState.parse(env.get_state()[0], game).player
+            assert slots.position(0) == (player["x"], player["y"])
+            action = rng.integers(15)
+            env.act(np.array([action], np.int32))
+            _, ended = slots.step(0, action)
+            assert env.observe().first[0] == ended
+            if ended:
+                assert np.isnan(slots.position(0)).all()
+                break
+    slots.close()
+
+
+def test_positions_are_read_only_when_asked_for(monkeypatch):
+    config, levels = EnvConfig("maze", "easy"), [(0, 0), (1, 11)]  # of 3 x 3 squares
+    episodes = {e.number: e for e in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2,
+                                                   keep_positions=True)}
+
+    def read(*_):
+        raise AssertionError("a state was read")
+
+    monkeypatch.setattr(common.env._Procgen, "state_of", read)
+    for plain in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2):
+        with_them = episodes[plain.number]
+        assert plain.positions.shape == (plain.length + 1, 0)
+        assert with_them.positions.shape == (plain.length + 1, 2)
+        assert np.array_equal(plain.frames, with_them.frames)
+        assert np.isnan(with_them.positions[-1]).all()
+        steps = np.abs(np.diff(with_them.positions[:-1], axis=0))
+        assert set(np.unique(steps)) == {0, 1} and steps.sum(axis=1).max() == 1
+        assert with_them.positions[0].tolist() == [6.5, 6.5]  # the first square of the maze
+
+
+@pytest.fixture(scope="module")
+def recordings(agent_path, tmp_path_factory):
+    """The same two episodes of mazes of 3 x 3 squares, without and with positions."""
+    logdir = tmp_path_factory.mktemp("positions")
+    flags = ("--no_videos", "--env_name", "maze", "--num_levels", "1")
+    for name, more in (("plain", ()), ("positions", ("--positions",))):
+        assert record.main(record_arguments(agent_path, logdir / name, 2, *flags, *more)) == 0
+    return [RolloutFolder(logdir / name / "data") for name in ("plain", "positions")]
+
+
+def test_a_recording_has_columns_of_positions_if_it_is_told(recordings, agent_path):
+    plain, with_them = recordings
+    assert "positions" not in plain.description() and with_them.description()["positions"] is True
+    levels = [(0, 0), (1, 0)]
+    episodes = play_episodes(tiny_policy(), FLOAT32, EnvConfig("maze", "easy"), levels, 3, 8,
+                             alter_logits=load_action_noise(), keep_positions=True)
+    for episode in episodes:
+        ours, theirs = with_them.steps(episode.number), plain.steps(episode.number)
+        assert list(ours) == [*STEP_COLUMNS, *POSITION_COLUMNS]
+        assert np.array_equal(ours[list(POSITION_COLUMNS)], episode.positions, equal_nan=True)
+        pd.testing.assert_frame_equal(ours[list(STEP_COLUMNS)], theirs)
+        rows = with_them.steps_file(episode.number).read_text().splitlines()
+        assert rows[0].endswith("action,player_x,player_y")
+        assert rows[-1].endswith(",,")  # empty in the row of the terminal step
+        assert plain.steps_file(episode.number).read_text().splitlines()[0].endswith(",action")
+    assert with_them.all_steps([0, 1])["player_x"].notna().sum() == len(
+        with_them.all_steps([0, 1])) - 2
+
+
+def test_a_recording_with_positions_is_extended_with_positions_alone(recordings, agent_path,
+                                                                     capsys):
+    arguments = record_arguments(agent_path, recordings[1].path.parent, 3, "--no_videos",
+                                 "--env_name", "maze", "--num_levels", "1")
+    before = json.loads(recordings[1].description_file.read_text())
+    assert record.main(arguments) == 2
+    assert recordings[1].finished() == [0, 1]
+    assert json.loads(recordings[1].description_file.read_text()) == before
+    assert "positions" in capsys.readouterr().err
+
+
+def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(recordings):
+    plain, with_them = (recorded_steps(folder, 2) for folder in recordings)
+    assert plain.positions == {} and list(with_them.positions) == list(POSITION_COLUMNS)
+    table = recordings[1].all_steps([0, 1])
+    for name, values in with_them.positions.items():
+        known = table[name].notna().to_numpy()
+        assert np.array_equal(values[known], table[name][known])
+        ends = np.flatnonzero(~known)
+        assert len(ends) == 2 and np.array_equal(values[ends], values[ends - 1])
+
+    class Folder:
+        def read_finite(self, name, *_):
+            return np.ones((len(table) if name in ("nmf", "sources") else 2, 2))
+
+    labels = np.zeros(len(table), int)
+    found = _colourings(Folder(), with_them, labels, 1)
+    assert found["player_y"].label == "y of the player (cells)"
+    assert np.array_equal(found["player_y"].values, with_them.positions["player_y"])
+    assert not set(POSITION_COLUMNS) & set(_colourings(Folder(), plain, labels, 1))

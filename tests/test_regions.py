@@ -1,0 +1,388 @@
+"""Cheese that is put into a region of the maze as a level begins, in training and in playing."""
+
+import contextlib
+import itertools
+import json
+import struct
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from conftest import (
+    FLOAT32,
+    assert_same,
+    golden_projector,
+    record_arguments,
+    save_projector,
+    tiny_config,
+    tiny_policy,
+)
+from scipy.stats import chisquare
+
+import common.env
+import compare_interventions
+import evaluate
+import record
+import render
+import train
+from agents.episodes import play_episodes
+from agents.training import TrainingRun, TrainSettings
+from common.agent_file import agent_files
+from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
+from common.errors import UserError
+from common.level_state import LevelState
+from common.settings import load_settings
+from maze.level.environment import draw, stock_state
+from maze.level.grid import WALL
+from maze.level.regions import CheeseRegion, cheese_region
+from maze.level.state import WORLD_DIMS, MazeState
+
+EASY = EnvConfig("maze", "easy")
+ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # by row and column of a move
+STEPS_AN_UPDATE = 8 * 32
+
+
+@contextlib.contextmanager
+def environments(config, num_envs, edit=None, seed=0):
+    with contextlib.closing(ProcgenVectorEnv(config, num_envs, seed, edit=edit)) as env:
+        yield env
+
+
+def mazes_of(env):
+    return [MazeState.parse(state) for state in env.get_state()]
+
+
+def cheese_of(data):
+    return MazeState.parse(data).grid.cheese
+
+
+def with_level(state, seed):
+    """A state that says it is of another level."""
+    at = LevelState.parse(state).offset("current_level_seed")
+    return state[:at] + struct.pack("<i", seed) + state[at + 4:]
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    return save_projector(tmp_path_factory.mktemp("golden") / "m", golden_projector())
+
+
+# Where the cheese is.
+
+
+@pytest.mark.parametrize("mode", WORLD_DIMS)
+@pytest.mark.parametrize("size", [1, 5, 15])
+def test_the_cheese_is_in_its_region_and_all_else_is_stock(mode, size):
+    config = EnvConfig("maze", mode, use_backgrounds=True)
+    with environments(config, 30, CheeseRegion(size)) as env, environments(config, 30) as stock:
+        frames, stock_frames = env.observe().frames, stock.observe().frames
+        states, originals = env.get_state(), mazes_of(stock)
+    moved = 0
+    for data, original, frame, stock_frame in zip(states, originals, frames, stock_frames):
+        grid, old = MazeState.parse(data).grid, original.grid
+        (cheese,) = grid.cheeses
+        row, column = grid.inner(cheese)
+        assert min(row, column) >= grid.maze_dim - size and (row, column) != (0, 0)
+        assert max(row, column) < grid.maze_dim and old.is_free[cheese]
+        assert data == original.with_cheese(cheese).to_bytes()  # nothing but the cheese is changed
+        assert np.array_equal(frame, draw([MazeState.parse(data)])[0])
+        assert mode == "memory" or (cheese == old.cheese) == np.array_equal(frame, stock_frame)
+        moved += cheese != old.cheese
+    assert moved > 10
+
+
+def test_the_cheese_is_decided_by_level_and_size_alone():
+    """Whoever plays a level in whatever order sees the same cheese."""
+    edit = CheeseRegion(5)
+    with environments(EASY, 12, edit) as env:
+        env.observe()
+        states = env.get_state()
+    levels = [MazeState.parse(state).level_seed for state in states]
+    slots = LevelSlots(EASY, 1, edit=edit)
+    for level, state in reversed(list(zip(levels, states))):
+        slots.start(0, level)
+        shown = slots.frames[0].copy()
+        assert np.array_equal(shown, draw([MazeState.parse(state)])[0])
+        assert cheese_of(edit(stock_state("easy", level).to_bytes())) == cheese_of(state)
+        assert edit(state) == state  # observed twice, it is the same
+    slots.close()
+    large = stock_state("easy", 6).to_bytes()
+    assert cheese_of(large) == cheese_of(stock_state("easy", 6).to_bytes())
+    by_level = [cheese_of(edit(with_level(large, level))) for level in range(40)]
+    other_size = [cheese_of(CheeseRegion(6)(with_level(large, level))) for level in range(40)]
+    assert len(set(by_level)) > 8 and by_level != other_size
+
+
+@pytest.mark.parametrize("size", [3, 15])
+def test_every_free_square_of_the_region_but_the_start_is_equally_likely(size):
+    large = stock_state("easy", 6)
+    grid = large.grid
+    squares = {square for square in grid.squares()
+               if grid.region(size)[square] and square != grid.start}
+    data, edit = large.to_bytes(), CheeseRegion(size)
+    found = [cheese_of(edit(with_level(data, level))) for level in range(20 * len(squares))]
+    counts = [found.count(square) for square in squares]
+    assert sum(counts) == len(found)
+    assert chisquare(counts).pvalue > 1e-3
+
+
+def test_a_region_without_a_free_square_is_refused_in_a_sentence():
+    state = stock_state("easy", 6)
+    with pytest.raises(UserError, match="level 6 has no free square for the cheese"):
+        CheeseRegion(1)(state.with_cheese(state.grid.squares()[5])
+                        .with_cells({state.grid.corner: WALL}).to_bytes())
+    with environments(EnvConfig("heist", "easy"), 1) as env:
+        (state,) = env.get_state()
+    with pytest.raises(UserError, match="one of heist, not of maze"):
+        CheeseRegion(1)(state)
+
+
+# What edits do to environments.
+
+
+def test_an_edit_that_changes_nothing_changes_nothing():
+    """Frames, rewards, ends of episodes and the levels drawn are those without an edit."""
+    calls = []
+
+    def same(state):
+        calls.append(state)
+        return state
+
+    rng = np.random.default_rng(0)
+    small = EnvConfig("maze", "easy", 0, 1)  # its level is solved in a few steps
+    for config in (small, EnvConfig("bigfish", "hard")):
+        calls.clear()
+        with environments(config, 5, same) as edited, environments(config, 5) as plain:
+            starts = 0
+            for _ in range(300):
+                ours, stock = edited.observe(), plain.observe()
+                assert np.array_equal(ours.frames, stock.frames)
+                assert np.array_equal(ours.rewards, stock.rewards)
+                assert np.array_equal(ours.first, stock.first)
+                starts += ours.first.sum()
+                actions = rng.integers(15, size=5).astype(np.int32)
+                edited.act(actions)
+                plain.act(actions)
+            edited.observe()
+            plain.observe()
+            assert edited.get_state() == plain.get_state()
+        assert starts > 5
+        assert starts <= len(calls) <= starts + 5
+
+
+def test_reward_and_flags_of_the_step_that_ended_an_episode_stay_as_they_were():
+    """The mouse walks to the moved cheese; the next level is edited before it is shown."""
+    edit = CheeseRegion(15)
+    with environments(EASY, 6, edit, seed=4) as env:
+        env.observe()
+        grids = [state.grid for state in mazes_of(env)]
+        paths = [grid.path(grid.start, grid.cheese) for grid in grids]
+        moves = [[ACTIONS[b.row - a.row, b.column - a.column] for a, b in itertools.pairwise(path)]
+                 for path in paths]
+        for step in range(max(map(len, moves))):
+            env.act(np.array([row[step] if step < len(row) else 4 for row in moves], np.int32))
+            observation = env.observe()
+            ends = np.array([step + 1 == len(row) for row in moves])
+            assert np.array_equal(observation.first, ends)
+            assert np.array_equal(observation.rewards, 10.0 * ends)
+            infos, states = env._env.get_info(), env.get_state()
+            for i in np.flatnonzero(ends):
+                assert infos[i]["prev_level_complete"] == 1
+                maze = MazeState.parse(states[i])
+                assert maze.level_seed != infos[i]["prev_level_seed"]
+                assert edit(states[i]) == states[i]
+                assert np.array_equal(observation.frames[i], draw([maze])[0])
+
+
+def test_without_an_edit_no_state_is_read_or_set(monkeypatch):
+    def touched(*_):
+        raise AssertionError("a state was read")
+
+    monkeypatch.setattr(common.env._Procgen, "state_of", touched)
+    monkeypatch.setattr(common.env._Procgen, "edit", touched)
+    with environments(EASY, 3) as env:
+        for _ in range(5):
+            env.observe()
+            env.act(np.full(3, 7, np.int32))
+        env.observe()
+    (episode,) = play_episodes(tiny_policy(), FLOAT32, EnvConfig("maze", "easy"), [(0, 0)], 0, 1)
+    assert episode.length > 0
+
+
+def test_an_edit_on_which_procgen_would_end_the_process_is_refused():
+    def broken(state):
+        return state[:-4] + bytes(4)
+
+    with environments(EASY, 2, broken) as env, pytest.raises(UserError, match="no end mark"):
+        env.observe()
+    slots = LevelSlots(EASY, 1, edit=broken)
+    with pytest.raises(UserError, match="no end mark"):
+        slots.start(0, 3)
+    slots.close()
+
+
+# Training.
+
+
+def settings_of(**changes):
+    config = tiny_config(architecture="nature", n_steps=32)
+    return TrainSettings("t", "tiny", EnvConfig("maze", "easy", 0, 60), config, 0,
+                         2 * STEPS_AN_UPDATE, 1, 1, "", "float32", 2, **changes)
+
+
+def assert_cheese_in(states, size):
+    for state in states:
+        grid = MazeState.parse(state).grid
+        assert grid.region(size)[grid.cheese]
+
+
+def test_a_run_with_regions_stops_and_resumes_exactly(tmp_path):
+    settings = settings_of(cheese_region=3, val_cheese_region=1)
+    whole, half = (TrainingRun(tmp_path / name, settings, FLOAT32, CheeseRegion(3), CheeseRegion(1))
+                   for name in ("whole", "half"))
+    assert whole.train() == 0
+    half._one_update()
+    assert_cheese_in(half.train_worker.env.get_state(), 3)
+    assert_cheese_in(half.val_worker.env.get_state(), 1)
+    half.save()
+    del half  # and its lock
+    assert train.main(["--resume", str(tmp_path / "half"), "--device", "cpu"]) == 0
+    weights, logs = zip(*((torch.load(agent_files(folder)[-1], weights_only=True),
+                           pd.read_csv(folder / "log.csv").drop(columns="wall_time"))
+                          for folder in (whole.folder, tmp_path / "half")))
+    assert_same(*weights)
+    pd.testing.assert_frame_equal(*logs, check_exact=True)
+    assert logs[0]["num_episodes"].iloc[-1] > logs[0]["num_episodes"].iloc[0] > 0
+
+
+def test_a_new_run_has_the_regions_of_its_flags_and_its_card_says_so(tmp_path):
+    assert train.main([
+        "--exp_name", "t", "--env_name", "maze", "--param_name", "tiny", "--num_timesteps", "1",
+        "--device", "cpu", "--precision", "float32", "--seed", "4", "--cheese_region", "3",
+        "--val_cheese_region", "1", "--logdir", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / "procgen" / "maze" / "t").iterdir()
+    state = torch.load(folder / "resume.pth", weights_only=True)
+    for name, size in (("train", 3), ("val", 1)):
+        assert_cheese_in([each.numpy().tobytes() for each in state[name]["env"]], size)
+    card = (folder / "model_card.md").read_text()
+    assert ("In training the cheese lay in the last 3 rows and columns of the maze, in validation "
+            "in the last 1 rows") in card
+    assert "--cheese_region 3 --val_cheese_region 1" in card
+
+
+def test_a_run_cannot_forget_its_region(tmp_path):
+    settings = settings_of(cheese_region=5)
+    with pytest.raises(ValueError, match="not those that the settings ask for"):
+        TrainingRun(tmp_path, settings, FLOAT32)
+    assert not any(tmp_path.iterdir())
+
+
+def test_run_folders_without_a_region_or_a_width_mean_anywhere_and_one(tmp_path):
+    settings = settings_of()
+    run = TrainingRun(tmp_path, settings, FLOAT32)
+    file = tmp_path / "hyperparameters.yml"
+    content = yaml.safe_load(file.read_text())
+    assert content.pop("cheese_region") == content.pop("val_cheese_region") == 0
+    assert content["agent"].pop("width") == 1
+    file.write_text(yaml.safe_dump(content))
+    assert load_settings(run.folder, TrainSettings) == settings
+
+
+def test_a_region_cannot_be_changed_when_a_run_is_resumed(tmp_path, capsys):
+    TrainingRun(tmp_path, settings_of(), FLOAT32).save()
+    assert train.main(["--resume", str(tmp_path), "--cheese_region", "5"]) == 2
+    assert "--cheese_region cannot be changed" in capsys.readouterr().err
+
+
+# Playing.
+
+
+@pytest.mark.parametrize("script", [train, evaluate, record, render, compare_interventions])
+@pytest.mark.parametrize(("more", "message"), [
+    (["--env_name", "coinrun", "--cheese_region", "5"], "no cheese in coinrun"),
+    (["--env_name", "maze", "--cheese_region", "16"], "between 0 and 15, the world of easy mazes"),
+    (["--env_name", "maze", "--cheese_region", "-1"], "between 0 and 31, not -1")])
+def test_regions_that_no_maze_has_are_refused_in_a_sentence(script, more, message, agent_path,
+                                                            matrices, tmp_path, capsys):
+    base = {train: ["--logdir", tmp_path / "out"],
+            compare_interventions: ["--agent_file", agent_path, "--output_dir", tmp_path / "out",
+                                    "--precomputed_analysis_data_path", matrices,
+                                    "--interpreting_params_name", "tiny"],
+            record: ["--model_file", agent_path, "--logdir", tmp_path / "out"],
+            render: ["--model_file", agent_path, "--vid_dir", tmp_path / "out"],
+            evaluate: ["--model_file", agent_path]}[script]
+    try:
+        status = script.main([*map(str, base), "--device", "cpu", *more])
+    except SystemExit as refused:  # by argparse
+        status = refused.code
+    error = capsys.readouterr().err
+    assert status == 2 and message in error, error
+    assert "Traceback" not in error and not (tmp_path / "out").exists()
+
+
+def test_hard_worlds_take_larger_regions_and_a_damaged_setting_is_refused():
+    for mode, largest in (("easy", 15), ("hard", 25), ("exploration", 25), ("memory", 31)):
+        config = EnvConfig("maze", mode)
+        assert cheese_region(config, largest) == CheeseRegion(largest)
+        assert cheese_region(config, 0) is None
+        for size in (-1, largest + 1):
+            with pytest.raises(UserError, match=f"between 0 and {largest}"):
+                cheese_region(config, size)
+
+
+def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
+    """Evaluating, recording, rendering and comparing: the same level has the same cheese."""
+    level = 20
+    maze = MazeState.parse(CheeseRegion(2)(stock_state("easy", level).to_bytes()))
+    assert maze.grid.cheese != stock_state("easy", level).grid.cheese
+    flags = ["--env_name", "maze", "--start_level", str(level), "--num_levels", "1",
+             "--cheese_region", "2"]
+    assert record.main(record_arguments(agent_path, tmp_path, 1, "--no_videos", *flags)) == 0
+    assert json.loads((tmp_path / "data" / "recording.json").read_text())["cheese_region"] == 2
+    frames = np.load(tmp_path / "data" / "episode_00000" / "ob.npy")
+    assert np.array_equal(np.moveaxis(frames[0], 0, -1), draw([maze])[0])
+
+    env = EnvConfig("maze", "easy", level, 1)
+    (episode,) = play_episodes(tiny_policy(), FLOAT32, env, [(0, level)], 3, 1,
+                               edit=CheeseRegion(2))
+    (stock,) = play_episodes(tiny_policy(), FLOAT32, env, [(0, level)], 3, 1)
+    assert episode.length != stock.length
+
+    played = ["--num_episodes", "1", "--num_envs", "1", "--device", "cpu", "--precision",
+              "float32", "--seed", "3", "--training_levels", *flags]
+    assert evaluate.main(["--model_file", str(agent_path), "--output",
+                          str(tmp_path / "result.json"), *played]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["cheese_region"], result["mean_length"]) == (2, episode.length)
+
+    args = compare_interventions.parser().parse_args(["--agent_file", str(agent_path), *played])
+    run, description = compare_interventions.in_reality(args, tiny_policy(), FLOAT32)
+    assert description["cheese_region"] == 2
+    assert run(None).actions.tolist() == episode.actions[:-1].tolist()
+
+
+def test_a_simulation_cannot_move_the_cheese(agent_path, matrices, tmp_path, capsys):
+    assert compare_interventions.main([
+        "--agent_file", str(agent_path), "--output_dir", str(tmp_path), "--in_simulator",
+        "--precomputed_analysis_data_path", str(matrices), "--interpreting_params_name", "tiny",
+        "--model_file", "none.pt", "--device", "cpu", "--cheese_region", "2"]) == 2
+    assert "the simulator starts from recorded frames" in capsys.readouterr().err
+
+
+def test_videos_show_the_moved_cheese(agent_path, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(render, "write_video",
+                        lambda path, frames, tps: shown.append((path.name, next(iter(frames)))))
+    level = 0  # of 3 x 3 squares
+    maze = MazeState.parse(CheeseRegion(1)(stock_state("easy", level).to_bytes()))
+    assert maze.grid.cheese != stock_state("easy", level).grid.cheese
+    assert render.main([
+        "--model_file", str(agent_path), "--vid_dir", str(tmp_path), "--num_eps", "1", "--env_name",
+        "maze", "--num_levels", "1", "--device", "cpu", "--cheese_region", "1"]) == 0
+    assert json.loads((tmp_path / "rendering.json").read_text())["cheese_region"] == 1
+    person = draw([maze], person_view=True)[0]
+    (name, frame), _ = shown
+    assert name == "episode_00000_person.mp4"
+    assert np.array_equal(frame[:350], person[:350])  # the action's mark is below

@@ -1,0 +1,381 @@
+"""Scopes: layers are patched and recorded inside them, and nothing is left outside."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, small_policy, tiny_policy
+
+from agents.acting import embed_frames, run_policy
+from agents.episodes import play_episodes
+from common.agent_file import load_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.networks import to_images
+from common.parameters import ParameterSet
+from generative.config import SimulatorConfig
+from generative.simulator import Simulator
+from generative.straight_through import LatentSampler
+from interventions.layers import all_layers, find_layer
+from interventions.patch import PADDING, Rows
+from interventions.patches import (
+    Add,
+    Apply,
+    ChangeState,
+    Clamp,
+    Multiply,
+    Noise,
+    Project,
+    SetTo,
+    Zero,
+)
+from interventions.scopes import patched, recorded, rows_of_pass
+
+LAYER = "embedder.block2.res1.resadd"
+MODE = LatentSampler("mode")
+BOTH = pytest.mark.parametrize(("architecture", "recurrent"), [
+    ("impala", True), ("impala", False), ("nature", True), ("nature", False)])
+
+
+def frames_of(number, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(
+        0, 256, (number, 64, 64, 3), dtype=np.uint8))
+
+
+def run(policy, frames):
+    return run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
+
+
+def assert_untouched(policy):
+    assert "_scopes" not in vars(policy)
+    assert not any(module._forward_hooks for module in policy.modules())
+
+
+# Layers.
+
+
+@BOTH
+@torch.no_grad()
+def test_layers_are_the_outputs_in_the_order_of_their_computation(architecture, recurrent):
+    policy, seen = small_policy(architecture, recurrent), []
+    for name, module in policy.named_modules():  # of every module, also of those that hold others
+        module.register_forward_hook(lambda module, inputs, output, name=name: seen.append(
+            (name, output)) if isinstance(output, torch.Tensor) else None)
+    run(policy, frames_of(1))
+    layers, firsts = all_layers(policy), {}
+    for name, output in seen:
+        if name != "hidden_state":  # which gives on what it gets
+            firsts.setdefault((output.data_ptr(), output.shape), (name, output))
+    names = [layer.name for layer in layers]
+    order = [name for name, _ in seen if name in names]
+    assert order == names and len(set(names)) == len(names)
+    assert {name for name, _ in firsts.values()} <= set(names)
+    shapes = dict(seen)
+    for layer in layers:
+        assert shapes[layer.name].numel() == np.prod(layer.shape)
+        assert tuple(shapes[layer.name].shape)[-len(layer.shape):] == layer.shape
+    for name, output in seen:  # also the names of whole blocks, as of the published files
+        innermost = find_layer(policy, f"{name}_out") if name and name != "gru.gru" else layers[-1]
+        if name:
+            assert shapes[innermost.name] is output or name in names
+
+
+@BOTH
+def test_the_centre_of_a_cell_is_that_of_what_it_sees(architecture, recurrent):
+    policy = small_policy(architecture, recurrent)
+    for layer in all_layers(policy):
+        if layer.is_map:
+            image = torch.rand(1, 3, 64, 64, requires_grad=True)
+            with recorded(policy, [layer.name], graph=True) as activations:
+                policy.embed(image)
+            cell = layer.shape[1] // 2
+            activations[layer.name][0, :, cell, cell].sum().backward()
+            seen = image.grad[0].abs().sum(dim=(0, 1)).nonzero().flatten()  # columns
+            centre = layer.first_pixel + cell * layer.stride
+            # Max-pools see more to the left than they use; few pixels have no influence.
+            assert abs((seen.min() + seen.max()) / 2 - centre) <= layer.stride
+            assert seen.min() <= centre <= seen.max()
+
+
+def test_squares_have_the_cells_of_both_mappings():
+    layer = find_layer(small_policy(), LAYER)
+    for row, column in ((0, 0), (24, 24), (12, 3), (20, 7)):
+        assert layer.cell(row, column, 25) == tuple(
+            int((place + 0.5) * 64 / 25 / 4) for place in (24 - row, column))
+        middle = [(place + 0.5) * 64 / 25 - 0.5 for place in (24 - row, column)]
+        centred = layer.cell(row, column, 25, "centred")
+        assert all(abs(4 * cell - pixel) <= 2 or (cell == 15 and pixel > 62)
+                   for cell, pixel in zip(centred, middle))
+    conv2 = find_layer(small_policy("nature"), "embedder.conv2")
+    assert conv2.cell(24, 0, 25) == (0, 0) and conv2.cell(0, 24, 25) == (5, 5)
+    with pytest.raises(UserError, match=r"no square 25\.0: rows and columns go from 0 to 24"):
+        layer.cell(25, 0, 25)
+    with pytest.raises(UserError, match="gru has no cells"):
+        find_layer(small_policy(), "gru").cell(0, 0, 25)
+
+
+# Scopes.
+
+
+@BOTH
+@torch.no_grad()
+def test_without_patches_outputs_are_bit_identical(architecture, recurrent):
+    policy, frames = small_policy(architecture, recurrent), frames_of(5)
+    before = run(policy, frames)
+    names = [layer.name for layer in all_layers(policy)]
+    with patched(policy, []), recorded(policy, names) as activations:
+        inside = run(policy, frames)
+    for output in (inside, run(policy, frames)):
+        assert torch.equal(output.logits, before.logits)
+        assert torch.equal(output.values, before.values)
+        assert torch.equal(output.hidden_states, before.hidden_states)
+    assert torch.equal(activations["fc_policy"], before.logits)
+    assert torch.equal(activations["hidden_state"], before.hidden_states)
+    assert_untouched(policy)
+
+
+@torch.no_grad()
+def test_scopes_end_with_an_exception_and_leave_the_others_as_they_were():
+    policy, frames = small_policy(), frames_of(2)
+    plain = run(policy, frames).logits
+    with patched(policy, [Multiply("fc_policy", 2.0)]):
+        with pytest.raises(KeyboardInterrupt), patched(policy, [Zero("fc_policy")]):
+            raise KeyboardInterrupt
+        assert torch.equal(run(policy, frames).logits, 2 * plain)
+        with pytest.raises(UserError), patched(policy, [Zero("fc_policy"), Zero("nothing")]):
+            pass
+        assert torch.equal(run(policy, frames).logits, 2 * plain)
+    assert torch.equal(run(policy, frames).logits, plain)
+    assert_untouched(policy)
+
+
+@torch.no_grad()
+def test_patches_act_outer_first_and_in_order_and_recordings_see_the_result():
+    policy, frames = small_policy(), frames_of(2)
+    plain = run(policy, frames).logits
+    with (recorded(policy, ["fc_policy"]) as outer, patched(policy, [Add("fc_policy", 1.0)]),
+          recorded(policy, ["fc_policy"], before=True) as computed,
+          patched(policy, [Multiply("fc_policy", 3.0), Add("fc_policy", -2.0)]),
+          recorded(policy, ["fc_policy_out"]) as inner):
+        logits = run(policy, frames).logits
+    expected = (plain + 1) * 3 - 2
+    assert torch.equal(logits, expected)
+    assert torch.equal(outer["fc_policy"], expected)
+    assert torch.equal(inner["fc_policy_out"], expected)
+    assert torch.equal(computed["fc_policy"], plain)
+
+
+@torch.no_grad()
+def test_names_of_one_output_are_one_list_of_patches():
+    policy, frames = small_policy(), frames_of(2)
+    with (patched(policy, [Add("embedder.block2.res1", 1.0), Multiply(LAYER, 3.0),
+                           Add(f"{LAYER}_out", -2.0)]) as scope,
+          recorded(policy, [LAYER], before=True) as before,
+          recorded(policy, ["embedder.block2.res1", LAYER]) as after):
+        run(policy, frames)
+    torch.testing.assert_close(after[LAYER], (before[LAYER] + 1) * 3 - 2)
+    assert torch.equal(after[LAYER], after["embedder.block2.res1"])
+    assert [size.layer for size in scope.moved()] == 3 * [LAYER]
+
+
+def test_scopes_left_in_another_order_end_cleanly_and_warn():
+    policy = small_policy()
+    first, second = patched(policy, [Zero("gru")]), patched(policy, [Zero("fc_value")])
+    first.__enter__()
+    second.__enter__()
+    with pytest.warns(UserWarning, match="left before one that was entered later"):
+        first.__exit__(None, None, None)
+    with torch.no_grad():
+        output = run(policy, frames_of(1))
+    assert output.hidden_states.any() and not output.values.any()
+    second.__exit__(None, None, None)
+    assert_untouched(policy)
+
+
+@torch.no_grad()
+def test_recordings_come_back_in_the_order_of_the_pictures():
+    policy, frames = small_policy(), frames_of(1500)
+    with recorded(policy, [LAYER, "embedder.relufc"]) as activations:
+        embeddings = embed_frames(policy, frames, FLOAT32)  # in two pieces
+        again = embed_frames(policy, frames[:3], FLOAT32)
+    assert torch.equal(activations["embedder.relufc"], torch.cat([embeddings, again]))
+    assert [len(call) for call in activations.calls(LAYER)] == [1500, 3]
+    with recorded(policy, [LAYER]) as alone:
+        policy.embed(to_images(frames[1498:]))
+    torch.testing.assert_close(activations.calls(LAYER)[0][1498:], alone[LAYER])
+
+
+@torch.no_grad()
+def test_what_is_recorded_or_computed_is_never_written_into():
+    policy, frames = small_policy(), frames_of(2)
+    with recorded(policy, ["embedder.block2.maxpool"]) as plain:
+        run(policy, frames)
+    kept = plain["embedder.block2.maxpool"].clone()
+    # With a graph the tensor itself is kept, not a copy.
+    with (recorded(policy, ["embedder.block2.maxpool"], before=True, graph=True) as computed,
+          patched(policy, [SetTo("embedder.block2.maxpool", 9.0, channels=(1,))])):
+        run(policy, frames)
+    assert torch.equal(plain["embedder.block2.maxpool"], kept)
+    assert torch.equal(computed["embedder.block2.maxpool"], kept)
+
+
+def test_gradients_flow_through_patches():
+    policy = small_policy()
+    v = torch.randn(6, 16, 16)
+    unit = v / v.norm()
+    expected = {
+        Add: lambda a, g: g, Multiply: lambda a, g: torch.where(a > 0, 2 * g, -1 * g),
+        Project: lambda a, g: g - (g * unit).sum(dim=(1, 2, 3), keepdim=True) * unit,
+        Clamp: lambda a, g: torch.where((a >= -0.1) & (a <= 0.1), g, torch.zeros_like(g)),
+        SetTo: lambda a, g: torch.zeros_like(g)}
+    for patch in (Add(LAYER, v), Multiply(LAYER, 2.0, -1.0), Project(LAYER, v),
+                  Clamp(LAYER, -0.1, 0.1), SetTo(LAYER, 0.3)):
+        with (recorded(policy, [LAYER], before=True, graph=True) as before,
+              patched(policy, [patch]), recorded(policy, [LAYER], graph=True) as after):
+            policy.embed(to_images(frames_of(2))).square().sum().backward(
+                inputs=list(policy.parameters())[:1], retain_graph=True)
+            a, b = before[LAYER], after[LAYER]
+            b.requires_grad_()
+            result = policy.embedder.block3(policy.embedder.block2.res2(b)).square().sum()
+            (gradient,) = torch.autograd.grad(result, b, retain_graph=True)
+            (through,) = torch.autograd.grad(b, a, gradient, allow_unused=True)
+        through = torch.zeros_like(a) if through is None else through
+        torch.testing.assert_close(through, expected[type(patch)](a, gradient),
+                                   rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_patches_keep_the_precision_of_the_output():
+    policy, frames = small_policy(), frames_of(2)
+    with (patched(policy, [Add(LAYER, 0.5)]), recorded(policy, [LAYER], before=True) as before,
+          recorded(policy, [LAYER]) as after, torch.autocast("cpu", torch.bfloat16)):
+        policy.embed(to_images(frames))
+    assert after[LAYER].dtype == before[LAYER].dtype == torch.bfloat16
+    torch.testing.assert_close(after[LAYER], (before[LAYER].float() + 0.5).bfloat16())
+
+
+# Steps and rows.
+
+
+@torch.no_grad()
+def test_a_patched_memory_is_carried_on():
+    policy, frames = small_policy(), frames_of(3)
+    half = Multiply("gru", 0.5)
+    hidden = policy.initial_states(1)
+    expected = hidden
+    for frame in frames:
+        with patched(policy, [half]):
+            hidden = run_policy(policy, FLOAT32, frame[None], hidden).hidden_states
+        expected = 0.5 * run_policy(policy, FLOAT32, frame[None], expected).hidden_states
+        assert torch.equal(hidden, expected)
+    embeddings = embed_frames(policy, frames, FLOAT32).unsqueeze(1)  # (T, 1, E)
+    for layer in ("gru", "hidden_state"):
+        with (patched(policy, [Multiply(layer, 0.5)]),
+              pytest.raises(UserError, match=f"{layer} changes what enters the next step")):
+            policy.sequence(embeddings, policy.initial_states(1), None)
+    with patched(policy, [Multiply("fc_value", 2.0)]):
+        doubled = policy.sequence(embeddings, policy.initial_states(1), None).values
+    assert torch.equal(doubled, 2 * policy.sequence(embeddings, policy.initial_states(1),
+                                                    None).values)
+    with patched(policy, [half]):  # one step is no sequence
+        one = policy.sequence(embeddings[:1], policy.initial_states(1), None)
+    torch.testing.assert_close(one.hidden_states[0],
+                               0.5 * run(policy, frames[:1]).hidden_states)
+
+
+@torch.no_grad()
+def test_a_patch_that_depends_on_rows_needs_to_know_them():
+    policy, frames = small_policy(), frames_of(4)
+    numbers = np.arange(4)
+    rows = Rows(np.array([0, 1, PADDING, 2]), numbers, 10 * numbers)
+    plain = run(policy, frames).values
+    late = Zero("fc_value", steps=(1, 3))
+    with patched(policy, [late]) as scope:
+        with pytest.raises(UserError, match="depends on whose pictures"):
+            run(policy, frames)
+        with (rows_of_pass(policy, rows[:3]),
+              pytest.raises(UserError, match="pass of 4 pictures is said to be of 3")):
+            run(policy, frames)
+        with rows_of_pass(policy, rows):
+            values = run(policy, frames).values
+        assert torch.equal(values, plain * torch.tensor([1, 0, 1, 1]))  # row 2 is empty
+        assert scope.moved()[0].pictures == 1
+    never = Zero("fc_value", levels=(5,))
+    with patched(policy, [late, never]) as scope:
+        assert scope.never_in_force() == []  # nothing has run
+        with rows_of_pass(policy, rows), recorded(policy, ["fc_value"]) as recording:
+            run(policy, frames)
+        assert scope.never_in_force() == [never]
+        assert len(recording["fc_value"]) == 3
+    with (patched(policy, [Zero("fc_value", levels=(30,), conditions=(
+            lambda rows: rows.episode == 2,))]), rows_of_pass(policy, rows)):
+        assert torch.equal(run(policy, frames).values, plain * torch.tensor([1, 1, 1, 0]))
+
+
+def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
+    policy = small_policy()
+    levels = list(enumerate(EnvConfig("fruitbot", "easy").draw_levels(17, 3)))
+    patches = [Noise(LAYER, 0.5, draw="picture", steps=(2, 30)),
+               Zero("hidden_state", channels=(1,), levels=tuple(seed for _, seed in levels[::2])),
+               Add("fc_policy", 1.0, channels=(7,), conditions=(
+                   lambda rows: rows.square[:, 1] > 4,))]
+    squares = {}
+
+    def note(rows):
+        squares.update(zip(zip(rows.episode, rows.step), rows.square[:, ::-1]))
+        return np.ones(len(rows), bool)
+
+    patches.append(Apply("fc_value", lambda a: a, conditions=(note,)))
+    played = []
+    for num_slots in (16, 17):
+        with patched(policy, patches) as scope:
+            episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"), levels,
+                                            5, num_slots, keep_frames=False,
+                                            keep_positions=True, with_squares=True),
+                              key=lambda episode: episode.number)
+        played.append((episodes, [size.pictures for size in scope.moved()]))
+    (some, pictures), (others, again) = played
+    assert pictures == again
+    assert pictures[0] == sum(min(episode.length + 1, 30) - 2 for episode in some)
+    assert pictures[1] == sum(episode.length + 1 for episode in some[::2])
+    assert 0 < pictures[2] < sum(episode.length + 1 for episode in some)
+    for episode in some:
+        places = np.floor(episode.positions[:-1])  # x and y
+        assert (places == [squares[episode.number, step] for step in range(len(places))]).all()
+    for a, b in zip(some, others):
+        np.testing.assert_array_equal(a.actions, b.actions)
+        np.testing.assert_array_equal(a.hidden_states, b.hidden_states)
+        np.testing.assert_array_equal(a.log_probs, b.log_probs)
+        assert ((a.hidden_states[1:, 1] == 0).all()) == (a.number % 2 == 0)
+
+
+# The simulator.
+
+
+@torch.no_grad()
+def test_patches_act_in_the_simulator_and_not_in_its_training(simulator_file, agent_path):
+    simulator = Simulator(ParameterSet("tiny").get(SimulatorConfig), load_agent(agent_path))
+    policy, vectors = simulator.agent.policy, simulator.random_vectors(2)
+    start = simulator.start_from(vectors, MODE)
+    plain = simulator.imagine(start, MODE, 3)
+    numbers = np.arange(2)
+    rows = Rows(numbers, 0 * numbers, 0 * numbers - 1)
+    with patched(policy, [SetTo("gru", 0.25, channels=(3,), steps=(1, 2))]):
+        altered = simulator.imagine(start, MODE, 3, rows=rows)
+        with pytest.raises(UserError, match="the training pass of a simulator takes no patches"):
+            simulator(None, MODE)
+    states = torch.stack([step.hidden_states for step in altered.steps])
+    assert ((states[:, :, 3] == 0.25) == torch.tensor([[0], [1], [0]])).all()
+    assert torch.equal(states[0], plain.steps[0].hidden_states)
+    values = policy.fc_value(states).squeeze(-1)
+    torch.testing.assert_close(values, torch.stack([step.values for step in altered.steps]))
+
+
+@torch.no_grad()
+def test_the_change_of_a_state_sees_what_entered():
+    policy = tiny_policy()
+    embeddings, hidden = torch.rand(3, 64), torch.rand(3, 64)
+    plain = policy.step(embeddings, hidden).hidden_states
+    with patched(policy, [ChangeState(
+            lambda entering, leaving: entering + 2 * (leaving - entering))]):
+        altered = policy.step(embeddings, hidden).hidden_states
+    assert torch.equal(altered, hidden + 2 * (plain - hidden))
