@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -45,6 +45,12 @@ def register_maze_words(grid_of: GridOf | None = None) -> None:
     register_word("squares", _squares)
     register_word("facing", _facing)
     register_word("at", functools.partial(_at, grid_of))
+
+
+def marked_squares(patches: Sequence[Patch]) -> list[Square]:
+    """The squares that patches name with ``square``, to be marked in pictures."""
+    return [Square(*map(int, value.split("."))) for patch in patches
+            for word, value in patch.words if word == "square"]
 
 
 def _mode(opening: Opening, word: str) -> EnvConfig:
