@@ -92,7 +92,8 @@ def standard_deviations(arms: Sequence[PatchedArm], policy: Policy,
 def levels_of_vectors(asked: Sequence[PatchArm], measured: Collection[int]) -> int:
     """How many of the levels that are measured a vector was made on."""
     vectors: list[SteeringVector] = [
-        vector for each in asked for path in each.files if path.suffix == ".npz"
+        vector for each in asked for patch in each.patches for path in files_of(patch)
+        if path.suffix == ".npz"
         for vector in read_vectors(path).values()]
     return len(set(measured) & {level for vector in vectors for level in vector.levels})
 
