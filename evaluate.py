@@ -27,8 +27,8 @@ from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.progress import with_progress
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
-from maze.patch_words import register_maze_words
 
 
 def parser() -> Parser:

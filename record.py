@@ -40,8 +40,8 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.swaps import open_swap
+from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
-from maze.patch_words import register_maze_words
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent

@@ -39,7 +39,7 @@ from interventions.flags import (
 from interventions.reference import recorded_reference
 from interventions.scopes import patched
 from interventions.swaps import open_swap
-from maze.patch_words import register_maze_words
+from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32
 

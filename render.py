@@ -27,8 +27,8 @@ from common.files import save_json, sha256, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
-from maze.patch_words import register_maze_words
 
 STRIP_MOMENTS = 6
 STRIP_HEIGHT = 256

@@ -45,8 +45,8 @@ from maze.field.plots import Style, write_film
 from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
+from maze.level.patch_words import register_maze_words
 from maze.level.state import GAME, WORLD_DIMS, MazeState
-from maze.patch_words import register_maze_words
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 

@@ -36,8 +36,8 @@ from interventions.reference import ReferenceSet
 from interventions.scopes import patched, recorded, rows_of_pass
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.environment import draw, stock_state
+from maze.level.patch_words import register_maze_words
 from maze.level.state import MazeState
-from maze.patch_words import register_maze_words
 
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy
