@@ -71,6 +71,7 @@ from interventions.projector import Projector
 from interventions.reference import ReferenceSet, recorded_reference
 from interventions.report import DIRECTIONS, MIXED, PATCHES
 from interventions.results import write_results
+from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 logger = logging.getLogger(__name__)
@@ -174,6 +175,7 @@ class Compared:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
+    register_maze_words()
     args, explicit, parameters = parser().read(argv)
     common, asked = parameters.common, asked_arms(args)
     compute = resolve_compute(common.device, common.gpu_device,
