@@ -93,8 +93,7 @@ def levels_of_vectors(asked: Sequence[PatchArm], measured: Collection[int]) -> i
     """How many of the levels that are measured a vector was made on."""
     vectors: list[SteeringVector] = [
         vector for each in asked for patch in each.patches for path in files_of(patch)
-        if path.suffix == ".npz"
-        for vector in read_vectors(path).values()]
+        if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(measured) & {level for vector in vectors for level in vector.levels})
 
 
