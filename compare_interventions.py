@@ -177,7 +177,6 @@ class Compared:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    register_maze_words()
     args, explicit, parameters = parser().read(argv)
     register_maze_words()
     common, asked = parameters.common, asked_arms(args)
