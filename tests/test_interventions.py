@@ -377,7 +377,8 @@ def decisions():
     with torch.no_grad():
         embeddings = policy.embed(to_images(torch.from_numpy(slots.frames.copy())))
         slots.close()
-        noise = torch.randn(1 + len(ARMS), 1, embeddings.shape[1], generator=torch.Generator().manual_seed(2))
+        noise = torch.randn(1 + len(ARMS), 1, embeddings.shape[1],
+                            generator=torch.Generator().manual_seed(2))
         noise[0] = 0
         found = []
         for each in noise:
