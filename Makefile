@@ -43,6 +43,9 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.saliency
 	$(BIN)/python -m benchmarks.hidden_state_analysis
+	$(BIN)/python -m benchmarks.scopes
+	$(BIN)/python -m benchmarks.scan
+	$(BIN)/python -m benchmarks.mazes
 
 web:
 	cd web && npm ci --no-audit --no-fund && npm run build

@@ -330,7 +330,7 @@ def test_edits_show_at_once_and_leave_the_original(fork):
 
 
 def test_reading_editing_and_writing_is_fast(fork):
-    """0.3 ms on an idle core, which benchmarks/maze.py measures; here others may be at work."""
+    """0.3 ms on an idle core, which benchmarks/mazes.py measures; here others may be at work."""
     data, corner = fork.to_bytes(), fork.grid.corner
     seconds = []
     for _ in range(5):

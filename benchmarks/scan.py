@@ -1,6 +1,6 @@
 """Speed of an effect scan: four layers of 32 channels, 100 pictures, the narrow IMPALA network.
 
-    python -m benchmarks.interventions_scan
+    python -m benchmarks.scan
 
 A scan of full passes, which computes what lies before the patched layer again and again, is
 measured beside it on one layer.

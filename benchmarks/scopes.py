@@ -1,6 +1,6 @@
 """Cost of scopes: forward passes inside them, compared with passes outside.
 
-    python -m benchmarks.interventions      about a minute on two cores
+    python -m benchmarks.scopes      about a minute on two cores
 
 Passes are taken in turns, because machines drift, and medians of the processor time on one thread
 are compared.

@@ -1,8 +1,8 @@
 """Speed of states, frames and fields of mazes: 100 levels of hard mode, an untrained agent of the
 narrow network.
 
-    python -m benchmarks.maze           everything, about a minute on two cores
-    python -m benchmarks.maze frames    one part: states, frames or fields
+    python -m benchmarks.mazes           everything, about a minute on two cores
+    python -m benchmarks.mazes frames    one part: states, frames or fields
 """
 
 from __future__ import annotations
