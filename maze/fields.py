@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -42,7 +42,7 @@ from maze.field.arms import (
 from maze.field.fields import MEMORIES, START
 from maze.field.files import UNPATCHED, FieldsFolder
 from maze.field.plots import Style, write_film
-from maze.level.environment import draw, game_of
+from maze.level.environment import as_played, draw, game_of
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
 from maze.level.patch_words import marked_squares, register_maze_words
@@ -151,20 +151,6 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
-
-
-def as_played(states: Collection[MazeState], data: bytes) -> bytes:
-    """The edit that makes one of the levels out of its stock state.
-
-    Raises:
-        UserError: if there are several of that seed.
-    """
-    seed = MazeState.parse(data).level_seed
-    found = [state for state in states if state.level_seed == seed]
-    if len(found) > 1:
-        raise UserError(f"there are {len(found)} levels of the seed {seed}, which a patch cannot "
-                        "tell apart; ask for one at a time")
-    return found[0].to_bytes()
 
 
 def describe(grid: Grid) -> str:

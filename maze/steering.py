@@ -181,6 +181,9 @@ def main(argv: list[str] | None = None) -> None:
             f"{'cheese and top_right' if args.compose else ' '.join(args.vector)}. "
             f"{skipped} levels were left out because they are no forks, or have no room or no "
             "source for a vector.")
+    if args.compose:
+        what += (" The interaction is the departure of both vectors together from the sum of what "
+                 "each does alone.")
     if choosing:
         alone = Study(policy, compute, pool, fixed, std, (), 0, args.seed, args.region, args.exact)
         groups = strongest(groups, measured(folder, steering_files.CHOOSING, alone, groups,
@@ -200,7 +203,7 @@ def main(argv: list[str] | None = None) -> None:
                       f"The fields of {len(some)} of these forks. This table is a family of its "
                       "own in Holm's correction."))
     write_results(folder, groups, found, parts, states, args.seed)
-    print("\n".join(summary(table)))
+    print("\n".join(summary(table, groups)))
     print(f"wrote {folder.report_file}, from {len(states)} forks; {skipped} levels left out")
 
 

@@ -50,3 +50,17 @@ def game_of(states: Collection[MazeState]) -> EnvConfig:
         raise UserError("the levels are of several distribution modes, or only some have "
                         "backgrounds; ask for those of one kind at a time")
     return games.pop()
+
+
+def as_played(states: Collection[MazeState], data: bytes) -> bytes:
+    """The edit that makes one of the levels out of its stock state.
+
+    Raises:
+        UserError: if there are several of that seed.
+    """
+    seed = MazeState.parse(data).level_seed
+    found = [state for state in states if state.level_seed == seed]
+    if len(found) > 1:
+        raise UserError(f"there are {len(found)} levels of the seed {seed}, which a patch cannot "
+                        "tell apart; ask for one at a time")
+    return found[0].to_bytes()

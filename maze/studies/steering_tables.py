@@ -138,17 +138,20 @@ def write_report(path: Path, parts: Sequence[tuple[pd.DataFrame, Sequence[Outcom
     path.write_text("\n".join(texts))
 
 
-def summary(table: pd.DataFrame) -> list[str]:
-    """A sentence for each arm: the medians at its decision squares."""
-    lines = []
-    for _, rows in table[~table["control"]].groupby("arm", sort=False):
+def summary(table: pd.DataFrame, groups: Sequence[Group]) -> list[str]:
+    """A sentence for each arm: the medians at its decision squares, or, of a contrast, the mean
+    departures."""
+    lines, contrasts = [], {group.contrast[0] for group in groups if group.contrast}
+    for arm, rows in table[~table["control"]].groupby("arm", sort=False):
         rows = rows.set_index("outcome")
-        parts = [f"{label} {rows['median_unaltered'][name]:.3f} to "
-                 f"{rows['median_altered'][name]:.3f}"
-                 f"{' (claimed)' if rows['claimed'][name] else ''}"
+        parts = [f"{label} " + (f"{rows['effect'][name]:+.3f}" if arm in contrasts else
+                                f"{rows['median_unaltered'][name]:.3f} to "
+                                f"{rows['median_altered'][name]:.3f}")
+                 + " (claimed)" * bool(rows["claimed"][name])
                  for name, label in (("p_cheese", "P(cheese)"), ("p_corner", "P(corner)"),
                                      ("p_other", "P(other)"))]
-        lines.append(f"{rows['label'].iloc[0]}: medians: {', '.join(parts)}; mean log-odds "
+        which = "means" if arm in contrasts else "medians"
+        lines.append(f"{rows['label'].iloc[0]}: {which}: {', '.join(parts)}; mean log-odds "
                      f"{rows['effect']['log_odds']:+.3g} ({rows['low_95']['log_odds']:.3g} to "
                      f"{rows['high_95']['log_odds']:.3g})")
     return lines

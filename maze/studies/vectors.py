@@ -190,5 +190,4 @@ def vectors_of_file(policy: Policy, layers: Sequence[str] | None,
 
 def repeated(vectors: Mapping[str, SteeringVector], number: int) -> dict[str, np.ndarray]:
     """The same vector for each of some levels, (N, …) by layer."""
-    return {name: np.broadcast_to(each.vector, (number, *each.vector.shape))
-            for name, each in vectors.items()}
+    return {name: np.repeat(each.vector[None], number, axis=0) for name, each in vectors.items()}
