@@ -242,9 +242,9 @@ def given_vectors(args: argparse.Namespace, policy: Policy) -> dict:
         for layer in layers_named(policy, ALL if name == EACH else name)]
     if len(args.vector) == 1 and args.vector[0].endswith(".npz"):
         return vectors_of_file(policy, layers, Path(args.vector[0]))
-    if len(args.vector) == 1:
-        raise UserError(f"--vector takes {', '.join(THINGS)}, a file <name>.npz, or two levels, "
-                        f"not {args.vector[0]}")
+    if len(args.vector) == 1 or any(name.endswith(".npz") for name in args.vector):
+        raise UserError(f"--vector takes {', '.join(THINGS)}, one file <name>.npz, or two levels, "
+                        f"not {' and '.join(args.vector)}")
     return vectors_of_pair(policy, layers or [LAYER], chosen_levels(
         args.vector, args.distribution_mode, args.use_backgrounds))
 

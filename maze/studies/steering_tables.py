@@ -51,9 +51,8 @@ def effects(groups: Sequence[Group], measured: Sequence[Measured], kinds: Sequen
     directions = [_arms(group, found, 0, "") for group, found in zip(groups, measured)]
     judged, tables, controls = [], [], []
     for place, kind in enumerate(kinds):
-        draws = range(1 + place * num_controls, 1 + (place + 1) * num_controls)
-        of_kind = [_arms(group, found, draw, kind) for group, found in zip(groups, measured)
-                   for draw in draws]
+        of_kind = [_arms(group, found, 1 + place * num_controls + number, f"{kind}_{number:02d}")
+                   for group, found in zip(groups, measured) for number in range(num_controls)]
         arms, moved, after = _joined([*directions, *of_kind])
         table = compare_outcomes(arms, moved, outcomes, before, after, seed)
         judged.append(table[~table["control"]].reset_index(drop=True))
@@ -79,9 +78,12 @@ _Arms = tuple[list[Arm], np.ndarray, np.ndarray]
 """Arms, their mean sizes (A, 3), and outcomes (A, N, K)."""
 
 
-def _arms(group: Group, measured: Measured, draw: int, kind: str) -> _Arms:
-    """The arms of a group in one draw, and the contrast."""
-    behind = f"_{kind}_{draw:02d}" if kind else ""
+def _arms(group: Group, measured: Measured, draw: int, control: str) -> _Arms:
+    """The arms of a group in one draw, and the contrast.
+
+    Args:
+        control: name of the draw; empty for the vectors themselves.
+    """
     names = list(zip(group.arms, group.labels))
     after, sizes = measured.after[draw], measured.sizes[draw].mean(axis=1)
     if group.contrast is not None:
@@ -90,8 +92,8 @@ def _arms(group: Group, measured: Measured, draw: int, kind: str) -> _Arms:
         departure = measured.before + both - one - other + measured.before
         names.append(group.contrast)
         after, sizes = np.stack([*after, departure]), np.stack([*sizes, sizes[-1]])
-    return ([Arm(name + behind, f"{label}, {kind} {draw}" if kind else label, name, bool(kind))
-             for name, label in names], sizes, after)
+    return ([Arm(f"{name}_{control}", f"{label}, {control}", name, True) if control else
+             Arm(name, label, name, False) for name, label in names], sizes, after)
 
 
 def _joined(parts: Sequence[_Arms]) -> tuple[list[Arm], dict[str, float], np.ndarray]:
