@@ -93,8 +93,8 @@ def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(
                         policy.initial_states(3))
     steps = np.array([decision_steps(state.grid) for state in states])
     expected = at_decisions(grouped(output.log_probs.numpy()), output.values.numpy(), *steps.T)
-    np.testing.assert_allclose(found.after[0, 0, :, :-1], expected, atol=2e-3)
-    assert np.abs(found.before[:, :-1] - expected).max() > 0.02
+    np.testing.assert_allclose(found.after[0, 0, :, :-1], expected, atol=2e-4)
+    assert np.abs(found.before[:, :-1] - expected).max() > 0.01
 
 
 @pytest.mark.parametrize("layer", (LAYER, ALL))
@@ -113,20 +113,20 @@ def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
                          {name: np.ones_like(value) for name, value in one.items()}) as scope:
                 field = vector_field(policy, FLOAT32, state)
             expected = list(at_decision_square(field).values())
-            np.testing.assert_allclose(found.after[0, arm, number, :-1], expected, rtol=2e-3,
-                                       atol=2e-3)
+            np.testing.assert_allclose(found.after[0, arm, number, :-1], expected, rtol=2e-4,
+                                       atol=2e-4)
             if layer != ALL:
                 np.testing.assert_allclose(found.sizes[0, arm, number, 1],
                                            scope.total_moved()[1], rtol=1e-5)
     unpatched = [list(at_decision_square(vector_field(policy, FLOAT32, state)).values())
                  for state in forks]
-    np.testing.assert_allclose(found.before[:, :-1], unpatched, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(found.before[:, :-1], unpatched, rtol=2e-3, atol=2e-4)
     # A permuted vector has the norm of the vector, another effect, and is the same when forks are
     # measured one by one.
     np.testing.assert_allclose(found.sizes[1, :, :, 1], found.sizes[0, :, :, 1], rtol=1e-4)
     assert (np.abs(found.after[1:, 0] - found.after[0, 0]).max(axis=(1, 2)) > 1e-3).all()
     alone = ours.at_decision_squares(arms, forks[1:2])
-    np.testing.assert_allclose(alone.after[:, :, 0], found.after[:, :, 1], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(alone.after[:, :, 0], found.after[:, :, 1], rtol=2e-3, atol=2e-4)
 
 
 def test_fields_of_an_arm_are_those_of_a_patched_agent(policy, forks):
@@ -141,7 +141,7 @@ def test_fields_of_an_arm_are_those_of_a_patched_agent(policy, forks):
     expected = outcomes_of_field(sides[0], unpatched, sides[1])
     expected["distance_to_other_level"] = difference(without, sides[0]).mean_total_variation
     np.testing.assert_allclose(found.after[0, 0, 0], [expected[each.name] for each in wanted],
-                               rtol=5e-3, atol=2e-3)
+                               rtol=5e-4, atol=2e-4)
     place = [each.name for each in wanted].index("distance_to_other_level")
     assert found.before[0, place] == pytest.approx(
         difference(without, unpatched).mean_total_variation, abs=1e-4)
@@ -366,5 +366,5 @@ def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path, caps
     assert film.stat().st_mtime_ns == written
     capsys.readouterr()
     assert rollouts.main([*argv, "--max_steps", "30"]) == 2
-    assert rollouts.main([each for each in argv[:7]] + ["--output_dir", str(tmp_path / "x")]) == 2
+    assert rollouts.main([*argv[:6], "--output_dir", str(tmp_path / "x")]) == 2
     assert "--vectors" in capsys.readouterr().err
