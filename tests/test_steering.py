@@ -217,7 +217,7 @@ def steered(runner, tmp_path_factory):
     return path, InterventionsFolder(path / "out")
 
 
-ARM = "add_gru_jump.npz_coefficient_-1"
+ARM = "add_gru_jump_coefficient_-1"
 
 
 def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
