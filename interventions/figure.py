@@ -20,19 +20,20 @@ FEWEST_RUNS = 20  # unaltered ones, of a step in the panel of action divergence
 CLAIMED, DIRECTION, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
 
-def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame,
+def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame | None,
                  outcomes: Sequence[Outcome], title: str, controls: str) -> None:
     """A panel for each outcome, one for the size of the alterations, one for divergence over time.
 
     Args:
         table: from ``compare``.
-        over_time: from ``divergence_over_time``.
+        over_time: from ``divergence_over_time``; None for what has no steps.
         title: what was run and how often.
         controls: many of them, as ``Wording`` has it.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
-    rows = -(-(len(outcomes) + 2) // COLUMNS)
+    panels_more = 1 if over_time is None else 2
+    rows = -(-(len(outcomes) + panels_more) // COLUMNS)
     figure = Figure(figsize=(3.5 * COLUMNS + 1, rows * (1.6 + 0.2 * len(labels)) + 1.6),
                     layout="constrained")
     panels = figure.subplots(rows, COLUMNS, squeeze=False)
@@ -42,16 +43,19 @@ def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame,
         unaltered = part["unaltered"].iloc[0]
         axes.set_title(outcome.label, fontsize=10)
         axes.set_xlabel(f"change (unaltered: {unaltered:.3g})", fontsize=9)
-    moved, course, *unused = panels.flat[len(outcomes):]
+    moved, *unused = panels.flat[len(outcomes):]
+    course = None if over_time is None else unused.pop(0)
     _plot_moved(moved, table)
     for row in panels:
         for axes in row:
             if axes is not course and axes not in unused:
                 _name_rows(axes, labels, first=axes is row[0])
-    _plot_course(course, over_time)
+    if over_time is not None:
+        _plot_course(course, over_time)
     for axes in unused:
         axes.axis("off")
-    figure.legend(handles=_key(controls), loc="outside lower center", ncols=4, fontsize=10)
+    figure.legend(handles=_key(controls, "" if over_time is None else " (grey lines over time)"),
+                  loc="outside lower center", ncols=4, fontsize=10)
     figure.suptitle(title, fontsize=13)
     figure.savefig(path, dpi=DPI)
 
@@ -104,7 +108,7 @@ def _name_rows(axes: Axes, labels: Sequence[str], first: bool) -> None:
     axes.tick_params(axis="x", labelsize=8)
 
 
-def _key(controls: str) -> list[Line2D | Patch]:
+def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
     def mark(label: str, **style) -> Line2D:
         return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [
@@ -113,4 +117,4 @@ def _key(controls: str) -> list[Line2D | Patch]:
         mark("beats 0 after the correction, but not the controls", color=DIRECTION, marker="o"),
         mark("does not beat 0 after the correction (bars: 95 % intervals)", color=DIRECTION,
              marker="o", markerfacecolor="white"),
-        Patch(color=CONTROL_RANGE, label=f"range of the {controls} (grey lines over time)")]
+        Patch(color=CONTROL_RANGE, label=f"range of the {controls}{over_time}")]

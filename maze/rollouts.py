@@ -1,0 +1,122 @@
+"""Films of an agent on mazes: arms side by side, on the same levels and with the same random
+numbers, without patches first.
+
+A killed run goes on after its last film.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+from common.agent_file import load_agent
+from common.cli import (
+    Parser,
+    add_compute_flags,
+    count,
+    frames_per_second,
+    set_up_logging,
+)
+from common.description import open_described_folder
+from common.devices import resolve_compute
+from common.errors import UserError, script_main
+from common.files import atomic_path, read_json, sha256, versions
+from common.progress import with_progress
+from common.video import FRAMES_PER_SECOND
+from interventions.flags import add_patch_flags, asked_arms, open_arm
+from maze.field.arms import reference_pictures
+from maze.field.files import UNPATCHED
+from maze.level.environment import as_played, game_of
+from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.patch_words import register_maze_words
+from maze.studies.films import Reel, own_vector
+from maze.studies.vectors import THINGS
+
+LAYER = "embedder.block2.res1.resadd"
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent to play")
+    add_level_flags(flags, num_mazes=5)
+    add_filter_flags(flags)
+    flags.add_argument("--vectors", nargs="+", choices=tuple(THINGS), default=[],
+                       help="arms that add each level's own cheese vector or top right vector")
+    flags.add_argument("--coefficients", nargs="+", type=float,
+                       help="of --vectors, one each; -1 for cheese and 1 for top_right if not "
+                            "given")
+    flags.add_argument("--layer", default=LAYER, help="of --vectors")
+    add_patch_flags(flags)
+    flags.add_argument("--max_steps", type=count, default=150, help="steps that a film shows")
+    flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
+                       help="environment steps a second in the films")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/rollouts"),
+                       help="folder to write to")
+    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    add_compute_flags(flags)
+    flags.set_defaults(precision="float32")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    register_maze_words()
+    asked = asked_arms(args)
+    if not asked and not args.vectors:
+        raise UserError("films show arms beside the agent as it is; give --vectors, --patch or "
+                        "--patch_file")
+    coefficients = args.coefficients or [{"cheese": -1.0, "top_right": 1.0}[name]
+                                         for name in args.vectors]
+    if len(coefficients) != len(args.vectors):
+        raise UserError(f"there are {len(coefficients)} --coefficients for {len(args.vectors)} "
+                        "--vectors")
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    policy = load_agent(args.agent_file, compute.device)
+    states = levels_of(args)
+    seeds = [state.level_seed for state in states]
+    env, edit = game_of(states), functools.partial(as_played, states)
+    for state in states:
+        as_played(states, state.to_bytes())  # refuses two levels of one seed
+    steered = {f"{name} {c:+g}": own_vector(policy, args.layer, THINGS[name], states, c)
+               for name, c in zip(args.vectors, coefficients)}
+    if args.dry_run:
+        print(f"levels: {', '.join(map(str, seeds))}")
+        print(f"arms: {', '.join([UNPATCHED, *steered, *(arm.name for arm in asked)])}")
+        return
+    reference = functools.cache(functools.partial(reference_pictures, env, set(seeds)))
+    opened = {arm.name: open_arm(arm, args, policy, env, reference, edit) for arm in asked}
+    arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
+            **{name: tuple(each.patches) for name, each in opened.items()}}
+    lock = open_described_folder(args.output_dir / "settings.json", {
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "arms": [*arms], "layer": args.layer if steered else None, "seed": args.seed,
+        "patches": [each.metadata for each in opened.values()], "levels": seeds,
+        "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,
+        "versions": versions()},
+        ("settings.json", "film_*.mp4", "level_*.json", "episodes.csv"), "films", "--output_dir",
+        args.overwrite, informative=("versions", "agent_file"))
+    reel = Reel(policy, compute, env, edit, args.seed, args.max_steps, args.tps)
+    rows = []
+    for number, state in with_progress(enumerate(states), len(states), "film"):
+        film = args.output_dir / f"film_{state.level_seed}.mp4"
+        facts = args.output_dir / f"level_{state.level_seed}.json"
+        if not (film.exists() and facts.exists()):
+            lock.check()
+            reel.shoot(film, facts, number, state, arms)
+        rows += read_json(facts)
+    table = pd.DataFrame(rows)
+    with atomic_path(args.output_dir / "episodes.csv") as temporary:
+        table.to_csv(temporary, index=False)
+    for arm, part in table.groupby("arm", sort=False):
+        print(f"{arm}: cheese on {part['cheese'].sum()} of {len(part)} levels, "
+              f"{part['steps'].mean():.0f} steps on average")
+    print(f"wrote {len(states)} films to {args.output_dir}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

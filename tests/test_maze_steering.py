@@ -1,0 +1,369 @@
+"""Steering vectors on forks, their controls and claims, and films of arms side by side."""
+
+import dataclasses
+import json
+
+import av
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, tiny_policy
+
+from agents.acting import run_policy
+from common.agent_file import save_agent
+from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
+from interventions.layers import ALL, all_layers, layers_named
+from interventions.patches import Add
+from interventions.scopes import patched
+from interventions.vectors import read_vectors
+from maze import rollouts, steering
+from maze.field.decisions import AT_DECISION, at_decision_square, at_decisions, decision_steps
+from maze.field.decisions import outcomes as outcomes_of_field
+from maze.field.differences import difference
+from maze.field.fields import both_facings, grouped, vector_field
+from maze.level.environment import stock_state
+from maze.level.files import save_levels
+from maze.level.search import Filters, find_levels
+from maze.studies.steering import (
+    DECISIONS,
+    Group,
+    Measured,
+    Study,
+    Term,
+    field_outcomes,
+)
+from maze.studies.steering_files import SteeringFolder
+from maze.studies.steering_tables import effects, strongest
+from maze.studies.vectors import (
+    CHEESE,
+    MEAN,
+    OTHER,
+    OWN,
+    SAME_SQUARE,
+    TOP_RIGHT,
+    differences,
+    mean_vectors,
+    offset_source,
+    pictures_of,
+    source_level,
+)
+
+LAYER = "embedder.block2.res1.resadd"
+FORKS = Filters(kind="fork", size=(3, 9))
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(recurrent=False)
+
+
+@pytest.fixture(scope="module")
+def forks():
+    return find_levels("easy", range(1000), 4, FORKS)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return [stock_state("easy", seed) for seed in range(5000, 5030)]
+
+
+def study(policy, pool=(), kinds=(), num_controls=0, fixed=None, exact=False) -> Study:
+    std = {layer.name: torch.ones(layer.shape) for layer in all_layers(policy)}
+    return Study(policy, FLOAT32, pool, fixed or {}, std, kinds, num_controls, 0, 5, exact)
+
+
+def group(layer=LAYER, source=OWN, coefficients=(-1.0,), thing=CHEESE) -> Group:
+    names = tuple(f"{c:+g}" for c in coefficients)
+    return Group("group", layer, (Term(thing, source),), names, names,
+                 tuple((c,) for c in coefficients))
+
+
+@pytest.mark.parametrize("layer", ("embedder.block1.conv", LAYER, "embedder.relu3",
+                                   "embedder.relufc", "hidden_state"))
+def test_taking_its_own_vector_out_gives_what_the_agent_does_without_the_cheese(policy, layer):
+    """At the very picture of the vector: the decision square is where the mouse starts."""
+    states = [state for state in (stock_state("easy", seed) for seed in range(60))
+              if FORKS.accept(state.grid)
+              and state.grid.decision_square() == state.grid.start][:3]
+    assert len(states) == 3
+    found = study(policy).at_decision_squares(group(layer), states)
+    without = [state.with_cheese(None) for state in states]
+    output = run_policy(policy, FLOAT32, pictures_of(without, [s.grid.start for s in without]),
+                        policy.initial_states(3))
+    steps = np.array([decision_steps(state.grid) for state in states])
+    expected = at_decisions(grouped(output.log_probs.numpy()), output.values.numpy(), *steps.T)
+    np.testing.assert_allclose(found.after[0, 0, :, :-1], expected, atol=2e-4)
+    assert np.abs(found.before[:, :-1] - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("layer", (LAYER, ALL))
+def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
+    """Of the resumed passes: the same numbers as full ones with a patch, and the same sizes."""
+    arms = group(layer, coefficients=(-1.0, 0.5))
+    ours = study(policy, kinds=(PERMUTED,), num_controls=2)
+    found = ours.at_decision_squares(arms, forks)
+    assert found.after.shape == (3, 2, len(forks), len(DECISIONS))
+    names = [each.name for each in layers_named(policy, layer)]
+    vectors = differences(policy, names, CHEESE, forks)
+    for number, state in enumerate(forks):
+        one = {name: values[number] for name, values in vectors.items()}
+        for arm, coefficient in enumerate((-1.0, 0.5)):
+            with patched(policy, [Add(layer, vector=one, coefficient=coefficient)],
+                         {name: np.ones_like(value) for name, value in one.items()}) as scope:
+                field = vector_field(policy, FLOAT32, state)
+            expected = list(at_decision_square(field).values())
+            np.testing.assert_allclose(found.after[0, arm, number, :-1], expected, rtol=2e-4,
+                                       atol=2e-4)
+            if layer != ALL:
+                np.testing.assert_allclose(found.sizes[0, arm, number, 1],
+                                           scope.total_moved()[1], rtol=1e-5)
+    unpatched = [list(at_decision_square(vector_field(policy, FLOAT32, state)).values())
+                 for state in forks]
+    np.testing.assert_allclose(found.before[:, :-1], unpatched, rtol=2e-3, atol=2e-4)
+    # A permuted vector has the norm of the vector, another effect, and is the same when forks are
+    # measured one by one.
+    np.testing.assert_allclose(found.sizes[1, :, :, 1], found.sizes[0, :, :, 1], rtol=1e-4)
+    assert (np.abs(found.after[1:, 0] - found.after[0, 0]).max(axis=(1, 2)) > 1e-3).all()
+    alone = ours.at_decision_squares(arms, forks[1:2])
+    np.testing.assert_allclose(alone.after[:, :, 0], found.after[:, :, 1], rtol=2e-3, atol=2e-4)
+
+
+def test_fields_of_an_arm_are_those_of_a_patched_agent(policy, forks):
+    state = min(forks, key=lambda state: state.grid.maze_dim)
+    wanted = field_outcomes(CHEESE, exact=True)
+    found = study(policy, exact=True).over_field(group(), state, wanted)
+    vector = differences(policy, [LAYER], CHEESE, [state])[LAYER][0]
+    with patched(policy, [Add(LAYER, vector=vector, coefficient=-1.0)]):
+        sides = both_facings(policy, FLOAT32, state)
+    unpatched = vector_field(policy, FLOAT32, state)
+    without = vector_field(policy, FLOAT32, state.with_cheese(None))
+    expected = outcomes_of_field(sides[0], unpatched, sides[1])
+    expected["distance_to_other_level"] = difference(without, sides[0]).mean_total_variation
+    np.testing.assert_allclose(found.after[0, 0, 0], [expected[each.name] for each in wanted],
+                               rtol=5e-4, atol=2e-4)
+    place = [each.name for each in wanted].index("distance_to_other_level")
+    assert found.before[0, place] == pytest.approx(
+        difference(without, unpatched).mean_total_variation, abs=1e-4)
+
+
+def test_vectors_come_from_levels_with_the_cheese_where_the_source_says(forks, pool):
+    seeds = {state.level_seed for state in pool}
+    for state in forks:
+        assert source_level(CHEESE, OWN, state, pool, 0) is state
+        place = np.array(state.grid.cheese)
+        for source, far in ((SAME_SQUARE, 0), (offset_source(1), 1), (offset_source(3), 3)):
+            level = source_level(CHEESE, source, state, pool, 0)
+            assert np.abs(np.array(level.grid.cheese) - place).max() == far
+            assert level.level_seed in seeds and level.grid.mouse == level.grid.start
+            again = source_level(CHEESE, source, state, pool, 0)
+            assert again.to_bytes() == level.to_bytes()
+        drawn = [source_level(CHEESE, OTHER, state, pool, 0, draw).grid.cheese
+                 for draw in range(100)]
+        assert len(set(drawn)) > 10 and state.grid.cheese not in drawn
+        level = source_level(TOP_RIGHT, SAME_SQUARE, state, pool, 0)
+        assert level.grid.maze_dim == state.grid.maze_dim and level.level_seed in seeds
+    assert source_level(TOP_RIGHT, offset_source(12), forks[0], pool, 0) is None
+
+
+def test_each_source_adds_its_own_vectors(policy, forks, pool):
+    fixed = {"cheese": mean_vectors(policy, [LAYER], CHEESE, pool)}
+    ours = study(policy, pool, (OTHERS,), 2, fixed)
+    for source in (SAME_SQUARE, MEAN):
+        vector = (fixed["cheese"][LAYER].vector if source == MEAN else differences(
+            policy, [LAYER], CHEESE, [source_level(CHEESE, source, forks[0], pool, 0)])[LAYER][0])
+        found = ours.at_decision_squares(group(source=source), forks[:1])
+        assert found.sizes[0, 0, 0, 1] == pytest.approx(np.linalg.norm(vector), rel=1e-4)
+    for draw in (1, 2):
+        other = source_level(CHEESE, OTHER, forks[0], pool, 0, draw)
+        assert found.sizes[draw, 0, 0, 1] == pytest.approx(np.linalg.norm(
+            differences(policy, [LAYER], CHEESE, [other])[LAYER]), rel=1e-4)
+
+
+def made_up(num=40, num_controls=19, kinds=2, seed=0, effect=-0.5) -> Measured:
+    """Outcomes with one effect, on P(cheese), and noise in every draw."""
+    rng = np.random.default_rng(seed)
+    before = rng.uniform(0.4, 0.8, (num, len(DECISIONS)))
+    after = before + rng.normal(0, 0.02, (1 + kinds * num_controls, 1, num, len(DECISIONS)))
+    after[0, 0, :, 0] += effect
+    return Measured(before, after, np.ones((*after.shape[:3], 3)))
+
+
+def test_a_planted_effect_is_claimed_and_nothing_else():
+    table = effects([group()], [made_up()], (PERMUTED, GAUSSIAN), 19, DECISIONS, 0)
+    arms = table[~table["control"]].set_index("outcome")
+    assert arms.index[arms["claimed"]].tolist() == ["p_cheese"]
+    assert arms["effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.02)
+    assert arms["median_effect"]["p_cheese"] == pytest.approx(-0.5, abs=0.1)
+    assert set(arms.drop("p_cheese")["verdict"][["p_corner", "p_other"]]) == {"nothing"}
+    assert table.groupby("controls")["arm"].nunique().to_dict() == {PERMUTED: 19, GAUSSIAN: 19}
+
+
+def test_an_effect_that_one_kind_of_controls_has_too_is_not_claimed():
+    found = made_up()
+    found.after[20:, 0, :, 0] -= 0.5  # those of the second kind
+    table = effects([group()], [found], (PERMUTED, GAUSSIAN), 19, DECISIONS, 0)
+    row = table[~table["control"]].set_index("outcome").loc["p_cheese"]
+    assert row["p_permuted"] == pytest.approx(0.05) and row["p_gaussian"] > 0.05
+    assert row["p_control"] == row["p_gaussian"] and not row["claimed"]
+
+
+def test_the_interaction_is_the_departure_from_the_sum():
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(12, len(DECISIONS)))
+    one, other, extra = rng.normal(size=(3, 20, 12, len(DECISIONS)))
+    both = one + other - before + extra
+    found = Measured(before, np.stack([one, other, both], axis=1), np.ones((20, 3, 12, 3)))
+    arms = Group("g", LAYER, (Term(CHEESE, OWN), Term(TOP_RIGHT, OWN)), ("a", "b", "c"),
+                 ("a", "b", "c"), ((-1.0, 0.0), (0.0, 1.0), (-1.0, 1.0)), ("sum", "sum"))
+    table = effects([arms], [found], (PERMUTED,), 19, DECISIONS, 0)
+    contrast = table[table["arm"] == "sum"]["effect"].to_numpy()
+    np.testing.assert_allclose(contrast, extra[0].mean(axis=0), atol=1e-9)
+
+
+def test_two_terms_are_added_together(policy, forks):
+    both = Group("g", LAYER, (Term(CHEESE, OWN), Term(TOP_RIGHT, OWN)), ("a",), ("a",),
+                 ((-1.0, 2.0),))
+    found = study(policy).at_decision_squares(both, forks)
+    vector = (2 * differences(policy, [LAYER], TOP_RIGHT, forks)[LAYER]
+              - differences(policy, [LAYER], CHEESE, forks)[LAYER])
+    np.testing.assert_allclose(found.sizes[0, 0, :, 1], np.linalg.norm(
+        vector.reshape(len(forks), -1), axis=1), rtol=1e-4)
+
+
+def test_the_strongest_arm_of_each_source_is_chosen():
+    weak, strong = (dataclasses.replace(made_up(effect=0), before=made_up().before)
+                    for _ in range(2))
+    place = [outcome.name for outcome in DECISIONS].index("log_odds")
+    strong.after[0, 0, :, place] -= 3
+    groups = [dataclasses.replace(group(), name=name) for name in ("weak", "strong")]
+    [chosen] = strongest(groups, [weak, strong])
+    assert chosen.name == "strong" and chosen.coefficients == ((-1.0,),)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory, policy):
+    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
+    save_agent(path, policy, {})
+    return path
+
+
+def arguments(agent, folder, *more):
+    return ["--agent_file", str(agent), "--device", "cpu", "--num_mazes", "12", "--size", "3:7",
+            "--num_controls", "2", "--num_fields", "10", "--num_sources", "20",
+            "--coefficients", "-1", "1", "--num_vectors", "1", "--output_dir", str(folder), *more]
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "steering"
+    assert steering.main(arguments(agent, folder)) == 0
+    said = capsys.readouterr().out
+    assert "own -1" in said and "12 forks" in said
+    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert {"settings.json", "decisions.csv", "effects.csv", "field_effects.csv", "report.md",
+            "effects.png", "field_effects.png", "coefficients.png"} <= whole.keys()
+    table = pd.read_csv(folder / "decisions.csv")
+    assert list(table) == ["arm", "seed", *AT_DECISION, "direction_changed"]
+    assert len(table) == 3 * 12
+    assert np.isclose(table[["p_cheese", "p_corner", "p_other"]].sum(axis=1), 1).all()
+    assert len(SteeringFolder(folder).effects()) == 2 * 3 * len(DECISIONS)
+    [path] = (folder / "vectors").glob("cheese_*.npz")
+    assert read_vectors(path)[LAYER].pairs[0, 0] == table["seed"][0]
+
+    other, over_field, done = tmp_path / "stopped", Study.over_field, []
+
+    def stops(*args):
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(1)
+        return over_field(*args)
+
+    monkeypatch.setattr(Study, "over_field", stops)
+    assert steering.main(arguments(agent, other)) != 0
+    monkeypatch.undo()
+    assert not (other / "effects.csv").exists()
+    kept = {path: path.stat().st_mtime_ns for path in other.glob("*/*/*.npz")}
+    assert len(kept) == 1 + 4
+    assert steering.main(arguments(agent, other)) == 0
+    for name in ("decisions.csv", "effects.csv", "field_effects.csv", "report.md"):
+        assert (other / name).read_bytes() == whole[name], name
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    capsys.readouterr()
+    assert steering.main(arguments(agent, other, "--seed", "1", "--levels", "0-99")) == 2
+    assert "another" in capsys.readouterr().err
+
+
+def test_composition_choice_and_a_vector_of_a_file(agent, tmp_path, capsys):
+    one = tmp_path / "compose"
+    assert steering.main([*arguments(agent, one), "--compose", "--num_fields", "0"]) == 0
+    table = pd.read_csv(one / "effects.csv")
+    assert table[~table["control"]]["label"].unique().tolist() == [
+        "cheese -1", "top right +1", "both", "interaction"]
+    [path] = (one / "vectors").glob("top_right_*.npz")
+    capsys.readouterr()
+    assert steering.main([*arguments(agent, tmp_path / "file"), "--vector", str(path),
+                          "--num_fields", "0"]) == 0
+    assert "fixed +1" in capsys.readouterr().out
+    assert steering.main([*arguments(agent, tmp_path / "choice"), "--choose_on", "3",
+                          "--num_fields", "0"]) == 0
+    table = pd.read_csv(tmp_path / "choice" / "effects.csv")
+    assert table[~table["control"]]["arm"].nunique() == 1
+    settings = json.loads((tmp_path / "choice" / "settings.json").read_text())
+    assert len(settings["levels"]) == 12 and len(settings["choosing"]) == 3
+    assert not set(settings["levels"]) & set(settings["choosing"])
+    assert "chosen on 3 other forks" in (tmp_path / "choice" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("more, message", (
+    (("--levels", "0-8"), "at least 10"),
+    (("--kind", "corner on the way"), "only a fork"),
+    (("--layers", "embedder.block9"), "no layer"),
+    (("--layers", LAYER, LAYER), "asked for twice"),
+    (("--vector", "chease"), "not chease"),
+    (("--vector", "missing.npz"), "missing.npz"),
+    (("--vector", "cheese", "top_right"), "--compose"),
+    (("--vector", "1", "2", "3"), "two levels"),
+    (("--vector", "1", "2", "--sources", "mean"), "same for all levels"),
+    (("--vector", "1", "2", "--controls", "others"), "same for all levels"),
+    (("--compose", "--coefficients", "1"), "two --coefficients"),
+    (("--compose", "--sources", "mean"), "leave out"),
+    (("--num_fields", "5"), "at least 10"),
+    (("--vector", "top_right", "--offsets", "12"), "0 forks are left"),
+))
+def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys, more, message):
+    assert steering.main([*arguments(agent, tmp_path / "out"), *more]) == 2
+    said = capsys.readouterr().err
+    assert message in said and "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_exact_probabilities_of_an_agent_with_memory_are_refused(tmp_path, capsys):
+    save_agent(tmp_path / "model_0.pth", tiny_policy(), {})
+    assert steering.main(arguments(tmp_path / "model_0.pth", tmp_path / "out", "--exact")) == 2
+    assert "without memory" in capsys.readouterr().err
+
+
+def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path, capsys):
+    folder, level = tmp_path / "films", find_levels("easy", range(100), 1, Filters(size=(5, 5)))[0]
+    near = next(square for square in level.grid.neighbours(level.grid.start))
+    save_levels(tmp_path / "level.json", [level.with_cheese(near)])
+    argv = ["--agent_file", str(agent), "--device", "cpu", "--levels",
+            str(tmp_path / "level.json"), "--vectors", "cheese", "--patch",
+            f"multiply@{LAYER}=1", "--max_steps", "20", "--output_dir", str(folder)]
+    assert rollouts.main(argv) == 0
+    table = pd.read_csv(folder / "episodes.csv").set_index("arm")
+    # A patch that changes nothing plays the same episode.
+    nothing = table.drop("unpatched").drop("cheese -1").iloc[0]
+    assert nothing["steps"] == table["steps"]["unpatched"]
+    assert nothing["cheese"] == table["cheese"]["unpatched"]
+    film = folder / f"film_{level.level_seed}.mp4"
+    with av.open(str(film)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    assert len(frames) == min(20, table["steps"].max()) and frames[0].shape[1] == 3 * 256
+    written = film.stat().st_mtime_ns
+    assert rollouts.main(argv) == 0
+    assert film.stat().st_mtime_ns == written
+    capsys.readouterr()
+    assert rollouts.main([*argv, "--max_steps", "30"]) == 2
+    assert rollouts.main([*argv[:6], "--output_dir", str(tmp_path / "x")]) == 2
+    assert "--vectors" in capsys.readouterr().err
