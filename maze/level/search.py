@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, nearest
 from maze.level.environment import stock_state
 from maze.level.files import load_levels
 from maze.level.grid import KINDS, Grid, Square
-from maze.level.state import MazeState
+from maze.level.state import GAME, MazeState
 
 MAX_SEEDS = 10_000_000
 
@@ -68,9 +69,18 @@ class Filters:
             return False
 
 
+def after_edit(state: MazeState, edit: LevelEdit | None) -> MazeState:
+    """A level as an edit of its bytes leaves it; as it is without one."""
+    return state if edit is None else MazeState.parse(edit(state.to_bytes()))
+
+
 def find_levels(distribution_mode: str, seeds: Iterable[int], wanted: int,
-                filters: Filters | None = None, use_backgrounds: bool = False) -> list[MazeState]:
+                filters: Filters | None = None, use_backgrounds: bool = False,
+                edit: LevelEdit | None = None) -> list[MazeState]:
     """The first levels of a range of seeds that have certain properties.
+
+    Args:
+        edit: optional edit of every level before it is looked at.
 
     Raises:
         UserError: if there are fewer; how many were looked at is named.
@@ -80,7 +90,7 @@ def find_levels(distribution_mode: str, seeds: Iterable[int], wanted: int,
     for seed in seeds:
         if len(found) == wanted:
             break
-        state = stock_state(distribution_mode, seed, use_backgrounds)
+        state = after_edit(stock_state(distribution_mode, seed, use_backgrounds), edit)
         tried += 1
         if filters.accept(state.grid):
             found.append(state)
@@ -88,6 +98,20 @@ def find_levels(distribution_mode: str, seeds: Iterable[int], wanted: int,
         raise UserError(f"of the {tried} levels looked at {len(found)} have what is asked for, not "
                         f"{wanted}; look at more, or ask for less")
     return found
+
+
+def game_of(states: Collection[MazeState]) -> EnvConfig:
+    """The game that levels are of.
+
+    Raises:
+        UserError: if they are of several modes, or some have backgrounds.
+    """
+    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
+             for state in states}
+    if len(games) > 1:
+        raise UserError("the levels are of several distribution modes, or only some have "
+                        "backgrounds; ask for those of one kind at a time")
+    return games.pop()
 
 
 def parse_seeds(text: str) -> list[int]:
