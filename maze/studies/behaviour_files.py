@@ -102,7 +102,8 @@ class BehaviourFolder:
         self._lock = open_described_folder(
             self.settings_file, description,
             (self.settings_file.name, self.journal_file.name, *(path.name for path in results)),
-            "behaviour", "--output_dir", overwrite, informative=("versions", "agent_file"))
+            "behaviour", "--output_dir", overwrite,
+            informative=("versions", "agent_file", "levels"))  # each entry knows its level
         for path in results:
             path.unlink(missing_ok=True)
 

@@ -110,7 +110,7 @@ def of_tables(table: pd.DataFrame, regressions: pd.DataFrame | None,
         exact = rows[rows[EXACT].notna()]
         if len(exact):
             add(2, levels, exact, EXACT_LABEL, lambda some: mean(some[EXACT], seed))
-        for name in (CHEESE, REGION, NEITHER):
+        for name in (CHEESE, REGION, NEITHER) if rows is forks else ():
             add(2, levels, rows, f"first is {name}",
                 lambda some, name=name: share((some["first"] == name).sum(), len(some)))
         deciding = rows[rows["p_cheese"].notna()]
