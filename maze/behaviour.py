@@ -131,7 +131,7 @@ def regressed(table: pd.DataFrame, args: argparse.Namespace) -> tuple[pd.DataFra
     forks = table[table["kind"] == FORK]
     targets = {GOT: forks[GOT].to_numpy(np.float64)}
     if args.exact:
-        targets[EXACT] = forks[EXACT].to_numpy(np.float64)
+        targets[EXACT] = forks[EXACT].to_numpy(np.float64).clip(0, 1)  # but for rounding, it is
     try:
         for name, target in targets.items():
             check_outcomes(target, name)

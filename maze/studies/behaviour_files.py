@@ -144,7 +144,7 @@ class BehaviourFolder:
 
     def save_paths(self, entries: Sequence[Entry]) -> None:
         with atomic_path(self.paths_file) as temporary:
-            np.savez_compressed(
+            np.savez(
                 temporary, seeds=np.array([entry.seed for entry in entries], np.int64),
                 lengths=np.array([len(entry.path) for entry in entries], np.int64),
                 squares=np.concatenate([np.array(entry.path, np.int16) for entry in entries]))
