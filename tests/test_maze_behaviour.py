@@ -24,17 +24,17 @@ from maze.field.fields import both_facings
 from maze.field.reaching import reaching
 from maze.level.environment import stock_state
 from maze.level.features import NAMES, features
-from maze.level.files import save_levels
 from maze.level.grid import FORK, Grid
 from maze.level.regions import CheeseRegion
+from maze.level.state import MazeState
 from maze.studies import prediction
 from maze.studies.behaviour_files import BehaviourFolder
 from maze.studies.behaviour_rows import EXACT, GOT, findings
 from maze.studies.episodes import CHEESE, NEITHER, REGION, first_of, playable
 
 SETS = {"both": ("a", "b")}
-LEVELS = ["--kind", "fork", "--size", "7:13", "--seed", "2", "--region", "3"]
-NUM_LEVELS = 48
+LEVELS = ["--kind", "fork", "--size", "5:9", "--seed", "2", "--region", "3"]
+NUM_LEVELS = 26
 
 
 @pytest.fixture
@@ -206,7 +206,9 @@ def agent(tmp_path_factory):
     policy = small_policy(recurrent=False)
     with torch.no_grad():
         policy.fc_policy.weight /= 100
-        policy.fc_policy.bias.copy_(torch.linspace(-0.5, 0.5, 15))
+        policy.fc_policy.bias.fill_(-1.5)
+        policy.fc_policy.bias[[1, 2, 7, 8]] = -3
+        policy.fc_policy.bias[[0, 3]], policy.fc_policy.bias[[5, 6]] = -0.5, 0
     path = tmp_path_factory.mktemp("agent") / "model_0.pth"
     save_agent(path, policy)
     return path, policy
@@ -297,58 +299,63 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     assert len(figures["regressions.png"].axes) == 6
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_numbers(finished, agent, tmp_path, quick):
-    output, folder = tmp_path / "out", BehaviourFolder(finished[0])
-    command = arguments(agent, output)
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run, whose levels need not be played again."""
+    return BehaviourFolder(shutil.copytree(finished[0], tmp_path / "out"))
+
+
+def test_a_run_killed_anywhere_goes_on_and_ends_with_the_same_numbers(finished, agent, copied,
+                                                                      quick):
+    done = copied.journal_file.read_bytes().splitlines(keepends=True)
+    assert len(done) == NUM_LEVELS
+    for path in copied.path.iterdir():
+        if path not in (copied.journal_file, copied.settings_file):
+            path.unlink()
+    begun = b"".join(done[5:20])  # episodes end in any order
+    copied.journal_file.write_bytes(begun + done[20][:40])  # a line that the kill cut short
+    assert behaviour.main(arguments(agent, copied.path)) == 0
+    content = copied.journal_file.read_bytes()
+    assert content.startswith(begun) and sorted(content.splitlines(True)) == sorted(done)
+    for name in ("episodes.csv", "regressions.csv", "report.md", "paths.npz"):
+        assert (copied.path / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+def test_a_level_is_on_disk_as_soon_as_it_is_done(agent, tmp_path):
+    output = tmp_path / "out"
     journal = BehaviourFolder(output).journal_file
-    process = subprocess.Popen([sys.executable, "-m", "maze.behaviour", *command], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 3, process)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "maze.behaviour", *arguments(agent, output)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: journal.exists() and b"\n" in journal.read_bytes(), process)
     process.kill()
     process.communicate()
-    with open(journal, "a") as file:
-        file.write('{"number":7,"seed"')  # a line that the kill cut short
-    begun = journal.read_bytes().splitlines()[:-1]
-    assert 3 <= len(begun) < NUM_LEVELS
-    assert behaviour.main(command) == 0
-    lines = journal.read_bytes().splitlines()
-    assert lines[:len(begun)] == begun and len(lines) == NUM_LEVELS
-    for name in ("episodes.csv", "regressions.csv", "report.md"):
-        assert (output / name).read_bytes() == (folder.path / name).read_bytes()
-    ours, theirs = (read_arrays(path / "paths.npz", "paths") for path in (output, folder.path))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert 0 < journal.read_bytes().count(b"\n") < NUM_LEVELS
 
 
-def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agent, tmp_path,
+def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agent, copied, tmp_path,
                                                                   capsys):
-    output = tmp_path / "out"
-    few = arguments(agent, output, num=10)[:-1]  # without regressions
-    assert behaviour.main(few) == 0
-    kept = BehaviourFolder(output).episodes()
-    table = BehaviourFolder(finished[0]).episodes()
-    pd.testing.assert_frame_equal(kept, table[:10])
-    assert behaviour.main(arguments(agent, output, num=12)[:-1]) == 0
-    pd.testing.assert_frame_equal(BehaviourFolder(output).episodes(), table[:12])
-    capsys.readouterr()
+    few = arguments(agent, copied.path, num=12)
+    table = copied.episodes()
+    assert behaviour.main(few) == 0  # too few levels of either outcome for a regression
+    assert "There are no regressions" in capsys.readouterr().out
+    assert "There are no regressions" in copied.report_file.read_text()
+    assert copied.regressions() is None
+    pd.testing.assert_frame_equal(copied.episodes(), table[:12])
+    assert behaviour.main(arguments(agent, copied.path)[:-1]) == 0
+    pd.testing.assert_frame_equal(copied.episodes(), table)
     other = tmp_path / "model_1.pth"
     save_agent(other, small_policy(recurrent=False))
     for changed, message in ((["--agent_file", str(other)], "with another agent"),
                              (["--region", "4"], "with another region"),
-                             (["--cheese_region", "2"], "with another cheese_region")):
+                             (["--cheese_region", "2"], "with another cheese_region"),
+                             (["--levels", str(table["seed"][1])], "needs at least 10 forks"),
+                             (["--levels", ",".join(map(str, table["seed"][1:]))],
+                              "not the one that an earlier run played")):
         assert behaviour.main([*few, *changed]) == 2
         assert message in capsys.readouterr().err
-    state = stock_state("easy", int(table["seed"][0]))
-    save_levels(tmp_path / "moved.json", [state.with_cheese(
-        next(square for square in state.grid.squares(True) if square != state.grid.mouse))])
-    moved = [*few, "--levels", str(tmp_path / "moved.json"), "--kind"]
-    for kind in ("fork", "cheese on the way"):  # whichever it is now
-        code = behaviour.main([*moved, kind])
-        error = capsys.readouterr().err
-        assert code == 2 and ("not the one that an earlier run played" in error
-                              or "with another filters" in error or "none of the 1" in error)
-    journal = BehaviourFolder(output).journal_file
-    lines = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
+    lines = copied.journal_file.read_text().splitlines(keepends=True)
+    copied.journal_file.write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
     assert behaviour.main(few) == 2
     assert "is damaged in line 2" in capsys.readouterr().err
 
@@ -356,27 +363,17 @@ def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agen
 def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):
     output = tmp_path / "out"
     assert behaviour.main(["--agent_file", str(agent[0]), "--output_dir", str(output), "--device",
-                           "cpu", "--num_mazes", "10", "--cheese_region", "2", "--size", "5:7",
+                           "cpu", "--num_mazes", "6", "--cheese_region", "2", "--size", "5",
                            "--kind", "fork", "--region", "2"]) == 0
     table = BehaviourFolder(output).episodes()
     for row in table.itertuples():
         played = CheeseRegion(2)(stock_state("easy", row.seed).to_bytes())
-        grid = type(stock_state("easy", 0)).parse(played).grid
+        grid = MazeState.parse(played).grid
         assert (row.cheese_row, row.cheese_column) == grid.cheese and grid.kind() == FORK
     assert table["cheese_in_region"].all() and table[EXACT].isna().all()
     found = findings(output)
     assert [(row.row, row.value) for row in found] == [(1, table[GOT].mean())]
     assert not (output / "regressions.csv").exists()
-
-
-def test_no_regression_of_an_agent_with_one_outcome_is_a_note(agent, tmp_path, capsys):
-    output = tmp_path / "out"
-    few = ["--agent_file", str(agent[0]), "--output_dir", str(output), "--device", "cpu",
-           "--num_mazes", "12", "--size", "5", "--kind", "fork", "--regress"]
-    assert behaviour.main(few) == 0
-    assert "There are no regressions" in capsys.readouterr().out
-    assert "There are no regressions" in BehaviourFolder(output).report_file.read_text()
-    assert BehaviourFolder(output).regressions() is None
 
 
 def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys):

@@ -21,6 +21,7 @@ from maze.studies.prediction import SET, SINGLE
 
 GOT, EXACT = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes
 SUCCESS, EXACT_LABEL, PLAYED_LABEL = "gets the cheese", "exact probability", "got the cheese"
+FORKS_OUTSIDE = "forks, cheese outside the region"
 TARGET_LABELS = {GOT: PLAYED_LABEL, EXACT: EXACT_LABEL}
 
 
@@ -64,14 +65,15 @@ def mean(values: pd.Series, seed: int) -> tuple[float, float, float]:
 
 
 def groups_of(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Levels of the table of episodes by what they are, those that there are: all, by where the
-    cheese is, by kind, and the forks with the cheese outside the region."""
+    """Levels of the table of episodes by what they are: all, and as far as not all are, those by
+    where the cheese is, by kind, and the forks with the cheese outside the region."""
     inside = table["cheese_in_region"]
-    groups = {"all levels": table, "cheese in the region": table[inside],
+    groups = {"cheese in the region": table[inside],
               "cheese outside the region": table[~inside],
               **{f"kind: {kind}": table[table["kind"] == kind] for kind in KINDS},
-              "forks, cheese outside the region": table[(table["kind"] == FORK) & ~inside]}
-    return {name: rows for name, rows in groups.items() if len(rows)}
+              FORKS_OUTSIDE: table[(table["kind"] == FORK) & ~inside]}
+    return {"all levels": table, **{name: rows for name, rows in groups.items()
+                                    if 0 < len(rows) < len(table)}}
 
 
 def findings(path: Path) -> list[Finding]:
@@ -102,9 +104,9 @@ def of_tables(table: pd.DataFrame, regressions: pd.DataFrame | None,
         add(1, f"cheese in the last {region} rows and columns", table, SUCCESS, _success)
         return found
     chosen = {} if _filtered(settings) else {"cheese anywhere": table}
-    forks = groups_of(table).get("forks, cheese outside the region")
-    if forks is not None:
-        chosen["forks, cheese outside the region"] = forks
+    forks = table[(table["kind"] == FORK) & ~table["cheese_in_region"]]
+    if len(forks):
+        chosen[FORKS_OUTSIDE] = forks
     for levels, rows in chosen.items():
         add(2, levels, rows, SUCCESS, _success)
         exact = rows[rows[EXACT].notna()]
