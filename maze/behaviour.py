@@ -33,8 +33,6 @@ from maze.studies.behaviour_rows import EXACT, GOT, of_tables, share
 from maze.studies.episodes import check_entries, entries_of, playable, table_of
 from maze.studies.prediction import FEWEST, check_outcomes, regressions
 
-MAX_TRIED = 100_000  # levels looked at: of easy ones every fifth is a fork with the cheese outside
-
 
 def parser() -> Parser:
     flags = Parser(__doc__)
@@ -54,7 +52,7 @@ def parser() -> Parser:
     flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
     flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
     add_compute_flags(flags)
-    flags.set_defaults(precision="float32", max_tried=MAX_TRIED)
+    flags.set_defaults(precision="float32")
     return flags
 
 

@@ -348,7 +348,7 @@ def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agen
     save_agent(other, small_policy(recurrent=False))
     for changed, message in ((["--agent_file", str(other)], "with another agent"),
                              (["--region", "4"], "with another region"),
-                             (["--cheese_region", "2"], "with another cheese_region"),
+                             (["--cheese_region", "5"], "with another cheese_region"),
                              (["--levels", str(table["seed"][1])], "needs at least 10 forks"),
                              (["--levels", ",".join(map(str, table["seed"][1:]))],
                               "not the one that an earlier run played")):
@@ -363,11 +363,11 @@ def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agen
 def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):
     output = tmp_path / "out"
     assert behaviour.main(["--agent_file", str(agent[0]), "--output_dir", str(output), "--device",
-                           "cpu", "--num_mazes", "6", "--cheese_region", "2", "--size", "5",
-                           "--kind", "fork", "--region", "2"]) == 0
+                           "cpu", "--num_mazes", "6", "--cheese_region", "4", "--size", "5",
+                           "--kind", "fork", "--region", "4"]) == 0
     table = BehaviourFolder(output).episodes()
     for row in table.itertuples():
-        played = CheeseRegion(2)(stock_state("easy", row.seed).to_bytes())
+        played = CheeseRegion(4)(stock_state("easy", row.seed).to_bytes())
         grid = MazeState.parse(played).grid
         assert (row.cheese_row, row.cheese_column) == grid.cheese and grid.kind() == FORK
     assert table["cheese_in_region"].all() and table[EXACT].isna().all()

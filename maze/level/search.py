@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -148,7 +149,7 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
     """
     states = []
     for source in sources:
-        if Path(source).exists() or source.endswith(".json"):
+        if os.path.exists(source) or source.endswith(".json"):
             states += load_levels(Path(source))
         else:
             states += [stock_state(distribution_mode, seed, use_backgrounds)
