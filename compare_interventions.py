@@ -32,7 +32,7 @@ from common.cli import (
     seed,
 )
 from common.devices import Compute, resolve_compute
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.networks import Policy
@@ -71,6 +71,7 @@ from interventions.projector import Projector
 from interventions.reference import ReferenceSet, recorded_reference
 from interventions.report import DIRECTIONS, MIXED, PATCHES
 from interventions.results import write_results
+from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class Place:
         env: the game; None in the simulator.
         levels: seeds of the levels that are played; none in the simulator.
         reference: size and seed to a reference set of other pictures.
+        edit: of every level, if there is one.
     """
 
     run: Runner
@@ -149,6 +151,7 @@ class Place:
     env: EnvConfig | None
     levels: Sequence[int]
     reference: Callable[[int, int], ReferenceSet]
+    edit: LevelEdit | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +178,7 @@ class Compared:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, explicit, parameters = parser().read(argv)
+    register_maze_words()
     common, asked = parameters.common, asked_arms(args)
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, next(iter(asked), None)))
@@ -260,8 +264,8 @@ def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Po
 def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place) -> Compared:
     """Lists of patches."""
     reference = functools.cache(lambda: place.reference(args.reference_size, args.reference_seed))
-    arms = patched_arms(asked, Opening(place.policy, place.env, reference), args.num_controls,
-                        args.seed, args.patch_controls, args.control_vectors)
+    arms = patched_arms(asked, Opening(place.policy, place.env, reference, place.edit),
+                        args.num_controls, args.seed, args.patch_controls, args.control_vectors)
     controls = f"{args.num_controls} controls of each list of patches{unmatched(arms)}"
     seen = levels_of_vectors(asked, place.levels)
     if seen:
@@ -287,7 +291,7 @@ def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute,
     return Place(
         run, {"where": "real levels", "env": vars(env), **region_described(edit),
               "from_step": args.alter_from_step}, policy, env, seeds,
-        lambda size, seed: played_reference(policy, compute, env, seeds, size, seed, edit))
+        lambda size, seed: played_reference(policy, compute, env, seeds, size, seed, edit), edit)
 
 
 def in_simulator(args: argparse.Namespace, parameters: ParameterSet,

@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Names of the flags that are given on the command line."""
-        unset = []  # a list, which an appending flag copies
+        unset = object()
         blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
         given = vars(self.parse_args(argv, blank))
         return {name for name, value in given.items() if value is not unset}

@@ -14,7 +14,7 @@ from interventions.controls import OTHERS, controls_of
 from interventions.effects import Arm
 from interventions.layers import layers_named
 from interventions.patch import Array, Patch
-from interventions.patch_text import Opening, PatchArm, open_patches, to_text
+from interventions.patch_text import Opening, PatchArm, files_of, open_patches, to_text
 from interventions.reference import ReferenceSet
 from interventions.vectors import SteeringVector, read_vectors
 
@@ -55,7 +55,8 @@ def patched_arms(asked: Sequence[PatchArm], opening: Opening, num_controls: int,
     for each in asked:
         patches = open_patches(each.patches, opening)
         texts = [*map(to_text, each.patches)]
-        files = {str(path): sha256(path) for path in (*each.files, *vector_files)}
+        named = [path for patch in each.patches for path in files_of(patch)]
+        files = {str(path): sha256(path) for path in (*named, *vector_files)}
         arm = Arm(f"patch_{each.name}", each.name, each.name, control=False)
         arms.append(PatchedArm(arm, tuple(patches), {"patches": texts, "files_sha256": files}))
         others = [_by_layer(path, opening.policy, patches) for path in vector_files]
@@ -91,8 +92,8 @@ def standard_deviations(arms: Sequence[PatchedArm], policy: Policy,
 def levels_of_vectors(asked: Sequence[PatchArm], measured: Collection[int]) -> int:
     """How many of the levels that are measured a vector was made on."""
     vectors: list[SteeringVector] = [
-        vector for each in asked for path in each.files if path.suffix == ".npz"
-        for vector in read_vectors(path).values()]
+        vector for each in asked for patch in each.patches for path in files_of(patch)
+        if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(measured) & {level for vector in vectors for level in vector.levels})
 
 

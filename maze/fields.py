@@ -6,6 +6,7 @@ A killed run goes on after its last field; more levels and arms can be added to 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Sequence
@@ -44,7 +45,7 @@ from maze.field.plots import Style, write_film
 from maze.level.environment import draw
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
-from maze.level.patch_words import register_maze_words
+from maze.level.patch_words import marked_squares, register_maze_words
 from maze.level.search import game_of
 from maze.level.state import WORLD_DIMS, MazeState
 
@@ -129,7 +130,9 @@ def main(argv: list[str] | None = None) -> None:
     drawn = list(levels)[:args.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in found.items():
-        draw_arm(folder, arm, fields, found[UNPATCHED], views, style)
+        marked = marked_squares(arms[arm].patches) if arms[arm] else ()
+        draw_arm(folder, arm, fields, found[UNPATCHED], views,
+                 dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):
         if not folder.film_file(film, name).exists():
             figures = {  # of which those of one are drawn, one after the other

@@ -44,7 +44,7 @@ from maze.field.reaching import Chain, path_probability, reaching
 from maze.level.environment import draw, stock_state
 from maze.level.files import save_levels
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
-from maze.level.patch_words import register_maze_words
+from maze.level.patch_words import marked_squares, register_maze_words
 
 MAZE = ["#########",
         "##...####",
@@ -610,6 +610,8 @@ def test_a_patch_at_the_decision_square_changes_the_field_there_alone(feed_forwa
     change = difference(before, after)
     changed = [Square(*square) for square in change.squares[change.total_variation > 0].tolist()]
     assert changed == [before.grid.decision_square()]
+    assert marked_squares([parse_patch("zero@embedder.block1.conv,square=12.3"),
+                           parse_patch("zero@embedder.block1.conv")]) == [(12, 3)]
     assert pd.read_csv(output / "moved.csv")["pictures"].tolist() == [2]
 
 

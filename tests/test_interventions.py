@@ -361,13 +361,14 @@ def test_arms_of_other_starts_are_not_compared():
 
 DECISIONS = (Outcome("p_right", "P(right)", probability=True), Outcome("entropy", "entropy (nats)"),
              Outcome("value", "value"))
-ARMS = [Arm("ic", "x", "p", False), *(Arm(f"random_{k}", "r", "p", True) for k in range(19))]
+ARMS = [*(Arm(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
+        *(Arm(f"random_{k}", "r", "p", True) for k in range(19))]
 MOVED = dict.fromkeys((arm.name for arm in ARMS), 1.0)
 
 
 @pytest.fixture(scope="module")
 def decisions():
-    """Outcomes of a random network on the first frames of 40 levels, and with noise of 20 kinds in
+    """Outcomes of a random network on the first frames of 40 levels, and with noise of 23 kinds in
     its embedding."""
     config, policy = EnvConfig("coinrun", "easy"), tiny_policy()
     slots = LevelSlots(config, 40)
@@ -376,7 +377,8 @@ def decisions():
     with torch.no_grad():
         embeddings = policy.embed(to_images(torch.from_numpy(slots.frames.copy())))
         slots.close()
-        noise = torch.randn(21, 1, embeddings.shape[1], generator=torch.Generator().manual_seed(2))
+        noise = torch.randn(1 + len(ARMS), 1, embeddings.shape[1],
+                            generator=torch.Generator().manual_seed(2))
         noise[0] = 0
         found = []
         for each in noise:
@@ -413,7 +415,7 @@ def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
     after[0, :, 2] = before[:, 2]
     table = with_verdicts(compare_outcomes(ARMS, MOVED, DECISIONS, before, after, 0), DECISIONS,
                           before, after, 0)
-    found = table[~table["control"]].set_index("outcome")
+    found = table[table["arm"] == "ic_0"].set_index("outcome")
     assert found["verdict"].tolist() == ["claimed", "nothing", "nothing"]
     assert found["claimed"].tolist() == [True, False, False]
     claimed = table[table["control"]]["claimed"].mean()  # the rule, with controls as directions
@@ -433,7 +435,7 @@ def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
         with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
     with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
         compare_outcomes(ARMS, MOVED, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
-    thrice[1][1, 3, 2] = np.nan
+    thrice[1][4, 3, 2] = np.nan
     with pytest.raises(UserError, match="the outcome value of the arm random_0 is NaN"):
         compare_outcomes(ARMS, MOVED, DECISIONS, *thrice, 0, levels)
 
@@ -479,7 +481,7 @@ def test_the_smallest_effect_is_found_in_four_of_five_runs():
 
 def test_medians_have_the_interval_of_their_paired_difference():
     rng = np.random.default_rng(0)
-    for number in (59, 60):
+    for number in (10, 59, 60):
         before = rng.normal(size=number) * 100  # far wider than the effect
         after = before + 1 + 0.01 * rng.normal(size=number)
         bootstrap = ClusterBootstrap(np.arange(number), 0)
@@ -489,6 +491,10 @@ def test_medians_have_the_interval_of_their_paired_difference():
         expected = [np.median(np.repeat(after, n)) - np.median(np.repeat(before, n))
                     for n in drawn]
         assert [low, high] == pytest.approx(np.quantile(expected, (0.025, 0.975)))
+        # Of one side alone, the middle of two values counts where the draws are even.
+        single = bootstrap.interval_of_medians(after[None], 0 * before[None])[:, 0]
+        medians = [np.median(np.repeat(after, n)) for n in drawn]
+        assert single == pytest.approx(np.quantile(medians, (0.025, 0.975)))
 
 
 @pytest.mark.parametrize(("changes", "message"), [

@@ -210,8 +210,8 @@ def test_what_is_recorded_or_computed_is_never_written_into():
     with recorded(policy, ["embedder.block2.maxpool"]) as plain:
         run(policy, frames)
     kept = plain["embedder.block2.maxpool"].clone()
-    # The output of max-pooling is read twice: by the first convolution, and added behind them.
-    with (recorded(policy, ["embedder.block2.maxpool"], before=True) as computed,
+    # With a graph the tensor itself is kept, not a copy.
+    with (recorded(policy, ["embedder.block2.maxpool"], before=True, graph=True) as computed,
           patched(policy, [SetTo("embedder.block2.maxpool", 9.0, channels=(1,))])):
         run(policy, frames)
     assert torch.equal(plain["embedder.block2.maxpool"], kept)

@@ -71,8 +71,7 @@ class Panel:
 def compared(original: Panel, patched: Panel) -> list[Panel]:
     """Panels of a field without patch, of the one with it, and of their difference."""
     change = difference(original.shown, patched.shown)
-    title = (f"{patched.title} minus {original.title}\n"
-             f"mean total variation {change.mean_total_variation:.3f}")
+    title = f"difference\nmean total variation {change.mean_total_variation:.3f}"
     return [original, patched, Panel(title, original.grid, change, original.view)]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -42,6 +43,12 @@ def register_maze_words() -> None:
     for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
                             ("at", _at), ("facing", _facing), ("condition", _condition)):
         register_word(name, functools.partial(open_word, name))
+
+
+def marked_squares(patches: Sequence[Patch]) -> list[Square]:
+    """The squares that patches name with ``square``, to be marked in pictures."""
+    return [Square(*map(int, square.split("."))) for patch in patches
+            for word, value in patch.words if word == "square" for square in value.split("/")]
 
 
 def _env(word: str, opening: Opening) -> EnvConfig:
