@@ -238,12 +238,12 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
     assert paths["seeds"].tolist() == table["seed"].tolist()
     squares = np.split(paths["squares"], paths["lengths"].cumsum()[:-1])
     played = {episode.number: episode for episode in play_episodes(
-        policy, FLOAT32, EnvConfig("maze", "easy"), list(enumerate(table["seed"])), 2, 16,
-        keep_frames=False)}
+        policy, FLOAT32, EnvConfig("maze", "easy"), list(enumerate(table["seed"][:8])), 2,
+        16, keep_frames=False)}
     steps = {0: (0, -1), 3: (-1, 0), 5: (1, 0), 6: (0, 1)}
     moves = {**dict.fromkeys((0, 1, 2), steps[0]), 3: steps[3], 5: steps[5],
              **dict.fromkeys((6, 7, 8), steps[6])}
-    for row, path in zip(table.itertuples(), squares):
+    for row, path in zip(table[:8].itertuples(), squares):
         grid, episode = stock_state("easy", row.seed).grid, played[row.Index]
         assert (row.got_cheese, row.steps) == (episode.level_complete, episode.length)
         walked = [grid.start]
@@ -312,8 +312,8 @@ def test_a_run_killed_anywhere_goes_on_and_ends_with_the_same_numbers(finished, 
     for path in copied.path.iterdir():
         if path not in (copied.journal_file, copied.settings_file):
             path.unlink()
-    begun = b"".join(done[5:20])  # episodes end in any order
-    copied.journal_file.write_bytes(begun + done[20][:40])  # a line that the kill cut short
+    begun = b"".join(done[6:])  # the six shortest are missing, one is a line that was cut short
+    copied.journal_file.write_bytes(begun + done[0][:40])
     assert behaviour.main(arguments(agent, copied.path)) == 0
     content = copied.journal_file.read_bytes()
     assert content.startswith(begun) and sorted(content.splitlines(True)) == sorted(done)
@@ -325,12 +325,12 @@ def test_a_level_is_on_disk_as_soon_as_it_is_done(agent, tmp_path):
     output = tmp_path / "out"
     journal = BehaviourFolder(output).journal_file
     process = subprocess.Popen(
-        [sys.executable, "-m", "maze.behaviour", *arguments(agent, output)], cwd=ROOT,
+        [sys.executable, "-m", "maze.behaviour", *arguments(agent, output, num=12)], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: journal.exists() and b"\n" in journal.read_bytes(), process)
     process.kill()
     process.communicate()
-    assert 0 < journal.read_bytes().count(b"\n") < NUM_LEVELS
+    assert 0 < journal.read_bytes().count(b"\n") < 12
 
 
 def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agent, copied, tmp_path,
