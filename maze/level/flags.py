@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from common.cli import Parser, count, level_seed, seed, whole
-from common.env import EnvConfig
+from common.env import EnvConfig, LevelEdit
 from common.errors import UserError
 from maze.level.grid import FREE, KINDS, WALL, Square
 from maze.level.pairs import with_top_right_path
-from maze.level.search import Filters, chosen_levels, find_levels
+from maze.level.search import Filters, after_edit, chosen_levels, find_levels
 from maze.level.state import GAME, WORLD_DIMS, MazeState
 from maze.level.text import load_text
 
@@ -91,16 +91,25 @@ def add_edit_flags(parser: Parser) -> None:
                         help="open a path from the corner of the maze to that of the world")
 
 
-def levels_of(args: argparse.Namespace) -> list[MazeState]:
+def filters_of(args: argparse.Namespace) -> Filters:
+    """The properties that :func:`add_filter_flags` asks for."""
+    return Filters(args.size, args.kind, args.cheese_inside, args.cheese_outside,
+                   args.cheese_at, args.free_at)
+
+
+def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[MazeState]:
     """The levels of :func:`add_level_flags`, as far as :func:`add_filter_flags` lets them pass.
+
+    Args:
+        edit: optional edit of every level before it is looked at.
 
     Raises:
         UserError: if none do, or too few of those that may be drawn.
     """
-    filters = Filters(args.size, args.kind, args.cheese_inside, args.cheese_outside,
-                      args.cheese_at, args.free_at)
+    filters = filters_of(args)
     if args.levels:
-        found = chosen_levels(args.levels, args.distribution_mode, args.use_backgrounds)
+        found = [after_edit(state, edit) for state in chosen_levels(
+            args.levels, args.distribution_mode, args.use_backgrounds)]
         passed = [state for state in found if filters.accept(state.grid)]
         if not passed:
             raise UserError(f"none of the {len(found)} levels looked at has what is asked for")
@@ -108,7 +117,7 @@ def levels_of(args: argparse.Namespace) -> list[MazeState]:
     config = EnvConfig(GAME, args.distribution_mode, args.start_level, args.num_levels)
     seeds = config.draw_levels(min(len(config.levels), args.max_tried), args.seed)
     return find_levels(args.distribution_mode, seeds, args.num_mazes, filters,
-                       args.use_backgrounds)
+                       args.use_backgrounds, edit)
 
 
 def edited(state: MazeState, args: argparse.Namespace) -> MazeState:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from common.env import LevelEdit
 from common.errors import UserError, nearest
 from maze.level.environment import stock_state
 from maze.level.files import load_levels
@@ -68,9 +70,18 @@ class Filters:
             return False
 
 
+def after_edit(state: MazeState, edit: LevelEdit | None) -> MazeState:
+    """A level as an edit of its bytes leaves it; as it is without one."""
+    return state if edit is None else MazeState.parse(edit(state.to_bytes()))
+
+
 def find_levels(distribution_mode: str, seeds: Iterable[int], wanted: int,
-                filters: Filters | None = None, use_backgrounds: bool = False) -> list[MazeState]:
+                filters: Filters | None = None, use_backgrounds: bool = False,
+                edit: LevelEdit | None = None) -> list[MazeState]:
     """The first levels of a range of seeds that have certain properties.
+
+    Args:
+        edit: optional edit of every level before it is looked at.
 
     Raises:
         UserError: if there are fewer; how many were looked at is named.
@@ -80,7 +91,7 @@ def find_levels(distribution_mode: str, seeds: Iterable[int], wanted: int,
     for seed in seeds:
         if len(found) == wanted:
             break
-        state = stock_state(distribution_mode, seed, use_backgrounds)
+        state = after_edit(stock_state(distribution_mode, seed, use_backgrounds), edit)
         tried += 1
         if filters.accept(state.grid):
             found.append(state)
@@ -124,7 +135,7 @@ def chosen_levels(sources: Sequence[str], distribution_mode: str, use_background
     """
     states = []
     for source in sources:
-        if Path(source).exists() or source.endswith(".json"):
+        if os.path.exists(source) or source.endswith(".json"):
             states += load_levels(Path(source))
         else:
             states += [stock_state(distribution_mode, seed, use_backgrounds)

@@ -1,0 +1,153 @@
+"""Behaviour of an agent in mazes: episodes played to their end, exact probabilities, and which
+features of a level predict whether the agent gets the cheese.
+
+A killed run goes on after the last level that was done; more levels can be added to a finished one.
+To compare agents, run it on each with an output folder of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.agent_file import load_agent
+from common.cli import Parser, add_compute_flags, set_up_logging, whole
+from common.devices import resolve_compute
+from common.env import EnvConfig
+from common.errors import UserError, script_main
+from common.files import atomic_path, sha256, versions
+from common.progress import Progress
+from maze.level.environment import game_of
+from maze.level.features import NAMES
+from maze.level.flags import add_filter_flags, add_level_flags, filters_of, levels_of
+from maze.level.grid import FORK
+from maze.level.regions import add_cheese_region_flag, cheese_region
+from maze.level.state import GAME, WORLD_DIMS
+from maze.studies.behaviour_files import EPISODES_FIGURE, REGRESSIONS_FIGURE, BehaviourFolder
+from maze.studies.behaviour_report import draw_episodes, draw_regressions, report
+from maze.studies.behaviour_rows import EXACT, GOT, of_tables, share
+from maze.studies.episodes import check_entries, entries_of, playable, table_of
+from maze.studies.prediction import FEWEST, check_outcomes, regressions
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent to play")
+    add_level_flags(flags, num_mazes=2000)
+    add_filter_flags(flags)
+    add_cheese_region_flag(flags)
+    flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
+                       help="rows of the top right region, for which of cheese and region is first")
+    flags.add_argument("--exact", action="store_true",
+                       help="also compute exact probabilities of reaching cheese and region, for "
+                            "agents without memory")
+    flags.add_argument("--regress", action="store_true",
+                       help="also regress getting the cheese on the features of the forks")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/behaviour"),
+                       help="folder to write to")
+    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    add_compute_flags(flags)
+    flags.set_defaults(precision="float32")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    policy = load_agent(args.agent_file, compute.device)
+    if args.exact and policy.recurrent:
+        raise UserError("exact probabilities (--exact) need an agent without memory, and "
+                        f"{args.agent_file} has a GRU; leave --exact out")
+    edit = cheese_region(EnvConfig(GAME, args.distribution_mode), args.cheese_region)
+    found = levels_of(args, edit)
+    states = playable(found)
+    game = game_of(states)
+    num_forks = sum(state.grid.kind() == FORK for state in states)
+    if args.regress and num_forks < FEWEST:
+        raise UserError(f"--regress needs at least {FEWEST} forks; there are {num_forks}: take "
+                        "more levels, or --kind fork")
+    if args.dry_run:
+        for state in states:
+            grid = state.grid
+            print(f"{state.level_seed}: {grid.maze_dim} x {grid.maze_dim} squares, cheese at "
+                  f"{grid.cheese}, kind: {grid.kind()}")
+        return
+    folder = BehaviourFolder(args.output_dir)
+    folder.open({
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "distribution_mode": game.distribution_mode, "use_backgrounds": game.use_backgrounds,
+        "levels": args.levels, "start_level": args.start_level, "num_levels": args.num_levels,
+        "filters": dataclasses.asdict(filters_of(args)), "cheese_region": args.cheese_region,
+        "region": args.region, "exact": args.exact, "seed": args.seed,
+        "precision": compute.precision, "versions": versions()}, args.overwrite)
+    entries = folder.entries()
+    check_entries(entries, states)
+    missing = [number for number in range(len(states)) if number not in entries]
+    with Progress(len(states), "level", len(states) - len(missing)) as progress:
+        for entry in entries_of(policy, compute, states, missing, args.seed, args.exact,
+                                args.region):
+            folder.add(entry)
+            entries[entry.number] = entry
+            progress.update(progress.done + 1)
+    chosen = [entries[number] for number in range(len(states))]
+    table = table_of(chosen, states, args.region)
+    folder.save_paths(chosen)
+    folder.save_episodes(table)
+    notes = [f"{len(found) - len(states)} of {len(found)} levels were left out: they have not one "
+             "cheese that can be reached."] if len(found) > len(states) else []
+    predicted, reason = regressed(table, args)
+    title = f"{args.agent_file.name}, {len(table)} {game.distribution_mode} levels"
+    draw_episodes(folder.figure_file(EPISODES_FIGURE), table, title)
+    if predicted is not None:
+        folder.save_regressions(predicted)
+        draw_regressions(folder.figure_file(REGRESSIONS_FIGURE), predicted, title)
+    elif reason:
+        notes.append(reason)
+    rows = of_tables(table, predicted, folder.settings())
+    text = report(table, predicted, rows, what_was_run(args, title), notes, args.region, args.seed)
+    with atomic_path(folder.report_file) as temporary:
+        temporary.write_text(text + "\n")
+    value, low, high = share(table[GOT].sum(), len(table))
+    print(f"{title}: got the cheese in {100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
+    for note in notes:
+        print(note)
+    print(f"wrote {folder.report_file}, {folder.episodes_file.name} and "
+          f"{folder.paths_file.name} beside it")
+
+
+def regressed(table: pd.DataFrame, args: argparse.Namespace) -> tuple[pd.DataFrame | None, str]:
+    """The regressions on the forks, or why there are none, if they were asked for."""
+    if not args.regress:
+        return None, ""
+    forks = table[table["kind"] == FORK]
+    targets = {GOT: forks[GOT].to_numpy(np.float64)}
+    if args.exact:
+        targets[EXACT] = forks[EXACT].to_numpy(np.float64).clip(0, 1)  # but for rounding, it is
+    try:
+        for name, target in targets.items():
+            check_outcomes(target, name)
+    except UserError as error:  # an agent that always gets the cheese is a finding
+        return None, f"There are no regressions: {error}."
+    return regressions(forks[list(NAMES)], targets, forks[GOT].to_numpy(), args.seed), ""
+
+
+def what_was_run(args: argparse.Namespace, title: str) -> str:
+    """A sentence on the run."""
+    parts = [title]
+    parts += [f"cheese put into the last {args.cheese_region} rows and columns"
+              ] if args.cheese_region else []
+    parts += [f"levels: {' '.join(args.levels)}"] if args.levels else [f"seed {args.seed}"]
+    parts += [f"{name.replace('_', ' ')}: {value}" for name, value
+              in dataclasses.asdict(filters_of(args)).items() if value is not None]
+    return "; ".join(parts) + "."
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,247 @@
+"""Which features of a level predict an outcome of the agent: logistic regressions.
+
+Source: *Behavioural statistics for a maze-solving agent* (2023), rows 4 and 5 of the findings. A
+target is a number between 0 and 1 a level: 1 where the agent got the cheese and 0 where not, or the
+exact probability that it does. Of a probability q, a level counts q times as 1 and 1 - q times as
+0, so that nothing is drawn.
+
+Letters in shape comments: N levels, F features, S scores, R resamplings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from sklearn import config_context
+from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import StandardScaler
+
+from common.bootstrap import ClusterBootstrap
+from common.errors import UserError
+from interventions.effects import FLIPS_A_COMPARISON, MIN_FLIPS, holm, sign_flip_p
+
+FOLDS = 10
+FEWEST = 10  # levels of either outcome, of which each fold then has one
+RESAMPLINGS = 400  # of levels, each with a fit
+NUM_SUBSETS = 200
+SINGLE, SET, ALL = "single", "set", "all"
+SETS = {  # published: the second article's, that without the feature that cost nothing, the first
+    "three": ("euc_C_T", "steps_C_D", "euc_C_D"),  # article's, and the six best single ones
+    "two": ("euc_C_T", "steps_C_D"),
+    "four": ("euc_C_T", "steps_C_D", "euc_C_D", "euc_D_5x5"),
+    "six": ("euc_C_5x5", "euc_C_T", "euc_C_D", "steps_C_D", "steps_C_5x5", "steps_C_T")}
+SCORES = ("accuracy", "log_loss")
+COLUMNS = {"target": str, "model": str, "features": str, "quantity": str, "feature": str,
+           "value": float, "low_95": float, "high_95": float, "base": float, "p": float,
+           "p_holm": float}
+_SMALLEST = 1e-15  # probability in a log-loss
+_NONE = "-"  # the feature of what is no feature's
+
+Fit = Callable[[np.ndarray, np.ndarray, np.ndarray], LogisticRegression]
+
+
+def regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strata: np.ndarray,
+                seed: int, sets: Mapping[str, Sequence[str]] = SETS) -> pd.DataFrame:
+    """Every regression of every target.
+
+    Scores are of predictions for levels that were not fitted: by FOLDS folds, the same ones for all
+    regressions, with means and standard deviations of the features, fits and base rate from the
+    other folds. Intervals of scores draw levels, not fits.
+
+    Args:
+        features: a column a feature, two or more; a row a level.
+        targets: by name, between 0 and 1 (N,).
+        strata: whether the agent got the cheese, bool (N,): every fold has its share of both.
+        seed: of folds, bootstrap, sign flips and subsets.
+        sets: features by the name of their set.
+
+    Returns:
+        A row a number, with COLUMNS. ``model`` is SINGLE for a regression on one feature alone,
+        SET for one on a set, ALL for what concerns all features. Rows of a ``quantity``:
+
+        - ``accuracy``, ``log_loss`` (nats): with a bootstrap interval over levels, and in ``base``
+          the score of the base rate.
+        - ``accuracy_gain``, ``log_loss_gain``: by how much the regression is better than the base
+          rate in the same levels, with interval, sign-flip ``p``, and ``p_holm``, corrected for
+          all gains of the table.
+        - ``coefficient``, ``intercept``: of the whole data, features standardised; of a set with
+          an interval by fits to RESAMPLINGS draws of levels.
+        - ``vif``: variance inflation factor of a feature, from the others of its set; NaN
+          where they give it away.
+        - ``share_positive``, ``share_negative``: of those of NUM_SUBSETS random subsets of the
+          features that have the feature, how many give it a coefficient of that sign.
+
+    Raises:
+        UserError: if there are too few levels of either outcome, or a number is not finite.
+    """
+    with config_context(assume_finite=True, skip_parameter_validation=True):  # half of the time
+        return _regressions(features, targets, strata, seed, sets)
+
+
+def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], strata: np.ndarray,
+                 seed: int, sets: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    check_outcomes(strata, "the target")
+    for name, target in targets.items():
+        if not np.isfinite(target).all() or target.min() < 0 or target.max() > 1:
+            raise UserError(f"the target {name} of a regression is no number between 0 and 1")
+        check_outcomes(target, name)
+    if not np.isfinite(features.to_numpy(np.float64)).all():
+        raise UserError("the features of a regression hold NaN or infinity")
+    folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(features, strata))
+    bootstrap = ClusterBootstrap(np.arange(len(features)), seed)
+    rows, gains = [], []  # gains: (N,) for each row of one, in their order
+    for target_name, target in targets.items():
+        base = _scores(_held_out(np.zeros((len(target), 0)), target, folds, None), target)
+        models = {(SINGLE, name): ([name], _fit_single) for name in features.columns}
+        models |= {(SET, name): (list(chosen), _fit_l1) for name, chosen in sets.items()}
+        for (model, name), (chosen, fit) in models.items():
+            values = features[chosen].to_numpy(np.float64)
+            scores = _scores(_held_out(values, target, folds, fit), target)
+            found, gain = _score_rows(scores, base, bootstrap)
+            gains += gain
+            found += _coefficient_rows(values, chosen, target, fit,
+                                       seed if model == SET else None)
+            if model == SET:
+                found += _inflation_rows(values, chosen)
+            rows += [{"target": target_name, "model": model, "features": name, **row}
+                     for row in found]
+        values = features.to_numpy(np.float64)
+        rows += [{"target": target_name, "model": ALL, "features": ALL, **row} for row in (
+            _inflation_rows(values, features.columns)
+            + _sign_rows(values, features.columns, target, seed))]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    is_gain = table["quantity"].str.endswith("_gain")
+    num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * len(gains))
+    table.loc[is_gain, "p"] = sign_flip_p(np.stack(gains, axis=1), num_flips, seed)
+    table.loc[is_gain, "p_holm"] = holm(table.loc[is_gain, "p"].to_numpy())
+    return table
+
+
+def check_outcomes(target: np.ndarray, name: str) -> None:
+    """Check that there are enough levels of either outcome to fit and test on.
+
+    Raises:
+        UserError: if there are not.
+    """
+    either = float(np.sum(target)), float(np.sum(1 - np.asarray(target, np.float64)))
+    if min(either) < FEWEST:
+        raise UserError(f"a regression needs at least {FEWEST} levels of either outcome; of {name} "
+                        f"there are {either[0]:.3g} and {either[1]:.3g}: take more levels")
+
+
+def _fit_single(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
+    """The regression on one feature, with the slight squared penalty that scikit-learn has."""
+    return LogisticRegression().fit(*_twice(values, target, counts))
+
+
+def _fit_l1(values: np.ndarray, target: np.ndarray, counts: np.ndarray) -> LogisticRegression:
+    """L1 logistic regression, with scikit-learn's weight of the penalty; the intercept, which
+    its solver penalises, too, is scaled so that this does not tell."""
+    model = LogisticRegression(penalty="l1", solver="liblinear", intercept_scaling=10,
+                               max_iter=1000, random_state=0)
+    return model.fit(*_twice(values, target, counts))
+
+
+def _twice(values: np.ndarray, target: np.ndarray, counts: np.ndarray
+           ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each level as a 1 and as a 0, with their weights; those of weight 0 are left out."""
+    weights = np.concatenate([counts * target, counts * (1 - target)])
+    labels = np.repeat([1, 0], len(target))
+    some = weights > 0
+    return np.tile(values, (2, 1))[some], labels[some], weights[some]
+
+
+def _fitted(values: np.ndarray, target: np.ndarray, fit: Fit,
+            counts: np.ndarray | None = None) -> tuple[StandardScaler, LogisticRegression]:
+    """Features standardised, and the regression on them.
+
+    Args:
+        counts: how often each level is drawn (N,); once if not given.
+    """
+    counts = np.ones(len(target)) if counts is None else counts
+    scaler = StandardScaler().fit(values, sample_weight=counts)
+    return scaler, fit(scaler.transform(values), target, counts)
+
+
+def _held_out(values: np.ndarray, target: np.ndarray, folds: list, fit: Fit | None) -> np.ndarray:
+    """Probability of 1 of each level (N,) from the folds it is not in; without ``fit`` the mean
+    of their targets."""
+    found = np.empty(len(target))
+    for train, test in folds:
+        if fit is None:
+            found[test] = target[train].mean()
+        else:
+            scaler, model = _fitted(values[train], target[train], fit)
+            found[test] = model.predict_proba(scaler.transform(values[test]))[:, 1]
+    return found
+
+
+def _scores(probability: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Accuracy and log-loss of each level (S, N), as expected where the target is no 0 or 1."""
+    inside = probability.clip(_SMALLEST, 1 - _SMALLEST)
+    return np.stack([np.where(probability >= 0.5, target, 1 - target),
+                     -target * np.log(inside) - (1 - target) * np.log1p(-inside)])
+
+
+def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstrap
+                ) -> tuple[list[dict], list[np.ndarray]]:
+    """Rows of scores and of gains over the base rate, and the gains of each level."""
+    gains = np.stack([scores[0] - base[0], base[1] - scores[1]])  # (S, N)
+    values = np.concatenate([scores, gains])
+    low, high = bootstrap.interval(values, np.ones(values.shape, bool))
+    names = (*SCORES, *(f"{name}_gain" for name in SCORES))
+    bases = (*base.mean(axis=1), None, None)
+    return [{"quantity": name, "feature": _NONE, "value": value.mean(), "low_95": one,
+             "high_95": other, "base": of_base}
+            for name, value, one, other, of_base in zip(names, values, low, high, bases)
+            ], list(gains)
+
+
+def _coefficient_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray, fit: Fit,
+                      seed: int | None) -> list[dict]:
+    """Intercept and coefficients on standardised features, with intervals if a seed is given."""
+    def coefficients(counts: np.ndarray | None = None) -> np.ndarray:
+        if counts is not None and not 0 < counts @ target < len(target):
+            return np.full(1 + len(names), np.nan)  # one outcome alone was drawn
+        model = _fitted(values, target, fit, counts)[1]
+        return np.concatenate([model.intercept_, model.coef_[0]])  # (1 + F,)
+
+    found, ends = coefficients(), np.full((2, 1 + len(names)), np.nan)
+    if seed is not None:
+        even = np.full(len(target), 1 / len(target))
+        draws = np.random.default_rng(seed).multinomial(len(target), even, RESAMPLINGS)  # (R, N)
+        ends = np.nanquantile([coefficients(counts) for counts in draws], (0.025, 0.975),
+                              axis=0)
+    return [{"quantity": "coefficient" if number else "intercept", "feature": name,
+             "value": found[number], "low_95": ends[0, number], "high_95": ends[1, number]}
+            for number, name in enumerate((_NONE, *names))]
+
+
+def _inflation_rows(values: np.ndarray, names: Sequence[str]) -> list[dict]:
+    """Variance inflation factors; NaN where the other features give a feature away."""
+    rows = []
+    for number, name in enumerate(names):
+        others, own = np.delete(values, number, axis=1), values[:, number]
+        explained = LinearRegression().fit(others, own).score(others, own)
+        rows.append({"quantity": "vif", "feature": name,
+                     "value": 1 / (1 - explained) if explained < 1 - 1e-12 else np.nan})
+    return rows
+
+
+def _sign_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
+               seed: int) -> list[dict]:
+    """How steady the signs of the coefficients are over random subsets of the features."""
+    rng = np.random.default_rng([seed, 1])
+    signs = np.full((NUM_SUBSETS, len(names)), np.nan)
+    for row in signs:
+        size = rng.integers(2, len(names) + 1)
+        chosen = np.sort(rng.choice(len(names), size, replace=False))
+        row[chosen] = np.sign(_fitted(values[:, chosen], target, _fit_l1)[1].coef_[0])
+    counted = np.isfinite(signs).sum(axis=0)  # (F,)
+    return [{"quantity": f"share_{word}", "feature": name,
+             "value": (signs[:, number] == sign).sum() / counted[number]}
+            for number, name in enumerate(names) for word, sign in (("positive", 1),
+                                                                    ("negative", -1))]

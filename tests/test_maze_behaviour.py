@@ -1,0 +1,403 @@
+"""Behaviour in mazes: regressions on made-up tables, episodes of small networks, the script."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, figures_drawn, small_policy, wait_for
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+
+from agents.episodes import play_episodes
+from common.agent_file import save_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.files import read_arrays
+from maze import behaviour
+from maze.field.decisions import at_decision_square
+from maze.field.fields import both_facings
+from maze.field.reaching import reaching
+from maze.level.environment import stock_state
+from maze.level.features import NAMES, features
+from maze.level.grid import FORK, Grid
+from maze.level.regions import CheeseRegion
+from maze.level.state import MazeState
+from maze.studies import prediction
+from maze.studies.behaviour_files import BehaviourFolder
+from maze.studies.behaviour_rows import EXACT, GOT, findings
+from maze.studies.episodes import CHEESE, NEITHER, REGION, first_of, playable
+
+SETS = {"both": ("a", "b")}
+LEVELS = ["--kind", "fork", "--size", "5:9", "--seed", "2", "--region", "3"]
+NUM_LEVELS = 26
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Few resamplings and subsets."""
+    monkeypatch.setattr(prediction, "RESAMPLINGS", 6)
+    monkeypatch.setattr(prediction, "NUM_SUBSETS", 8)
+
+
+def made_up(num=120, seed=0):
+    """Features of which the first decides a target, which is drawn, and its probability."""
+    rng = np.random.default_rng(seed)
+    table = pd.DataFrame(rng.normal(size=(num, 3)) * (1, 5, 0.2) + (3, 0, 7),
+                         columns=["a", "b", "c"])
+    probability = 1 / (1 + np.exp(-2 * (table["a"].to_numpy() - 2.5)))
+    return table, (rng.random(num) < probability).astype(float), probability
+
+
+def number(table, quantity, **where):
+    """The one row of the table of regressions."""
+    for name, value in where.items():
+        table = table[table[name] == value]
+    rows = table[table["quantity"] == quantity]
+    assert len(rows) == 1
+    return rows.iloc[0]
+
+
+# ------------------------------------------------------------------------------------ regressions
+
+def test_scores_are_of_levels_not_fitted_and_standardised_by_those_that_were(quick):
+    features, target, _ = made_up()
+    features.iloc[7, 0] = 12  # pulls mean and deviation of the folds that have it
+    table = prediction.regressions(features, {"got": target}, target > 0, 5, SETS)
+    right, losses, base_right, base_losses = (np.empty(len(target)) for _ in range(4))
+    for train, test in StratifiedKFold(10, shuffle=True, random_state=5).split(target, target):
+        own = features["a"].to_numpy()
+        mean, deviation = own[train].mean(), own[train].std()
+        model = LogisticRegression().fit((own[train, None] - mean) / deviation, target[train])
+        of_one = model.predict_proba((own[test, None] - mean) / deviation)[:, 1]
+        for probability, hits, log_losses in ((of_one, right, losses), (
+                np.full(len(test), target[train].mean()), base_right, base_losses)):
+            hits[test] = (probability > 0.5) == (target[test] == 1)
+            log_losses[test] = -np.log(np.where(target[test] == 1, probability, 1 - probability))
+    for quantity, own, base, sign in (("accuracy", right, base_right, 1),
+                                      ("log_loss", losses, base_losses, -1)):
+        row = number(table, quantity, features="a")
+        assert row["value"] == pytest.approx(own.mean())
+        assert row["base"] == pytest.approx(base.mean())
+        assert row["low_95"] < row["value"] < row["high_95"]
+        gains = sign * (own - base)
+        gain = number(table, f"{quantity}_gain", features="a")
+        assert gain["value"] == pytest.approx(gains.mean())
+        error = gains.std() / np.sqrt(len(gains))  # a plain interval agrees with the bootstrap
+        assert gain["low_95"] == pytest.approx(gains.mean() - 1.96 * error, abs=0.4 * error)
+        assert gain["high_95"] == pytest.approx(gains.mean() + 1.96 * error, abs=0.4 * error)
+
+
+def test_a_planted_feature_is_found_and_a_shuffled_one_is_not(monkeypatch):
+    monkeypatch.setattr(prediction, "RESAMPLINGS", 60)
+    monkeypatch.setattr(prediction, "NUM_SUBSETS", 40)
+    features, target, probability = made_up(400)
+    features["shuffled"] = np.random.default_rng(9).permutation(features["a"])
+    table = prediction.regressions(features, {"got": target, "exact": probability}, target > 0, 1,
+                                   {"four": tuple(features)})
+    for name in ("got", "exact"):
+        found = table[table["target"] == name]
+        for feature in features:
+            for score in ("accuracy", "log_loss"):
+                gain = number(found, f"{score}_gain", features=feature)
+                is_claimed = gain["low_95"] > 0 and gain["p_holm"] <= 0.05
+                assert is_claimed == (feature == "a"), (name, feature, score)
+        coefficient = number(found, "coefficient", model="set", feature="a")
+        assert coefficient["low_95"] > 1
+        shuffled = number(found, "coefficient", model="set", feature="shuffled")
+        assert shuffled["low_95"] <= 0 <= shuffled["high_95"]
+        assert number(found, "share_positive", feature="a")["value"] == 1
+    sampled, sure = (number(table, "coefficient", model="set", feature="a", target=name)
+                     for name in ("got", "exact"))  # nothing is drawn, but levels are
+    assert sure["high_95"] - sure["low_95"] < 0.6 * (sampled["high_95"] - sampled["low_95"])
+
+
+def test_a_probability_counts_as_so_many_ones_and_zeros(quick):
+    features, _, probability = made_up()
+    quarters = np.round(probability * 4) / 4
+    table = prediction.regressions(features, {"exact": quarters}, probability > 0.5, 0, SETS)
+    own = features["a"].to_numpy()
+    rows = np.repeat((own - own.mean()) / own.std(), 4)[:, None]
+    labels = (np.arange(4) < 4 * quarters[:, None]).ravel()
+    plain = LogisticRegression(C=1 / 4, tol=1e-8).fit(rows, labels)
+    assert number(table, "coefficient", model="single", features="a")["value"] == pytest.approx(
+        plain.coef_[0, 0], rel=1e-3)
+
+
+def test_coefficients_and_their_intervals_are_those_of_resampled_levels(quick):
+    features, target, _ = made_up()
+    table = prediction.regressions(features, {"got": target}, target > 0, 3, SETS)
+    values = features[["a", "b"]].to_numpy()
+    draws = np.random.default_rng(3).multinomial(120, np.full(120, 1 / 120), 6)
+
+    def plain(counts):
+        drawn, labels = np.repeat(values, counts, axis=0), np.repeat(target, counts)
+        drawn = (drawn - drawn.mean(axis=0)) / drawn.std(axis=0)
+        model = LogisticRegression(penalty="l1", solver="saga", tol=1e-7, max_iter=10_000)
+        model.fit(drawn, labels)
+        return [model.intercept_[0], *model.coef_[0]]
+
+    whole = plain(np.ones(120, int))
+    ends = np.quantile([plain(counts) for counts in draws], (0.025, 0.975), axis=0)
+    for place, (quantity, feature) in enumerate((("intercept", "-"), ("coefficient", "a"),
+                                                 ("coefficient", "b"))):
+        row = number(table, quantity, model="set", feature=feature)
+        assert row[["value", "low_95", "high_95"]].tolist() == pytest.approx(
+            [whole[place], *ends[:, place]], abs=0.03)  # ours shrinks the intercept a little
+
+
+def test_variance_inflation_tells_collinear_features(quick):
+    features, target, _ = made_up()
+    rng = np.random.default_rng(4)
+    features["close"] = features["a"] + 0.1 * rng.normal(size=120)
+    features["given"] = features["b"] - 2 * features["c"]
+    table = prediction.regressions(features, {"got": target}, target > 0, 0,
+                                   {"three": ("a", "b", "close")})
+    expected = np.linalg.inv(np.corrcoef(features[["a", "b", "close"]].T)).diagonal()
+    for name, value in zip(("a", "b", "close"), expected):
+        assert number(table, "vif", model="set", feature=name)["value"] == pytest.approx(value)
+    assert np.isnan(number(table, "vif", model="all", feature="given")["value"])
+
+
+def test_regressions_refuse_what_they_cannot_be_fitted_to():
+    features, target, _ = made_up()
+    few = np.zeros(120)
+    few[:9] = 1
+    with pytest.raises(UserError, match=r"at least 10 levels of either outcome; .* 9 and 111"):
+        prediction.regressions(features, {"got": few}, few > 0, 0, SETS)
+    with pytest.raises(UserError, match="no number between 0 and 1"):
+        prediction.regressions(features, {"got": 2 * target}, target > 0, 0, SETS)
+    features.iloc[3, 1] = np.nan
+    with pytest.raises(UserError, match="NaN"):
+        prediction.regressions(features, {"got": target}, target > 0, 0, SETS)
+
+
+# --------------------------------------------------------------------------------------- episodes
+
+def test_which_is_first_goes_by_the_path():
+    grid = Grid.from_rows(["....#", ".##.#", ".#C..", ".#.#.", "M...#"])  # region: upper right 3x3
+    inside = grid.region(3)
+    up, right = [[0, 0], [1, 0], [2, 0], [3, 0], [4, 0], [4, 1]], [[0, 0], [0, 1], [0, 2], [1, 2]]
+    assert first_of([grid.world(*place) for place in up], grid, inside) == NEITHER
+    up.append([4, 2])
+    assert first_of([grid.world(*place) for place in [*up, [2, 2]]], grid, inside) == REGION
+    right.append([2, 2])  # the cheese, a square of the region itself
+    assert first_of([grid.world(*place) for place in right], grid, inside) == CHEESE
+
+
+def test_levels_without_a_reachable_cheese_are_left_out_and_twins_refused():
+    state = stock_state("easy", 0)
+    assert playable([state, state.with_cheese(None)]) == [state]
+    with pytest.raises(UserError, match="none of 1 levels has one cheese"):
+        playable([state.with_cheese(None)])
+    with pytest.raises(UserError, match="two levels have the seed 0"):
+        playable([state, state])
+
+
+# ------------------------------------------------------------------------------------- the script
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    """A small untrained agent without memory, which wanders."""
+    policy = small_policy(recurrent=False)
+    with torch.no_grad():
+        policy.fc_policy.weight /= 100
+        policy.fc_policy.bias.fill_(-1.5)
+        policy.fc_policy.bias[[1, 2, 7, 8]] = -3
+        policy.fc_policy.bias[[0, 3]], policy.fc_policy.bias[[5, 6]] = -0.5, 0
+    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
+    save_agent(path, policy)
+    return path, policy
+
+
+def arguments(agent, output, *more, num=NUM_LEVELS):
+    return ["--agent_file", str(agent[0]), "--output_dir", str(output), "--num_mazes", str(num),
+            "--device", "cpu", *LEVELS, "--exact", "--regress", *more]
+
+
+@pytest.fixture(scope="module")
+def finished(agent, tmp_path_factory):
+    """A run's folder, and its figures."""
+    output = tmp_path_factory.mktemp("behaviour") / "out"
+    with pytest.MonkeyPatch.context() as patch, figures_drawn() as figures:
+        patch.setattr(prediction, "RESAMPLINGS", 6)
+        patch.setattr(prediction, "NUM_SUBSETS", 8)
+        assert behaviour.main(arguments(agent, output)) == 0
+    return output, figures
+
+
+def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
+    folder, policy = BehaviourFolder(finished[0]), agent[1]
+    table = folder.episodes()
+    assert len(table) == NUM_LEVELS and 0 < table[GOT].sum() < NUM_LEVELS
+    paths = read_arrays(folder.paths_file, "paths")
+    assert paths["seeds"].tolist() == table["seed"].tolist()
+    squares = np.split(paths["squares"], paths["lengths"].cumsum()[:-1])
+    played = {episode.number: episode for episode in play_episodes(
+        policy, FLOAT32, EnvConfig("maze", "easy"), list(enumerate(table["seed"][:8])), 2,
+        16, keep_frames=False)}
+    steps = {0: (0, -1), 3: (-1, 0), 5: (1, 0), 6: (0, 1)}
+    moves = {**dict.fromkeys((0, 1, 2), steps[0]), 3: steps[3], 5: steps[5],
+             **dict.fromkeys((6, 7, 8), steps[6])}
+    for row, path in zip(table[:8].itertuples(), squares):
+        grid, episode = stock_state("easy", row.seed).grid, played[row.Index]
+        assert (row.got_cheese, row.steps) == (episode.level_complete, episode.length)
+        walked = [grid.start]
+        for action in episode.actions[:-1]:
+            beside = tuple(np.add(walked[-1], moves.get(int(action), (0, 0))))
+            is_open = min(beside) >= 0 and max(beside) < 15 and grid.is_free[beside]
+            walked.append(beside if is_open else walked[-1])
+        walked = walked if row.got_cheese else walked[:-1]  # the last frame is of no level
+        assert (path + grid.margin).tolist() == [list(square) for square in walked]
+        assert row.kind == FORK and (row.maze_dim, row.cheese_row, row.cheese_column) == (
+            grid.maze_dim, *grid.cheese)
+        assert row.cheese_in_region == grid.region(3)[grid.cheese]
+    row, state = table.iloc[5], stock_state("easy", int(table["seed"][5]))
+    sides = both_facings(policy, FLOAT32, state)
+    exact = reaching(sides, 3)
+    assert row[[EXACT, "exact_cheese_first", "exact_region_first", "expected_steps"]].tolist(
+        ) == pytest.approx([exact.cheese, exact.cheese_first, exact.region_first, exact.steps],
+                           rel=1e-4)
+    assert row["p_cheese"] == pytest.approx(at_decision_square(sides[0])["p_cheese"], rel=1e-4)
+    assert row[list(NAMES)].tolist() == pytest.approx(list(features(state.grid).values()), rel=1e-5)
+    deviation = np.sqrt((table[EXACT] * (1 - table[EXACT])).sum())
+    assert abs(table[GOT].sum() - table[EXACT].sum()) < 3 * deviation
+
+
+def test_findings_and_report_give_the_numbers_of_the_tables(finished):
+    output, figures = finished
+    folder, found = BehaviourFolder(output), findings(output)
+    table, regressions = folder.episodes(), folder.regressions()
+    forks = table[~table["cheese_in_region"]]
+    share, number_of = forks[GOT].mean(), len(forks)
+    success, exact = found[:2]
+    assert (success.row, success.measure, success.num_levels) == (2, "gets the cheese", number_of)
+    middle, half = share + 1.96**2 / 2 / number_of, 1.96 * np.sqrt(
+        share * (1 - share) / number_of + 1.96**2 / 4 / number_of**2)  # Wilson
+    ends = np.array([middle - half, middle + half]) / (1 + 1.96**2 / number_of)
+    assert [success.value, success.low_95, success.high_95] == pytest.approx([share, *ends], 1e-4)
+    assert exact.value == pytest.approx(forks[EXACT].mean())
+    assert not any(row.levels == "cheese anywhere" for row in found)  # the levels were chosen
+    firsts = [row.value for row in found if row.measure.startswith("first is")]
+    assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
+    scores = [row for row in found if row.row == 4 and row.levels == "target: got the cheese"]
+    assert len(scores) == 2 * len(NAMES) and {row.row for row in found} == {2, 4, 5}
+    best = scores[0]
+    accuracies = regressions[(regressions["target"] == GOT) & (regressions["model"] == "single")
+                             & (regressions["quantity"] == "accuracy")]
+    assert best.value == accuracies["value"].max() and best.base == accuracies["base"].iloc[0]
+    text = folder.report_file.read_text()
+    assert f"{success.value:.3f} ({success.low_95:.3f} to {success.high_95:.3f})" in text
+    for name in NAMES:
+        assert f"| {name} |" in text
+    drawn = figures["episodes.png"].axes[0].lines
+    assert drawn[1].get_xdata() == pytest.approx([table[GOT].mean()])
+    assert len(figures["regressions.png"].axes) == 6
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run, whose levels need not be played again."""
+    return BehaviourFolder(shutil.copytree(finished[0], tmp_path / "out"))
+
+
+def test_a_run_killed_anywhere_goes_on_and_ends_with_the_same_numbers(finished, agent, copied,
+                                                                      quick):
+    done = copied.journal_file.read_bytes().splitlines(keepends=True)
+    assert len(done) == NUM_LEVELS
+    for path in copied.path.iterdir():
+        if path not in (copied.journal_file, copied.settings_file):
+            path.unlink()
+    begun = b"".join(done[6:])  # the six shortest are missing, one is a line that was cut short
+    copied.journal_file.write_bytes(begun + done[0][:40])
+    assert behaviour.main(arguments(agent, copied.path)) == 0
+    content = copied.journal_file.read_bytes()
+    assert content.startswith(begun) and sorted(content.splitlines(True)) == sorted(done)
+    for name in ("episodes.csv", "regressions.csv", "report.md", "paths.npz"):
+        assert (copied.path / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+def test_a_level_is_on_disk_as_soon_as_it_is_done(agent, tmp_path):
+    output = tmp_path / "out"
+    journal = BehaviourFolder(output).journal_file
+    process = subprocess.Popen(
+        [sys.executable, "-m", "maze.behaviour", *arguments(agent, output, num=12)], cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: journal.exists() and b"\n" in journal.read_bytes(), process)
+    process.kill()
+    process.communicate()
+    assert 0 < journal.read_bytes().count(b"\n") < 12
+
+
+def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agent, copied, tmp_path,
+                                                                  capsys):
+    few = arguments(agent, copied.path, num=12)
+    table = copied.episodes()
+    assert behaviour.main(few) == 0  # too few levels of either outcome for a regression
+    assert "There are no regressions" in capsys.readouterr().out
+    assert "There are no regressions" in copied.report_file.read_text()
+    assert copied.regressions() is None
+    pd.testing.assert_frame_equal(copied.episodes(), table[:12])
+    assert behaviour.main(arguments(agent, copied.path)[:-1]) == 0
+    pd.testing.assert_frame_equal(copied.episodes(), table)
+    other = tmp_path / "model_1.pth"
+    save_agent(other, small_policy(recurrent=False))
+    for changed, message in ((["--agent_file", str(other)], "with another agent"),
+                             (["--region", "4"], "with another region"),
+                             (["--cheese_region", "5"], "with another cheese_region"),
+                             (["--levels", str(table["seed"][1])], "needs at least 10 forks"),
+                             (["--levels", ",".join(map(str, table["seed"][1:]))],
+                              "not the one that an earlier run played")):
+        assert behaviour.main([*few, *changed]) == 2
+        assert message in capsys.readouterr().err
+    lines = copied.journal_file.read_text().splitlines(keepends=True)
+    copied.journal_file.write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
+    assert behaviour.main(few) == 2
+    assert "is damaged in line 2" in capsys.readouterr().err
+
+
+def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):
+    output = tmp_path / "out"
+    assert behaviour.main(["--agent_file", str(agent[0]), "--output_dir", str(output), "--device",
+                           "cpu", "--num_mazes", "6", "--cheese_region", "4", "--size", "5",
+                           "--kind", "fork", "--region", "4"]) == 0
+    table = BehaviourFolder(output).episodes()
+    for row in table.itertuples():
+        played = CheeseRegion(4)(stock_state("easy", row.seed).to_bytes())
+        grid = MazeState.parse(played).grid
+        assert (row.cheese_row, row.cheese_column) == grid.cheese and grid.kind() == FORK
+    assert table["cheese_in_region"].all() and table[EXACT].isna().all()
+    found = findings(output)
+    assert [(row.row, row.value) for row in found] == [(1, table[GOT].mean())]
+    assert not (output / "regressions.csv").exists()
+
+
+def test_bad_input_is_refused_in_a_sentence(agent, tmp_path, capsys):
+    recurrent = tmp_path / "model_2.pth"
+    save_agent(recurrent, small_policy())
+    base = ["--output_dir", str(tmp_path / "out"), "--device", "cpu", "--num_mazes", "3"]
+    own = [*base, "--agent_file", str(agent[0])]
+    for command, message in (
+            ([*base, "--agent_file", str(recurrent), "--exact"], "leave --exact out"),
+            ([*base, "--agent_file", str(tmp_path / "none.pth")], "none.pth"),
+            ([*own, "--regress"], "--regress needs at least 10 forks"),
+            ([*own, "--cheese_region", "20"], "must lie between 0 and 15"),
+            ([*own, "--levels", "3", "3"], "two levels have the seed 3"),
+            ([*own, "--kind", "fork", "--max_tried", "1", "--size", "3"], "levels looked at")):
+        assert behaviour.main(command) == 2
+        error = capsys.readouterr().err
+        assert message in error and "Traceback" not in error, error
+    assert not (tmp_path / "out").exists()
+    assert behaviour.main([*own, "--dry_run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 and not (tmp_path / "out").exists()
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    with pytest.raises(UserError, match=r"there is no .*settings\.json"):
+        findings(tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text(json.dumps({"seed": 0}))
+    with pytest.raises(UserError, match=r"python -m maze\.behaviour"):
+        findings(tmp_path / "out")
