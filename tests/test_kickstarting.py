@@ -181,6 +181,7 @@ def figures_of(folder, name):
         name in events.Tags()["scalars"]) else []
 
 
+@pytest.mark.slow
 def test_student_comes_to_agree_with_its_teacher(teacher_file, tmp_path):
     """Share of frames with the same likeliest action, in environments neither was trained on: with
     a teacher it rises by more than five standard errors over environments, without it does not."""

@@ -358,9 +358,9 @@ def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
     assert (result["cheese_region"], result["mean_length"]) == (2, episode.length)
 
     args = compare_interventions.parser().parse_args(["--agent_file", str(agent_path), *played])
-    run, description = compare_interventions.in_reality(args, tiny_policy(), FLOAT32)
-    assert description["cheese_region"] == 2
-    assert run(None).actions.tolist() == episode.actions[:-1].tolist()
+    place = compare_interventions.in_reality(args, tiny_policy(), FLOAT32, with_squares=False)
+    assert place.description["cheese_region"] == 2
+    assert place.run((), {}).actions.tolist() == episode.actions[:-1].tolist()
 
 
 def test_a_simulation_cannot_move_the_cheese(agent_path, matrices, tmp_path, capsys):
