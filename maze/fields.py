@@ -23,7 +23,6 @@ from common.cli import (
     whole,
 )
 from common.devices import resolve_compute
-from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from interventions.flags import add_patch_flags, asked_arms, open_arm
@@ -43,11 +42,11 @@ from maze.field.arms import (
 from maze.field.fields import MEMORIES, START
 from maze.field.files import UNPATCHED, FieldsFolder
 from maze.field.plots import Style, write_film
-from maze.level.environment import draw
+from maze.level.environment import draw, game_of
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
 from maze.level.grid import Grid
 from maze.level.patch_words import marked_squares, register_maze_words
-from maze.level.state import GAME, WORLD_DIMS, MazeState
+from maze.level.state import WORLD_DIMS, MazeState
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -152,20 +151,6 @@ def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:
         times = sum(other.level_seed == state.level_seed for other in named.values())
         named[f"{state.level_seed}_{times + 1}" if times else str(state.level_seed)] = state
     return named
-
-
-def game_of(states: Collection[MazeState]) -> EnvConfig:
-    """The game that the levels are of.
-
-    Raises:
-        UserError: if they are of several modes, or some have backgrounds.
-    """
-    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
-             for state in states}
-    if len(games) > 1:
-        raise UserError("the levels are of several distribution modes, or only some have "
-                        "backgrounds; ask for those of one kind at a time")
-    return games.pop()
 
 
 def as_played(states: Collection[MazeState], data: bytes) -> bytes:

@@ -16,6 +16,7 @@ from common.errors import UserError
 from maze.field.differences import difference
 from maze.field.fields import STAY, STEPS, Field, direction_between
 from maze.field.reaching import EPISODE_STEPS, path_probability, reaching
+from maze.level.grid import Grid
 
 # Of a fork, at its decision square.
 AT_DECISION = ("p_cheese", "p_corner", "p_other", "log_odds", "entropy", "value")
@@ -34,13 +35,40 @@ def at_decision_square(field: Field) -> dict[str, float]:
     Raises:
         UserError: if the level is no fork.
     """
-    square = field.grid.decision_square()
-    row = field.row(square)
-    to_cheese, to_corner = (direction_between(square, step) for step in field.grid.first_steps())
-    logs, probs = field.log_groups[row], field.probs[row]
-    found = (probs[to_cheese], probs[to_corner], 1 - probs[to_cheese] - probs[to_corner],
-             logs[to_cheese] - logs[to_corner], -(probs * logs).sum(), field.values[row])
-    return dict(zip(AT_DECISION, map(float, found)))
+    to_cheese, to_corner = decision_steps(field.grid)
+    row = [field.row(field.grid.decision_square())]
+    found = at_decisions(field.log_groups[row], field.values[row], np.array([to_cheese]),
+                         np.array([to_corner]))
+    return dict(zip(AT_DECISION, found[0].tolist()))
+
+
+def decision_steps(grid: Grid) -> tuple[int, int]:
+    """The directions of the first steps to cheese and corner from the decision square.
+
+    Raises:
+        UserError: if the level is no fork.
+    """
+    square = grid.decision_square()
+    to_cheese, to_corner = (direction_between(square, step) for step in grid.first_steps())
+    return to_cheese, to_corner
+
+
+def at_decisions(log_groups: np.ndarray, values: np.ndarray, to_cheese: np.ndarray,
+                 to_corner: np.ndarray) -> np.ndarray:
+    """AT_DECISION of several levels, float64 (n, outcomes).
+
+    Args:
+        log_groups: log-probabilities of left, down, up, right, stay at their decision squares,
+            (n, 5).
+        values: there (n,).
+        to_cheese, to_corner: directions of the first steps, from :func:`decision_steps`, (n,).
+    """
+    probs, rows = np.exp(log_groups), np.arange(len(log_groups))
+    probs = probs / probs.sum(axis=1, keepdims=True)
+    cheese, corner = probs[rows, to_cheese], probs[rows, to_corner]
+    return np.stack([cheese, corner, 1 - cheese - corner,
+                     log_groups[rows, to_cheese] - log_groups[rows, to_corner],
+                     -(probs * log_groups).sum(axis=1), values.astype(np.float64)], axis=1)
 
 
 def value_agreement(field: Field) -> float:

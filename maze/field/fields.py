@@ -45,6 +45,13 @@ def _group_of(right: int, up: int) -> int:
 _GROUPS = np.array([_group_of(right, up) for right, up in ACTION_DIRECTIONS])
 
 
+def grouped(log_probs: np.ndarray) -> np.ndarray:
+    """Log-probabilities of left, down, up, right, stay, float64 (n, 5), from those of the actions
+    (n, A)."""
+    return np.stack([np.logaddexp.reduce(log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
+                     for group in range(len(DIRECTIONS))], axis=1)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Field:
     """Policy and value of an agent on squares of a level.
@@ -70,9 +77,7 @@ class Field:
     @functools.cached_property
     def log_groups(self) -> np.ndarray:
         """Log-probabilities of left, down, up, right, stay, float64 (n, 5)."""
-        return np.stack([np.logaddexp.reduce(
-            self.log_probs[:, group == _GROUPS].astype(np.float64), axis=1)
-            for group in range(len(DIRECTIONS))], axis=1)
+        return grouped(self.log_probs)
 
     @functools.cached_property
     def probs(self) -> np.ndarray:

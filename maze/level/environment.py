@@ -6,11 +6,12 @@ Letters in shape comments: N states; H W C height, width and channels of a frame
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from common.env import EnvConfig, ProcgenVectorEnv, StateView
+from common.errors import UserError
 from maze.level.state import GAME, MazeState
 
 
@@ -35,3 +36,17 @@ def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
     config = EnvConfig(GAME, "easy")  # a state brings its own options with it
     with contextlib.closing(StateView(config, person_view)) as view:
         return np.stack([view.draw(state.to_bytes()) for state in states])
+
+
+def game_of(states: Collection[MazeState]) -> EnvConfig:
+    """The game that the levels are of.
+
+    Raises:
+        UserError: if they are of several modes, or some have backgrounds.
+    """
+    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
+             for state in states}
+    if len(games) > 1:
+        raise UserError("the levels are of several distribution modes, or only some have "
+                        "backgrounds; ask for those of one kind at a time")
+    return games.pop()

@@ -1,0 +1,1 @@
+"""Studies of agents on mazes: what the scripts of this room measure."""
