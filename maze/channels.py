@@ -25,7 +25,7 @@ from interventions.layers import Layer, all_layers
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_filter_flags, add_level_flags, levels_of
-from maze.studies.channel_report import report, plot
+from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
 from maze.studies.multiplied import Decisions, effects, factor
 from maze.studies.probing import COLUMNS as PROBE_COLUMNS

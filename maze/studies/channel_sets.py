@@ -35,8 +35,8 @@ def map_layer(policy: Policy, name: str) -> Layer:
     layer = find_layer(policy, name)
     if not layer.is_map:
         maps = [each.name for each in all_layers(policy) if each.is_map]
-        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; take a map, such "
-                        f"as {LAYER if LAYER in maps else maps[-1]}")
+        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; take a map, "
+                        f"such as {LAYER if LAYER in maps else maps[-1]}")
     return layer
 
 
