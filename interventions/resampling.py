@@ -132,6 +132,15 @@ def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.n
     return np.stack(rows)
 
 
+def sizes_moved(changes: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Size of the change that each set of channels makes, see ``Scrubbing.moved``.
+
+    Args:
+        changes: from :func:`channel_changes`.
+    """
+    return np.array([np.sqrt(changes[:, list(one)].sum(axis=1)).mean() for one in sets])
+
+
 @dataclasses.dataclass(frozen=True)
 class Scrubbing:
     """Outcomes of a hypothesis' four conditions.
@@ -223,7 +232,8 @@ def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence
     sets = [tuple(channels), *random]
     found = np.stack([scrub_target(target, sets, [seed, place], draw)
                       for place, target in enumerate(targets)])
-    return gathered([target.level for target in targets], found, outcomes, sets, changes, matched)
+    return gathered([target.level for target in targets], found, outcomes, sets,
+                    sizes_moved(changes, sets), matched)
 
 
 def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[int],
@@ -243,7 +253,7 @@ def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[i
 
 
 def gathered(levels: Sequence[int], found: np.ndarray, outcomes: Sequence[str],
-             sets: Sequence[tuple[int, ...]], changes: np.ndarray,
+             sets: Sequence[tuple[int, ...]], moved: np.ndarray,
              matched: np.ndarray) -> Scrubbing:
     """The result of a hypothesis from what was found of each target.
 
@@ -252,10 +262,9 @@ def gathered(levels: Sequence[int], found: np.ndarray, outcomes: Sequence[str],
         found: from :func:`scrub_target` (L, 2, sets, M).
         outcomes: names, M of them.
         sets: of channels; the first one is the hypothesis.
-        changes: from :func:`channel_changes`.
+        moved: from :func:`sizes_moved`.
         matched: of the random sets, from ``interventions.controls.matched_sets``.
     """
-    moved = np.array([np.sqrt(changes[:, one].sum(axis=1)).mean() for one in sets])
     by_feature = dict(zip((SAME, OTHER), found.transpose(1, 2, 0, 3)))  # (sets, L, M) each
     return Scrubbing(tuple(outcomes), np.array(levels),
                      {feature: values[0] for feature, values in by_feature.items()},
