@@ -47,9 +47,10 @@ def parser() -> Parser:
     flags.add_argument("--layer", default=LAYER, help="layer whose chosen channels are multiplied")
     flags.add_argument("--num_channels", type=count, default=11,
                        help="the most channels of a layer that are chosen")
-    flags.add_argument("--factors", nargs="+", default=["-3", "-1", "0", "2", "0:1", "2:1"],
-                       help="that channels are multiplied by; 2:0 doubles the positive part and "
-                            "takes the negative one away")
+    flags.add_argument("--factors", nargs="+", metavar="FACTOR",
+                       default=["-3", "-1", "0", "2", "positive:0", "positive:2"],
+                       help="that channels are multiplied by; positive:2,negative:0 doubles the "
+                            "positive part and takes the negative one away")
     flags.add_argument("--num_controls", type=from_zero, default=19,
                        help="random sets of channels a factor")
     flags.add_argument("--num_shuffles", type=from_zero, default=2,
@@ -150,8 +151,8 @@ def factors_asked(args: argparse.Namespace) -> list[tuple[float, float]]:
     try:
         return [factor(text) for text in args.factors]
     except ValueError as error:
-        raise UserError(f"--factors takes numbers such as -1, or two such as 2:0 for positive and "
-                        f"negative parts, not {error}") from None
+        raise UserError("--factors takes numbers such as -1, or positive:2,negative:0 for the "
+                        f"two parts, not {error}") from None
 
 
 if __name__ == "__main__":

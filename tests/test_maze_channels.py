@@ -1,4 +1,4 @@
-"""Channels of maze agents: an agent that steers by one channel is found out, and nothing else is."""
+"""Channels of maze agents: an agent that steers by one channel is found out, nothing else."""
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from maze.studies.channel_sets import LAYER
 from maze.studies.retargets import Retargeted, Setting, targets_of
 
 PLANTED, OTHER = 7, 20  # channels of LAYER
-UP, RIGHT = 5, 7  # actions
+DOWN, UP, RIGHT = 3, 5, 7  # actions
 LEVELS = ("--kind", "fork", "--size", "7:11", "--device", "cpu")
 
 
@@ -36,8 +36,10 @@ def agent(tmp_path_factory):
         embedder.block1.conv.weight[1, 2, 1, 1] = 10
         embedder.block1.conv.bias[1] = -10 * 100 / 255
         embedder.block2.conv.weight[:, 1] = 0  # is below 0 at the cheese; the others read its relu
-        policy.fc_policy.weight[UP, :64] = 4.0 * (7 - row > column)
-        policy.fc_policy.weight[RIGHT, :64] = 4.0 * (7 - row < column)
+        policy.fc_policy.weight[UP, :64] = 1.5 * (7 - row > column)
+        policy.fc_policy.weight[RIGHT, :64] = 1.5 * (7 - row < column)
+        policy.fc_policy.bias.zero_()
+        policy.fc_policy.bias[[DOWN, UP]] = np.log(3)  # three actions go left, and three right
     path = tmp_path_factory.mktemp("planted") / "model_0.pth"
     save_agent(path, policy, {})
     return path
@@ -52,13 +54,13 @@ def channels_folder(agent, tmp_path_factory):
 
 def channel_arguments(agent, folder):
     return ["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS, "--num_mazes", "10",
-            "--layers", LAYER, "--factors", "0", "-1:1", "--num_shuffles", "1"]
+            "--layers", LAYER, "--factors", "0", "positive:-1", "--num_shuffles", "1"]
 
 
 def retarget(agent, folder, chosen, *more):
     return retargeting.main(["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS,
-                             "--channels", str(chosen), "--num_mazes", "10", "--targets", "3",
-                             "--value", "1", *more])
+                             "--channels", str(chosen), "--num_mazes", "16", "--targets", "3",
+                             "--control_targets", "3", "--value", "0.25", *more])
 
 
 def scrub(agent, folder, chosen, *more):
@@ -85,7 +87,8 @@ def test_multiplying_the_planted_channel_does_something_and_random_ones_nothing(
     of = table[table["outcome"] == "log_odds"].set_index("arm")["effect"]
     planted = of[[f"channels {PLANTED} times 0",
                   f"channels {PLANTED} positive part times -1, negative 1"]]
-    assert planted.max() < -0.3 and planted.iloc[1] < planted.iloc[0]
+    # What is below 0 is not read, so that -1 takes the positive part away as 0 does.
+    assert planted.max() < -0.3 and planted.iloc[1] == pytest.approx(planted.iloc[0])
     assert of.drop(planted.index).abs().max() < 1e-5
     assert not table.loc[table["control"], "claimed"].any()
 
@@ -96,21 +99,21 @@ def test_probes_say_that_the_cheese_is_in_its_cell(channels_folder):
     assert table.loc[("cheese in the cell", "auc"), "shuffled"] < 0.8
     assert table.loc[("cheese in the cell", "accuracy"), "base"] == pytest.approx(15 / 16)
     report = (channels_folder / "report.md").read_text()
-    assert f"| {LAYER} | {PLANTED} |" in report and "will get the cheese" in report
+    assert f"| {LAYER} | {PLANTED} |" in report
 
 
 def test_retargeting_works_with_the_planted_channel_alone(agent, channels_folder, tmp_path):
     assert retarget(agent, tmp_path, channels_folder / "channels.csv", "--move_cheese") == 0
-    effects = pd.read_csv(tmp_path / f"{PLANTED}_to_1" / "effects.csv")
+    effects = pd.read_csv(tmp_path / f"{PLANTED}_to_0.25" / "effects.csv")
     own = effects[~effects["control"]]
-    assert own["effect"].min() > 0.05 and own["claimed"].all()
+    assert own["effect"].min() > 0.01 and own["claimed"].all()
     assert effects.loc[effects["pattern"] == "channels", "effect"][1:].abs().max() < 1e-5
     moved = pd.read_csv(tmp_path / "cheese" / "targets.csv")
-    assert moved["path_patched"].mean() > moved["path_unpatched"].mean() + 0.05
+    assert moved["path_patched"].mean() > moved["path_unpatched"].mean() + 0.01
     assert retarget(agent, tmp_path, OTHER) == 0
-    targets = pd.read_csv(tmp_path / f"{OTHER}_to_1" / "targets.csv")
+    targets = pd.read_csv(tmp_path / f"{OTHER}_to_0.25" / "targets.csv")
     np.testing.assert_allclose(targets["exact_patched"], targets["exact_unpatched"], atol=1e-5)
-    effects = pd.read_csv(tmp_path / f"{OTHER}_to_1" / "effects.csv")
+    effects = pd.read_csv(tmp_path / f"{OTHER}_to_0.25" / "effects.csv")
     assert not effects.loc[~effects["control"], "claimed"].any()
 
 
@@ -194,7 +197,7 @@ def test_targets_are_all_squares_that_can_be_reached_but_the_mouses():
 @pytest.mark.parametrize("main, flags, message", [
     (channels.main, ["--layers", "embedder.block4"], "no layer 'embedder.block4'"),
     (channels.main, ["--layers", "embedder.fc"], "embedder.fc has no cells"),
-    (channels.main, ["--factors", "1:2:3"], "--factors takes numbers"),
+    (channels.main, ["--factors", "positive:2:3"], "--factors takes numbers"),
     (channels.main, ["--num_mazes", "3"], "at least 10 levels"),
     (retargeting.main, ["--channels", "32"], "0 to 31"),
     (retargeting.main, ["--channels", "x"], "whole numbers and ranges"),

@@ -36,16 +36,19 @@ _TAKEN = [AT_DECISION.index(outcome.name) for outcome in OUTCOMES[:-1]]
 
 
 def factor(text: str) -> tuple[float, float]:
-    """What positive and negative parts are multiplied by, from ``2`` (both) or ``2:0``.
+    """What positive and negative parts are multiplied by, from ``2`` (both), or as a patch has it
+    from ``positive:2,negative:0``, of which one that is left out is 1.
 
     Raises:
         ValueError: if it is neither.
     """
     number = r"-?\d+(?:\.\d+)?"
-    match = re.fullmatch(f"({number})(?::({number}))?", text)
-    if match is None:
+    if re.fullmatch(number, text):
+        return float(text), float(text)
+    parts = dict(re.findall(f"(positive|negative):({number})(?:,|$)", text))
+    if ",".join(f"{name}:{value}" for name, value in parts.items()) != text or not parts:
         raise ValueError(f"'{text}'")
-    return float(match[1]), float(match[2] or match[1])
+    return float(parts.get("positive", 1)), float(parts.get("negative", 1))
 
 
 class Decisions:
