@@ -132,6 +132,15 @@ def channel_changes(targets: Iterable[Target], std: Tensor | np.ndarray) -> np.n
     return np.stack(rows)
 
 
+def sizes_moved(changes: np.ndarray, sets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Size of the change that each set of channels makes, see ``Scrubbing.moved``.
+
+    Args:
+        changes: from :func:`channel_changes`.
+    """
+    return np.array([np.sqrt(changes[:, list(one)].sum(axis=1)).mean() for one in sets])
+
+
 @dataclasses.dataclass(frozen=True)
 class Scrubbing:
     """Outcomes of a hypothesis' four conditions.
@@ -216,39 +225,72 @@ def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence
             not fit.
     """
     check_starts(len({target.level for target in targets}))
-    _check(targets, channels)
+    for target in targets:
+        check_target(target, channels)
     changes = channel_changes(targets, std)
     random, _, matched = matched_sets(changes, channels, num_sets, seed)
     sets = [tuple(channels), *random]
-    moved = np.array([np.sqrt(changes[:, one].sum(axis=1)).mean() for one in sets])
-    found = {feature: np.empty((len(sets), len(targets), len(outcomes)))
-             for feature in (SAME, OTHER)}
-    for place, target in enumerate(targets):
-        for feature, sources in ((SAME, target.same), (OTHER, target.other)):
-            for number, one in enumerate(sets):
-                rng = np.random.default_rng([seed, place, number])
-                found[feature][number, place] = target.measure(resampled(
-                    target.activations, sources, one, draw, rng)).mean(axis=0)
-    return Scrubbing(tuple(outcomes), np.array([target.level for target in targets]),
-                     {feature: values[0] for feature, values in found.items()},
-                     {feature: values[1:] for feature, values in found.items()}, sets, moved,
+    found = np.stack([scrub_target(target, sets, [seed, place], draw)
+                      for place, target in enumerate(targets)])
+    return gathered([target.level for target in targets], found, outcomes, sets,
+                    sizes_moved(changes, sets), matched)
+
+
+def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[int],
+                 draw: Literal["joint", "channel"] = "joint") -> np.ndarray:
+    """Outcomes of one target, means over its sources: float64 (2, sets, M), of the sources with its
+    feature and of those with another.
+
+    Args:
+        sets: of channels.
+        seed: numbers that decide the order of sources channel by channel.
+        draw: see ``resampled``.
+    """
+    return np.stack([[
+        target.measure(resampled(target.activations, sources, one, draw,
+                                 np.random.default_rng([*seed, number]))).mean(axis=0)
+        for number, one in enumerate(sets)] for sources in (target.same, target.other)])
+
+
+def gathered(levels: Sequence[int], found: np.ndarray, outcomes: Sequence[str],
+             sets: Sequence[tuple[int, ...]], moved: np.ndarray,
+             matched: np.ndarray) -> Scrubbing:
+    """The result of a hypothesis from what was found of each target.
+
+    Args:
+        levels: of the targets (L,).
+        found: from :func:`scrub_target` (L, 2, sets, M).
+        outcomes: names, M of them.
+        sets: of channels; the first one is the hypothesis.
+        moved: from :func:`sizes_moved`.
+        matched: of the random sets, from ``interventions.controls.matched_sets``.
+    """
+    by_feature = dict(zip((SAME, OTHER), found.transpose(1, 2, 0, 3)))  # (sets, L, M) each
+    return Scrubbing(tuple(outcomes), np.array(levels),
+                     {feature: values[0] for feature, values in by_feature.items()},
+                     {feature: values[1:] for feature, values in by_feature.items()}, sets, moved,
                      matched)
 
 
-def _check(targets: Sequence[Target], channels: Sequence[int]) -> None:
-    num_channels = targets[0].activations.shape[1]
+def check_target(target: Target, channels: Sequence[int]) -> None:
+    """Check that a hypothesis can be tried on a target.
+
+    Raises:
+        UserError: if there are too few sources, a channel is not there or named twice, or sources
+            and target do not fit.
+    """
+    num_channels = target.activations.shape[1]
     bad = [channel for channel in channels if not 0 <= channel < num_channels]
     if bad or not len(channels) or len(set(channels)) < len(channels):
         raise UserError(f"a hypothesis names different channels from 0 to {num_channels - 1}, "
                         f"not {', '.join(map(str, channels)) or 'none'}")
-    for target in targets:
-        if min(len(target.same), len(target.other)) < MIN_SOURCES:
-            raise UserError(f"level {target.level} has {len(target.same)} sources with the same "
-                            f"feature and {len(target.other)} with another; take at least "
-                            f"{MIN_SOURCES} of each")
-        for sources in (target.same, target.other):
-            if tuple(sources.shape[1:]) not in (tuple(target.activations.shape),
-                                                tuple(target.activations.shape[1:])):
-                raise UserError(f"the sources of level {target.level} have the shape "
-                                f"{tuple(sources.shape)}, its activations "
-                                f"{tuple(target.activations.shape)}")
+    if min(len(target.same), len(target.other)) < MIN_SOURCES:
+        raise UserError(f"level {target.level} has {len(target.same)} sources with the same "
+                        f"feature and {len(target.other)} with another; take at least "
+                        f"{MIN_SOURCES} of each")
+    for sources in (target.same, target.other):
+        if tuple(sources.shape[1:]) not in (tuple(target.activations.shape),
+                                            tuple(target.activations.shape[1:])):
+            raise UserError(f"the sources of level {target.level} have the shape "
+                            f"{tuple(sources.shape)}, its activations "
+                            f"{tuple(target.activations.shape)}")

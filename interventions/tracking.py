@@ -39,24 +39,74 @@ class Tracking:
 
     Attributes:
         scores: columns ``SCORES``, a row a channel; 0 for a channel that never varies.
+        means: a row a channel: mean activation ``at`` the thing's cell and ``elsewhere``.
         thresholds: the largest score by chance, by name.
         num_levels: L.
         num_squares: over all levels.
     """
 
     scores: pd.DataFrame
+    means: pd.DataFrame
     thresholds: dict[str, float]
     num_levels: int
     num_squares: int
 
     def table(self) -> pd.DataFrame:
-        """The scores, with ``channel``, a column ``<score>_threshold`` each, and ``tracks``:
-        whether all three are above their thresholds."""
-        table = self.scores.rename_axis("channel").reset_index()
+        """The scores and means, with ``channel``, a column ``<score>_threshold`` each, and
+        ``tracks``: whether all three scores are above their thresholds."""
+        table = pd.concat([self.scores, self.means], axis=1).rename_axis("channel").reset_index()
         for name, threshold in self.thresholds.items():
             table[f"{name}_threshold"] = threshold
         table["tracks"] = np.all([table[name] > self.thresholds[name] for name in SCORES], axis=0)
         return table
+
+
+class Tracker:
+    """Gathers the levels of a layer, one after the other, and scores its channels.
+
+    Args:
+        seed: of the permutations.
+        num_permutations: of the squares of each level.
+    """
+
+    def __init__(self, seed: int, num_permutations: int = NUM_PERMUTATIONS):
+        self._rng, self._num_permutations = np.random.default_rng(seed), num_permutations
+        self._sums: _Sums | None = None
+        self._num_levels = 0
+
+    def add(self, activations: np.ndarray, without: np.ndarray, cells: np.ndarray) -> None:
+        """Add a level.
+
+        Args:
+            activations: with the thing at each square (Q, C, H, W).
+            without: without it (C, H, W).
+            cells: of each square, row from the top and column, int (Q, 2).
+
+        Raises:
+            UserError: if the level has fewer than 2 squares, shapes do not fit, a cell is outside
+                the map, or an activation is not finite.
+        """
+        activations, without, cells = map(np.asarray, (activations, without, cells))
+        _check(activations, without, cells,
+               self._sums.shape if self._sums else activations.shape[1:])
+        self._sums = self._sums or _Sums(activations.shape[1:], self._num_permutations)
+        orders = [np.arange(len(cells)), *(self._rng.permutation(len(cells))
+                                           for _ in range(self._num_permutations))]
+        self._sums.add(activations.astype(np.float64), without, cells[np.stack(orders)])
+        self._num_levels += 1
+
+    def result(self) -> Tracking:
+        """The scores.
+
+        Raises:
+            UserError: if no level was added.
+        """
+        if self._sums is None:
+            raise UserError("tracking scores need at least one level")
+        scores = self._sums.scores()  # (3, R, C)
+        return Tracking(pd.DataFrame(dict(zip(SCORES, scores[:, 0]))), self._sums.means(),
+                        dict(zip(SCORES, scores[:, 1:].max(axis=(1, 2)).tolist())),
+                        self._num_levels, self._sums.count)
 
 
 def track(levels: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], seed: int,
@@ -64,30 +114,17 @@ def track(levels: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], seed: int
     """Score all channels of a layer.
 
     Args:
-        levels: of each level the activations with the thing at each square (Q, C, H, W), those
-            without it (C, H, W), and the cell of each square, row from the top and column, int
-            (Q, 2). Levels are read one after the other and may differ in Q.
+        levels: of each level what :meth:`Tracker.add` takes. They are read one after the other and
+            may differ in Q.
         seed: of the permutations.
 
     Raises:
-        UserError: if there is no level, a level has fewer than 2 squares, shapes do not fit, a
-            cell is outside the map, or an activation is not finite.
+        UserError: as :class:`Tracker`.
     """
-    rng, sums, num_levels = np.random.default_rng(seed), None, 0
-    for activations, without, cells in levels:
-        activations, without, cells = map(np.asarray, (activations, without, cells))
-        _check(activations, without, cells, sums.shape if sums else activations.shape[1:])
-        sums = sums or _Sums(activations.shape[1:], num_permutations)
-        orders = [np.arange(len(cells)), *(rng.permutation(len(cells))
-                                           for _ in range(num_permutations))]
-        sums.add(activations.astype(np.float64), without, cells[np.stack(orders)])
-        num_levels += 1
-    if sums is None:
-        raise UserError("tracking scores need at least one level")
-    scores = sums.scores()  # (3, R, C)
-    return Tracking(pd.DataFrame(dict(zip(SCORES, scores[:, 0]))),
-                    dict(zip(SCORES, scores[:, 1:].max(axis=(1, 2)).tolist())),
-                    num_levels, sums.count)
+    tracker = Tracker(seed, num_permutations)
+    for level in levels:
+        tracker.add(*level)
+    return tracker.result()
 
 
 class _Sums:
@@ -140,6 +177,12 @@ class _Sums:
         varies = centred > 1e-9 * self._squares
         return np.stack([self._hits / self.count, contrast,
                          _ratio(between, np.where(varies, centred, 0))])
+
+    def means(self) -> pd.DataFrame:
+        """Mean activation at the thing's cell and elsewhere, in the true order; a row a channel."""
+        num_elsewhere = self.count * (self.shape[1] * self.shape[2] - 1)
+        elsewhere = (self._total.sum(axis=(1, 2)) - self._at_cell[0]) / num_elsewhere
+        return pd.DataFrame({"at": self._at_cell[0] / self.count, "elsewhere": elsewhere})
 
     def _between(self, order: int, mean: np.ndarray) -> np.ndarray:
         """Sum of squares between offsets, of activations less their mean at the cell (C,)."""

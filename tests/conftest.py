@@ -126,6 +126,33 @@ def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy
     return policy
 
 
+def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:
+    """An untrained agent of which one channel of ``embedder.block2.res1.resadd`` is all that the
+    rest of the network reads. A linear function of a pixel's colour makes up the channel: the
+    largest one of each cell. Unit u of ``embedder.fc`` is the channel at cell u of 8 x 8, and the
+    weights of ``fc_policy`` are 0."""
+    torch.manual_seed(0)
+    policy = build_policy("impala", 64, False, learned_initial_state=False)
+    embedder = policy.embedder
+    with torch.no_grad():
+        for block, kept in ((embedder.block1, 0), (embedder.block2, channel)):
+            for unit in (block.res1, block.res2):  # the kept channel is neither read nor added to
+                for conv in (unit.conv1, unit.conv2):
+                    conv.weight[kept] = conv.weight[:, kept] = 0
+        embedder.block1.conv.weight[0] = 0
+        embedder.block2.conv.weight[:, 0] = embedder.block2.conv.weight[channel] = 0
+        embedder.block1.conv.weight[0, :, 1, 1] = torch.tensor(colour)
+        embedder.block2.conv.weight[channel, 0, 1, 1] = 1
+        embedder.block3.conv.weight.zero_()
+        embedder.block3.conv.weight[0, channel, 1, 1] = 1
+        for unit in (embedder.block2.res2, embedder.block3.res1, embedder.block3.res2):
+            unit.conv2.weight.zero_()
+        embedder.fc.weight.zero_()
+        embedder.fc.weight[:64, :64] = torch.eye(64)  # unit u: cell u of channel 0
+        policy.fc_policy.weight.zero_()
+    return policy
+
+
 @pytest.fixture(scope="session")
 def agent_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("agent") / "model_0.pth"

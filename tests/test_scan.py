@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, tiny_policy
+from conftest import FLOAT32, planted_policy, tiny_policy
 
 from agents.acting import run_policy
 from common.errors import UserError
@@ -197,27 +197,12 @@ def test_parts_that_a_policy_does_not_have_are_refused():
 @pytest.fixture(scope="module")
 def steered():
     """An agent that goes left or right, to where a bright red square is. Green and blue make up
-    every other channel of ``LAYER``; red makes up the planted one, which is all that the rest of
-    the network reads."""
-    torch.manual_seed(0)
-    policy = build_policy("impala", 64, False, learned_initial_state=False)
-    embedder = policy.embedder
+    every other channel of ``LAYER``."""
+    policy = planted_policy(PLANTED, (1.0, 0.0, 0.0))
+    column = torch.arange(64) % 8
     with torch.no_grad():
-        for block, kept in ((embedder.block1, 0), (embedder.block2, PLANTED)):
-            for unit in (block.res1, block.res2):  # the kept channel is neither read nor added to
-                for conv in (unit.conv1, unit.conv2):
-                    conv.weight[kept] = conv.weight[:, kept] = 0
-        for conv, taken, put in ((embedder.block1.conv, 0, 0), (embedder.block2.conv, 0, PLANTED)):
-            conv.weight[:, taken] = conv.weight[put] = 0
-            conv.weight[put, taken, 1, 1] = 1
-        embedder.block3.conv.weight.zero_()
-        embedder.block3.conv.weight[0, PLANTED, 1, 1] = 1
-        for unit in (embedder.block2.res2, embedder.block3.res1, embedder.block3.res2):
-            unit.conv2.weight.zero_()
-        embedder.fc.weight.zero_()
-        embedder.fc.weight[:64, :64] = torch.eye(64)  # unit u: cell u of channel 0
-        column = torch.arange(64) % 8
-        policy.fc_policy.weight.zero_()
+        policy.embedder.block1.conv.weight[:, 0] = 0  # red is the planted channel's alone
+        policy.embedder.block1.conv.weight[0, 0, 1, 1] = 1
         policy.fc_policy.weight[LEFT, :64] = 3.0 * (column < 4)
         policy.fc_policy.weight[RIGHT, :64] = 3.0 * (column >= 4)
     return policy

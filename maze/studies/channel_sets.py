@@ -1,0 +1,64 @@
+"""Sets of channels of a layer, from the command line or as ``python -m maze.channels`` chose them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.cli import Parser
+from common.errors import UserError
+from common.networks import Policy
+from common.tables import read_table
+from interventions.layers import Layer, all_layers, find_layer
+from interventions.patch_text import parse_patch
+from interventions.patches import Zero
+from maze.level.state import GAME
+
+LAYER = "embedder.block2.res1.resadd"  # the published one
+
+
+def add_channel_flags(parser: Parser) -> None:
+    """Flags that choose a layer and some of its channels."""
+    parser.add_argument("--layer", default=LAYER, help="layer of the channels")
+    parser.add_argument("--channels", nargs="+", required=True, metavar="CHANNELS",
+                        help="numbers and ranges such as 7,8,42-44, or the channels.csv of "
+                             "python -m maze.channels for those of the layer that it chose")
+
+
+def map_layer(policy: Policy, name: str) -> Layer:
+    """A layer that has cells.
+
+    Raises:
+        UserError: if there is no such layer, or it has none.
+    """
+    layer = find_layer(policy, name)
+    if not layer.is_map:
+        maps = [each.name for each in all_layers(policy) if each.is_map]
+        raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; take a map, "
+                        f"such as {LAYER if LAYER in maps else maps[-1]}")
+    return layer
+
+
+def channels_asked(texts: Sequence[str], policy: Policy, layer: Layer) -> tuple[int, ...]:
+    """The channels of :func:`add_channel_flags`, ascending.
+
+    Raises:
+        UserError: if a text is no list of channels, the layer has no such channel, or none was
+            chosen.
+    """
+    found: set[int] = set()
+    for text in texts:
+        if text.endswith(".csv"):
+            table = read_table(Path(text), {"layer": str, "channel": int, "chosen": bool},
+                               written_by=f"python -m {GAME}.channels")
+            chosen = table[(table["layer"] == layer.name) & table["chosen"]]["channel"]
+            if chosen.empty:
+                raise UserError(f"{text} has no chosen channel of {layer.name}; name channels, or "
+                                "take another --layer")
+            found |= set(chosen)
+        else:
+            found |= set(parse_patch(f"zero@{layer.name}:{text}").channels)
+    channels = tuple(sorted(map(int, found)))
+    Zero(layer.name, channels=channels).place(policy, layer)  # refuses one that is not there
+    return channels

@@ -1,0 +1,226 @@
+"""Channels of maze agents: an agent that steers by one channel is found out, nothing else."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, planted_policy, tiny_policy
+
+from common.agent_file import save_agent
+from interventions.layers import find_layer
+from interventions.patches import SetTo
+from interventions.resumed import CutPass
+from interventions.scopes import patched
+from maze import channels, retargeting, scrubbing
+from maze.field.fields import both_facings
+from maze.field.reaching import Chain, path_probability
+from maze.level.environment import stock_state
+from maze.studies.channel_sets import LAYER
+from maze.studies.retargets import Retargeted, Setting, targets_of
+
+PLANTED, OTHER = 7, 20  # channels of LAYER
+DOWN, UP, RIGHT = 3, 5, 7  # actions
+LEVELS = ("--kind", "fork", "--size", "7:11", "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    """The file of an agent that goes up where the cheese is left of the diagonal, and right where
+    it is below. Yellow makes up the planted channel. The others are made of what is brighter in
+    blue than any pixel of the cheese: walls and mouse."""
+    policy = planted_policy(PLANTED, (-1.2, 4.0, -4.0))
+    embedder = policy.embedder
+    row, column = torch.arange(64) // 8, torch.arange(64) % 8
+    with torch.no_grad():
+        embedder.block1.conv.weight[1:] = 0
+        embedder.block1.conv.weight[1, 2, 1, 1] = 10
+        embedder.block1.conv.bias[1] = -10 * 100 / 255
+        embedder.block2.conv.weight[:, 1] = 0  # is below 0 at the cheese; the others read its relu
+        policy.fc_policy.weight[UP, :64] = 1.5 * (7 - row > column)
+        policy.fc_policy.weight[RIGHT, :64] = 1.5 * (7 - row < column)
+        policy.fc_policy.bias.zero_()
+        policy.fc_policy.bias[[DOWN, UP]] = np.log(3)  # three actions go left, and three right
+    path = tmp_path_factory.mktemp("planted") / "model_0.pth"
+    save_agent(path, policy, {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def channels_folder(agent, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("channels") / "out"
+    assert channels.main(channel_arguments(agent, folder)) == 0
+    return folder
+
+
+def channel_arguments(agent, folder):
+    return ["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS, "--num_mazes", "10",
+            "--layers", LAYER, "--factors", "0", "positive:-1", "--num_shuffles", "1"]
+
+
+def retarget(agent, folder, chosen, *more):
+    return retargeting.main(["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS,
+                             "--channels", str(chosen), "--num_mazes", "16", "--targets", "3",
+                             "--control_targets", "3", "--value", "0.25", *more])
+
+
+def scrub(agent, folder, chosen, *more):
+    return scrubbing.main(["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS,
+                           "--channels", str(chosen), "--num_mazes", "12", "--num_squares", "2",
+                           *more])
+
+
+def test_channels_finds_the_planted_channel_alone(channels_folder):
+    table = pd.read_csv(channels_folder / "channels.csv")
+    assert set(table.loc[table["chosen"], "channel"]) == {PLANTED}
+    cheese = table[(table["thing"] == "cheese") & (table["mapping"] == "published")
+                   & (table["set"] == "reporting")].set_index("channel")
+    assert cheese["tracks"][PLANTED] and cheese["hit_rate"][PLANTED] > 0.9
+    assert cheese["hit_rate"].drop(PLANTED).max() == 0
+    assert cheese["at"][PLANTED] > 0.5 > 0.1 > cheese["elsewhere"][PLANTED]
+    # The others follow walls and the mouse, so that they could be mistaken.
+    walls = table[(table["thing"] != "cheese") & (table["channel"] != PLANTED)]
+    assert walls["hit_rate"].max() > 0.5
+
+
+def test_multiplying_the_planted_channel_does_something_and_random_ones_nothing(channels_folder):
+    table = pd.read_csv(channels_folder / "effects.csv")
+    of = table[table["outcome"] == "log_odds"].set_index("arm")["effect"]
+    planted = of[[f"channels {PLANTED} times 0",
+                  f"channels {PLANTED} positive part times -1, negative 1"]]
+    # What is below 0 is not read, so that -1 takes the positive part away as 0 does.
+    assert planted.max() < -0.3 and planted.iloc[1] == pytest.approx(planted.iloc[0])
+    assert of.drop(planted.index).abs().max() < 1e-5
+    assert not table.loc[table["control"], "claimed"].any()
+
+
+def test_probes_say_that_the_cheese_is_in_its_cell(channels_folder):
+    table = pd.read_csv(channels_folder / "probes.csv").set_index(["target", "metric"])
+    assert table.loc[("cheese in the cell", "auc"), "score"] > 0.95
+    assert table.loc[("cheese in the cell", "auc"), "shuffled"] < 0.8
+    assert table.loc[("cheese in the cell", "accuracy"), "base"] == pytest.approx(15 / 16)
+    report = (channels_folder / "report.md").read_text()
+    assert f"| {LAYER} | {PLANTED} |" in report
+
+
+def test_retargeting_works_with_the_planted_channel_alone(agent, channels_folder, tmp_path):
+    assert retarget(agent, tmp_path, channels_folder / "channels.csv", "--move_cheese") == 0
+    effects = pd.read_csv(tmp_path / f"{PLANTED}_to_0.25" / "effects.csv")
+    own = effects[~effects["control"]]
+    assert own["effect"].min() > 0.01 and own["claimed"].all()
+    assert effects.loc[effects["pattern"] == "channels", "effect"][1:].abs().max() < 1e-5
+    moved = pd.read_csv(tmp_path / "cheese" / "targets.csv")
+    assert moved["path_patched"].mean() > moved["path_unpatched"].mean() + 0.01
+    assert retarget(agent, tmp_path, OTHER) == 0
+    targets = pd.read_csv(tmp_path / f"{OTHER}_to_0.25" / "targets.csv")
+    np.testing.assert_allclose(targets["exact_patched"], targets["exact_unpatched"], atol=1e-5)
+    effects = pd.read_csv(tmp_path / f"{OTHER}_to_0.25" / "effects.csv")
+    assert not effects.loc[~effects["control"], "claimed"].any()
+
+
+def test_scrubbing_supports_the_planted_channel_alone(agent, tmp_path, capsys):
+    assert scrub(agent, tmp_path / "planted", PLANTED) == 0
+    table = pd.read_csv(tmp_path / "planted" / "contrasts.csv")
+    own = table[~table["control"]].set_index("outcome")
+    assert own["supported"]["total_variation"] and own["supported"]["published_size"]
+    assert table[table["control"]]["altered"].abs().max() < 1e-5
+    means = pd.read_csv(tmp_path / "planted" / "scrubbing.csv").groupby(["set", "feature"]).mean(
+        numeric_only=True)
+    same, other = (means.loc[("hypothesis", each)] for each in ("same", "other"))
+    assert same["total_variation"] < 0.02 < 0.1 < other["total_variation"]
+    assert scrub(agent, tmp_path / "other", OTHER, "--sources", "per_channel") == 0
+    table = pd.read_csv(tmp_path / "other" / "contrasts.csv")
+    assert not table["supported"].any()
+    assert "not supported" in capsys.readouterr().out
+
+
+def test_killed_runs_go_on_to_the_same_numbers(agent, channels_folder, tmp_path):
+    def contents(folder):
+        return {path: path.read_bytes() for path in sorted(folder.rglob("*"))
+                if path.suffix in (".csv", ".md")}
+
+    few = ("--num_controls", "2")
+    for folder, run, lost in (
+            (channels_folder, lambda folder: channels.main(channel_arguments(agent, folder)),
+             ("steps/reporting.csv", "probes.csv", "channels.csv")),
+            (tmp_path / "retarget", lambda folder: retarget(agent, folder, PLANTED, *few),
+             ("*/levels/*.csv", "*/controls/*.csv", "*/targets.csv")),
+            (tmp_path / "scrub", lambda folder: scrub(agent, folder, PLANTED, *few),
+             ("levels/*.csv", "scrubbing.csv"))):
+        if not folder.exists():
+            assert run(folder) == 0
+        whole = contents(folder)
+        for pattern in lost:
+            paths = sorted(folder.glob(pattern))
+            for path in paths[len(paths) // 2:]:
+                path.unlink()
+        assert len(contents(folder)) < len(whole)
+        assert run(folder) == 0
+        assert contents(folder) == whole
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
+    policy = tiny_policy(recurrent=recurrent)
+    policy.eval()
+    state, layer = stock_state("easy", 1), find_layer(policy, LAYER)
+    level = Retargeted(CutPass(policy, FLOAT32, LAYER), layer, state)
+    bare = state.with_cheese(None)
+    targets = targets_of(level.grid, 3, np.random.default_rng(0))
+    setting = Setting((3, 9), (2.0, 4.0), -0.2)
+    table = level.table(targets, setting)
+    with_cheese = level.table(targets, None)
+    values = np.zeros(layer.shape)
+    values[3], values[9] = 2, 4
+    for place, target in enumerate(targets):
+        patch = SetTo(LAYER, channels=(3, 9), cells=(level.cell(target),), value=values,
+                      others=-0.2)
+        with patched(policy, [patch]):
+            fields = both_facings(policy, FLOAT32, bare)
+        moved = both_facings(policy, FLOAT32, bare.with_cheese(target))
+        for row, each in ((table.loc[place], fields), (with_cheese.loc[place], moved)):
+            assert row["path_patched"] == pytest.approx(path_probability(each[0], target),
+                                                        rel=1e-3)
+            if recurrent:
+                assert np.isnan(row["exact_patched"])
+            else:
+                assert row["exact_patched"] == pytest.approx(
+                    Chain.of(each).reaching([target])[0], rel=1e-3, abs=1e-9)
+    assert table["path_patched"].ne(table["path_unpatched"]).all()
+
+
+def test_targets_are_all_squares_that_can_be_reached_but_the_mouses():
+    grid = stock_state("easy", 1).with_cheese(None).grid
+    found = targets_of(grid, None, np.random.default_rng(0))
+    assert sorted([*found, grid.mouse]) == grid.squares()
+
+
+@pytest.mark.parametrize("main, flags, message", [
+    (channels.main, ["--layers", "embedder.block4"], "no layer 'embedder.block4'"),
+    (channels.main, ["--layers", "embedder.fc"], "embedder.fc has no cells"),
+    (channels.main, ["--factors", "positive:2:3"], "--factors takes numbers"),
+    (channels.main, ["--num_mazes", "3"], "at least 10 levels"),
+    (retargeting.main, ["--channels", "32"], "0 to 31"),
+    (retargeting.main, ["--channels", "x"], "whole numbers and ranges"),
+    (retargeting.main, ["--channels", "1", "--layer", "embedder.fc"], "has no cells"),
+    (retargeting.main, ["--channels", "1", "--value", "nan"], "finite"),
+    (retargeting.main, ["--channels", "none.csv"], "none.csv"),
+    (scrubbing.main, ["--channels", "1", "--num_mazes", "9"], "at least 10 levels"),
+    (scrubbing.main, ["--channels", "1", "--kind", "cheese on the way", "--num_mazes", "10"],
+     "no decision square"),
+    (scrubbing.main, ["--channels", "0-31", "--num_mazes", "10"], "cannot be drawn"),
+])
+def test_bad_input_is_answered_in_a_sentence(main, flags, message, agent, tmp_path, capsys):
+    capsys.readouterr()
+    assert main(["--agent_file", str(agent), "--output_dir", str(tmp_path / "out"), "--size", "5:9",
+                 "--device", "cpu", *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message in error
+
+
+def test_a_folder_of_other_settings_and_channels_of_other_layers_are_refused(
+        agent, channels_folder, capsys):
+    assert channels.main([*channel_arguments(agent, channels_folder), "--seed", "1"]) == 2
+    assert "another levels" in capsys.readouterr().err
+    assert retarget(agent, channels_folder, channels_folder / "channels.csv", "--layer",
+                    "embedder.block1.res1.resadd") == 2
+    assert "has no chosen channel of embedder.block1.res1.resadd" in capsys.readouterr().err
