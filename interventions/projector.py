@@ -19,8 +19,8 @@ from scipy.stats import ortho_group
 from torch import Tensor
 
 from common.errors import UserError
-from common.files import read_array, sha256
-from common.hidden_states_folder import HiddenStatesFolder, matrix_files
+from common.files import sha256
+from common.hidden_states_folder import MATRICES, HiddenStatesFolder, matrix_files
 from common.networks import HiddenChange
 
 DirectionType = Literal["pca", "ica"]
@@ -77,11 +77,9 @@ class Projector:
         Raises:
             UserError: naming a missing or damaged file.
         """
-        tensors = {}
-        for name, path in matrix_files(folder, num_episodes).items():
-            array = read_array(path, written_by=HiddenStatesFolder.script)
-            tensors[name] = torch.from_numpy(np.asarray(array, dtype=np.float32))
-        return cls(**tensors)
+        files = HiddenStatesFolder(folder, num_episodes)
+        return cls(**{name: torch.from_numpy(np.asarray(files.read(name), dtype=np.float32))
+                      for name in MATRICES})
 
     @classmethod
     def load_for(cls, num_units: int, folder: Path,

@@ -86,6 +86,10 @@ def test_matrices_are_read_by_their_published_names(golden, projector, tmp_path)
     loaded = Projector.load(tmp_path, 20)
     assert torch.equal(loaded.coordinates(golden["hx"], "ica"),
                        projector.coordinates(golden["hx"], "ica"))
+    np.save(files["mean"], np.float32(1))
+    with pytest.raises(UserError, match="hx_mu_20.npy"):
+        Projector.load(tmp_path, 20)
+    np.save(files["mean"], golden["hx_mu"].numpy())
     files["std"].write_bytes(b"not an array")
     with pytest.raises(UserError, match=r"hx_std_20.npy is damaged"):
         Projector.load(tmp_path, 20)
