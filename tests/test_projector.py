@@ -87,7 +87,7 @@ def test_matrices_are_read_by_their_published_names(golden, projector, tmp_path)
     assert torch.equal(loaded.coordinates(golden["hx"], "ica"),
                        projector.coordinates(golden["hx"], "ica"))
     np.save(files["mean"], np.float32(1))
-    with pytest.raises(UserError, match="hx_mu_20.npy"):
+    with pytest.raises(UserError, match=r"hx_mu_20\.npy"):
         Projector.load(tmp_path, 20)
     np.save(files["mean"], golden["hx_mu"].numpy())
     files["std"].write_bytes(b"not an array")
