@@ -29,7 +29,7 @@ COMPUTE = Compute(torch.device("cpu"), bfloat16=False)
 
 
 def scopes(policy: Policy) -> dict[str, contextlib.AbstractContextManager]:
-    """What passes are run inside, by name."""
+    """The scopes to compare, by name; passes run inside them."""
     layers = [layer.name for layer in all_layers(policy)]
     channel = Zero("embedder.block2.res1.resadd", channels=(5,))
     return {

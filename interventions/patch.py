@@ -79,7 +79,7 @@ array for each layer by name, or a function of rows that gives one for each (R, 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What a change may look at beside the entries it changes.
+    """Inputs of a change beside the entries it changes.
 
     Attributes:
         rows: the R pictures, or None where the caller did not say whose they are.
@@ -137,7 +137,7 @@ class Site:
         return self.take(whole.reshape(*lead, shape[0], -1))
 
     def values(self, values: Values, what: str) -> Callable[[Pass], Tensor | float]:
-        """What gives the numbers of a pass, as something that broadcasts with (R, K, M).
+        """A function from a pass to numbers that broadcast with (R, K, M).
 
         Raises:
             UserError: see ``of_shape``; also from the function that is returned.

@@ -70,7 +70,7 @@ class PatchArm:
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """What patches are opened for.
+    """Agent, game and reference pictures for which patches are opened.
 
     Attributes:
         policy: that they will act on.

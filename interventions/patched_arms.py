@@ -90,7 +90,7 @@ def standard_deviations(arms: Sequence[PatchedArm], policy: Policy,
 
 
 def levels_of_vectors(asked: Sequence[PatchArm], measured: Collection[int]) -> int:
-    """How many of the levels that are measured a vector was made on."""
+    """Number of the measured levels on which a vector was made."""
     vectors: list[SteeringVector] = [
         vector for each in asked for patch in each.patches for path in files_of(patch)
         if path.suffix == ".npz" for vector in read_vectors(path).values()]

@@ -337,7 +337,7 @@ class Shift(Patch):
                             f"{layer.name} has the shape {layer.shape}")
         means = _given(self.reference, self.kind).channel_means(site.policy, layer)
         fill = site.take(means[None])[..., None]  # (1, K, 1, 1)
-        # What lies at row i comes from row i - down.
+        # Row i takes the entries of row i - down.
         (to_rows, from_rows), (to_columns, from_columns) = (
             (slice(max(by, 0), size + min(by, 0)), slice(max(-by, 0), size + min(-by, 0)))
             if abs(by) < size else (slice(0, 0), slice(0, 0))

@@ -203,7 +203,7 @@ class _Fitted:
         return weights.reshape(-1, *shape), intercept
 
     def scaled(self, entries: np.ndarray) -> np.ndarray:
-        """What the model reads of entries (N, F), float64."""
+        """Inputs of the model (N, F), float64, from entries."""
         return (entries[:, self.chosen] - self.means) / self.scale
 
 

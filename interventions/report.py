@@ -23,7 +23,7 @@ _COLUMNS_A_TABLE = 6
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """How alterations and their controls are called in report and figure.
+    """Words for alterations and their controls in report and figure.
 
     Attributes:
         title: of the page.
@@ -101,7 +101,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, w
 
 
 def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
-    """What does nothing, what is undecided, and the medians."""
+    """A table of verdicts (claimed, nothing, undecided), margins and medians."""
     labels = {outcome.name: outcome.label for outcome in outcomes}
     counts = directions["verdict"].value_counts()
     return [

@@ -41,7 +41,7 @@ _CARRIED = ("gru", STATE)  # layers whose output enters the next step
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How far a patch moved an output, as means over the pictures it acted on; 0 without any.
+    """Size of the change that a patch made to an output: means over the pictures it acted on.
 
     Attributes:
         layer: that it acted on.
@@ -151,7 +151,7 @@ class Scope:
         return self._by_layer.keys()
 
     def moved(self) -> list[Size]:
-        """How far each patch has moved what it acted on so far, in the order of the patches; one
+        """Size of the changes that each patch has made so far, in the order of the patches; one
         for each layer of a patch of all."""
         return [placed.size() for placed in self._placed]
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, set_up_logging, whole
+from common.cli import Parser, set_up_logging, whole
 from common.devices import resolve_compute
 from common.env import EnvConfig
 from common.errors import UserError, script_main
@@ -23,7 +22,7 @@ from common.files import atomic_path, sha256, versions
 from common.progress import Progress
 from maze.level.environment import game_of
 from maze.level.features import NAMES
-from maze.level.flags import add_filter_flags, add_level_flags, filters_of, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, filters_of, levels_of
 from maze.level.grid import FORK
 from maze.level.regions import add_cheese_region_flag, cheese_region
 from maze.level.state import GAME, WORLD_DIMS
@@ -36,9 +35,7 @@ from maze.studies.prediction import FEWEST, check_outcomes, regressions
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to play")
-    add_level_flags(flags, num_mazes=2000)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to play", num_mazes=2000)
     add_cheese_region_flag(flags)
     flags.add_argument("--region", type=whole(1, max(WORLD_DIMS.values())), default=5,
                        help="rows of the top right region, for which of cheese and region is first")
@@ -47,12 +44,7 @@ def parser() -> Parser:
                             "agents without memory")
     flags.add_argument("--regress", action="store_true",
                        help="also regress getting the cheese on the features of the forks")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/behaviour"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "behaviour")
     return flags
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-from pathlib import Path
 
 import pandas as pd
 
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, count, from_zero, set_up_logging
+from common.cli import Parser, count, from_zero, set_up_logging
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -24,7 +23,7 @@ from interventions.flags import REFERENCE_SIZE
 from interventions.layers import Layer, all_layers
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
 from maze.studies.multiplied import Decisions, effects, factor
@@ -38,9 +37,7 @@ CHOOSING, REPORTING = "choosing", "reporting"
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
-    add_level_flags(flags, num_mazes=100)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to look at", num_mazes=100)
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
                        help="maps to score and probe; if not given, those behind residual "
                             "additions, or all of a network without")
@@ -55,12 +52,7 @@ def parser() -> Parser:
                        help="random sets of channels a factor")
     flags.add_argument("--num_shuffles", type=from_zero, default=2,
                        help="probes with shuffled labels")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/channels"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "channels")
     return flags
 
 

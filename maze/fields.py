@@ -17,7 +17,6 @@ import pandas as pd
 from common.agent_file import agent_files, load_agent
 from common.cli import (
     Parser,
-    add_compute_flags,
     from_zero,
     set_up_logging,
     whole,
@@ -43,7 +42,7 @@ from maze.field.fields import MEMORIES, START
 from maze.field.files import UNPATCHED, FieldsFolder
 from maze.field.plots import Style, write_film
 from maze.level.environment import as_played, draw, game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import Grid
 from maze.level.patch_words import marked_squares, register_maze_words
 from maze.level.state import WORLD_DIMS, MazeState
@@ -53,9 +52,7 @@ COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
-    add_level_flags(flags, num_mazes=10)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to look at", num_mazes=10)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
                        help="of the mouse, 1 as after an action to the right; both also give exact "
@@ -74,12 +71,7 @@ def parser() -> Parser:
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
                        help="of the levels that are drawn: over the arms in their order, over the "
                             "agent files in the agent's folder, with the cheese on every square")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/fields"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "fields")
     return flags
 
 
@@ -176,7 +168,7 @@ def checkpoints_of(args: argparse.Namespace) -> list[Path]:
 
 
 def summary(table: pd.DataFrame) -> str:
-    """What the arms do, in a line each."""
+    """Means of the outcomes, a line for each arm."""
     lines = []
     for arm, rows in table.groupby("arm", sort=False):
         forks = rows["p_cheese"].notna().sum()

@@ -11,13 +11,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, set_up_logging, whole
+from common.cli import Parser, set_up_logging, whole
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -29,7 +28,7 @@ from interventions.patches import SetTo
 from interventions.resumed import CutPass
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
 from maze.studies.retarget_report import by_part, effects, plot, report
 from maze.studies.retargets import COLUMNS, CONTROL_COLUMNS, Retargeted, Setting, targets_of
@@ -40,9 +39,7 @@ MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
-    add_level_flags(flags, num_mazes=100)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to look at", num_mazes=100)
     add_channel_flags(flags)
     flags.add_argument("--value", type=float, default=5.5,
                        help="that the target's cell of the channels is set to")
@@ -57,12 +54,7 @@ def parser() -> Parser:
                        help="controls of each kind; with 0 there are no tests")
     flags.add_argument("--control_targets", type=whole(1, 1000), default=2,
                        help="targets of a level at which controls are tried")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/retargeting"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "retargeting")
     return flags
 
 

@@ -7,14 +7,12 @@ A killed run goes on after its last film.
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 
 import pandas as pd
 
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
-    add_compute_flags,
     count,
     frames_per_second,
     set_up_logging,
@@ -29,7 +27,7 @@ from interventions.flags import add_patch_flags, asked_arms, open_arm
 from maze.field.arms import reference_pictures
 from maze.field.files import UNPATCHED
 from maze.level.environment import as_played, game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.patch_words import register_maze_words
 from maze.studies.films import Reel, own_vector
 from maze.studies.vectors import THINGS
@@ -39,9 +37,7 @@ LAYER = "embedder.block2.res1.resadd"
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to play")
-    add_level_flags(flags, num_mazes=5)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to play", num_mazes=5)
     flags.add_argument("--vectors", nargs="+", choices=tuple(THINGS), default=[],
                        help="arms that add each level's own cheese vector or top right vector")
     flags.add_argument("--coefficients", nargs="+", type=float,
@@ -52,12 +48,7 @@ def parser() -> Parser:
     flags.add_argument("--max_steps", type=count, default=150, help="steps that a film shows")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps a second in the films")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/rollouts"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "rollouts")
     return flags
 
 

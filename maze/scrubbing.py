@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from common.agent_file import load_agent
-from common.cli import Parser, add_compute_flags, count, set_up_logging, whole
+from common.cli import Parser, count, set_up_logging, whole
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import script_main
@@ -37,7 +36,7 @@ from interventions.resampling import (
 from interventions.resumed import CutPass
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import FORK
 from maze.level.state import MazeState
 from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
@@ -53,9 +52,7 @@ _COLUMNS = {"seed": int, "set": str, "channels": str, "feature": str,
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to look at")
-    add_level_flags(flags, num_mazes=200)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to look at", num_mazes=200)
     flags.set_defaults(kind=FORK)
     add_channel_flags(flags)
     flags.add_argument("--sources", default="joint", choices=tuple(DRAWS),
@@ -67,12 +64,7 @@ def parser() -> Parser:
     flags.add_argument("--num_squares", type=count, default=16,
                        help="squares of a level's field that are looked at, beside the decision "
                             "square; all if there are no more")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/scrubbing"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "scrubbing")
     return flags
 
 

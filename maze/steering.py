@@ -15,7 +15,6 @@ from pathlib import Path
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
-    add_compute_flags,
     count,
     from_zero,
     set_up_logging,
@@ -34,7 +33,7 @@ from interventions.layers import ALL, find_layer, layers_named
 from interventions.vectors import save_vectors, vectors_of_pairs
 from maze.field.arms import kind_of, reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_filter_flags, add_level_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import FORK
 from maze.level.search import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
@@ -85,9 +84,7 @@ COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector
 
 def parser() -> Parser:
     flags = Parser(__doc__)
-    flags.add_argument("--agent_file", type=Path, required=True, help="agent to steer")
-    add_level_flags(flags, num_mazes=400)
-    add_filter_flags(flags)
+    add_agent_flags(flags, "agent to steer", num_mazes=400)
     flags.add_argument("--vector", nargs="+", default=[CHEESE.name], metavar="VECTOR",
                        help="cheese: levels with minus without it; top_right: with a path to the "
                             "world's corner minus without; a file <name>.npz; or a pair: two level "
@@ -128,12 +125,7 @@ def parser() -> Parser:
                        help="rows of the top right region, for exact probabilities")
     flags.add_argument("--num_vectors", type=from_zero, default=10,
                        help="forks whose own vectors are written")
-    flags.add_argument("--output_dir", type=Path, default=Path("analysis/maze/steering"),
-                       help="folder to write to")
-    flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
-    flags.add_argument("--dry_run", action="store_true", help="print the levels and stop")
-    add_compute_flags(flags)
-    flags.set_defaults(precision="float32")
+    add_output_flags(flags, "steering")
     return flags
 
 
@@ -337,7 +329,7 @@ def check_numbers(args: argparse.Namespace, states: Sequence[MazeState]) -> None
 
 def description(args: argparse.Namespace, groups: Sequence[Group], states: Sequence[MazeState],
                 choosing: Sequence[MazeState], precision: str) -> dict:
-    """What makes the outcomes."""
+    """Description of the run, for settings.json."""
     files = [path for path in map(Path, args.vector) if path.is_file()]
     return {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
             "vector": args.vector, "vector_sha256": [sha256(path) for path in files],

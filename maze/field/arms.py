@@ -47,7 +47,7 @@ def kind_of(grid: Grid) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """How an agent is looked at: on which squares it acts is the level's.
+    """Settings with which fields of an agent are computed.
 
     Attributes:
         policy, compute, memory: as in ``vector_field``.

@@ -1,4 +1,4 @@
-"""How two fields of a level differ: with and without a patch, with the mouse facing either way.
+"""Differences of two fields of a level: with and without a patch, with the mouse facing either way.
 
 Letters in shape comments: n squares that both fields have.
 """

@@ -35,7 +35,7 @@ _SHORTEST = 0.05  # arrows below show no direction
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How fields are drawn.
+    """Style in which fields are drawn.
 
     Attributes:
         components: an arrow a direction, as long as its probability, instead of the net arrow.

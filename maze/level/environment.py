@@ -28,7 +28,7 @@ def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool =
 
 
 def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
-    """What an agent sees in states, without a step being taken: frames uint8 (N, 64, 64, 3).
+    """Frames of states, as the agent sees them, without a step: uint8 (N, 64, 64, 3).
 
     Args:
         person_view: whether to draw the view for people instead, uint8 (N, 512, 512, 3).

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from common.cli import Parser, count, level_seed, seed, whole
+from common.cli import Parser, add_compute_flags, count, level_seed, seed, whole
 from common.env import EnvConfig, LevelEdit
 from common.errors import UserError
 from maze.level.grid import FREE, KINDS, WALL, Square
@@ -72,6 +72,33 @@ def add_filter_flags(parser: Parser) -> None:
     parser.add_argument("--free_at", type=square, metavar="ROW,COLUMN", help="a free square")
     parser.add_argument("--max_tried", type=count, default=10_000,
                         help="levels that are looked at to find those")
+
+
+def add_agent_flags(parser: Parser, help: str, num_mazes: int) -> None:
+    """Flags of a script that looks at an agent: its file, and the levels.
+
+    Args:
+        help: of the agent's file.
+        num_mazes: how many levels are drawn by default.
+    """
+    parser.add_argument("--agent_file", type=Path, required=True, help=help)
+    add_level_flags(parser, num_mazes)
+    add_filter_flags(parser)
+
+
+def add_output_flags(parser: Parser, script: str) -> None:
+    """Flags of a script that looks at an agent: where it writes, and how it computes. The
+    difference of two activations needs float32, which is the default.
+
+    Args:
+        script: its name, which its folder has.
+    """
+    parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "maze" / script,
+                        help="folder to write to")
+    parser.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    parser.add_argument("--dry_run", action="store_true", help="print the levels and stop")
+    add_compute_flags(parser)
+    parser.set_defaults(precision="float32")
 
 
 def add_edit_flags(parser: Parser) -> None:

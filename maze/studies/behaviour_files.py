@@ -108,7 +108,7 @@ class BehaviourFolder:
             path.unlink(missing_ok=True)
 
     def entries(self) -> dict[int, Entry]:
-        """What is done, by number; a line that a kill cut short is cut off.
+        """Finished entries by number; a line that a kill cut short is cut off.
 
         Raises:
             UserError: if the file is damaged.
@@ -162,7 +162,7 @@ class BehaviourFolder:
             table.to_csv(temporary, index=False, float_format="%.6g")
 
     def settings(self) -> dict:
-        """What made the folder.
+        """Description of the run that made the folder.
 
         Raises:
             UserError: if that is missing or damaged.
@@ -193,7 +193,7 @@ class BehaviourFolder:
 
 
 def _entry(line: bytes) -> Entry | None:
-    """What a line holds; None if that is no entry."""
+    """The entry in a line; None if it holds none."""
     try:
         content = json.loads(line)
         if {name: type(value) for name, value in content.items()} != _ENTRY:

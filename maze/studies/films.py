@@ -30,7 +30,7 @@ SIDE = 256  # pixels of an arm's film
 
 @dataclasses.dataclass(frozen=True)
 class Reel:
-    """How films are made.
+    """Settings of films.
 
     Attributes:
         policy, compute, env: as in ``play_episodes``.

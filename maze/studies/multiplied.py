@@ -36,8 +36,8 @@ _TAKEN = [AT_DECISION.index(outcome.name) for outcome in OUTCOMES[:-1]]
 
 
 def factor(text: str) -> tuple[float, float]:
-    """What positive and negative parts are multiplied by, from ``2`` (both), or as a patch has it
-    from ``positive:2,negative:0``, of which one that is left out is 1.
+    """Factors of the positive and negative parts, from ``2`` (both), or as a patch has it from
+    ``positive:2,negative:0``, of which one that is left out is 1.
 
     Raises:
         ValueError: if it is neither.

@@ -233,7 +233,7 @@ def _inflation_rows(values: np.ndarray, names: Sequence[str]) -> list[dict]:
 
 def _sign_rows(values: np.ndarray, names: Sequence[str], target: np.ndarray,
                seed: int) -> list[dict]:
-    """How steady the signs of the coefficients are over random subsets of the features."""
+    """Stability of the signs of coefficients over random subsets of the features."""
     rng = np.random.default_rng([seed, 1])
     signs = np.full((NUM_SUBSETS, len(names)), np.nan)
     for row in signs:

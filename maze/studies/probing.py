@@ -1,4 +1,4 @@
-"""What linear probes read off layers: squares, cheese, mouse, and whether the cheese will be got.
+"""Linear probes of layers for squares, cheese, mouse, and whether the cheese will be got.
 
 Letters in shape comments: N levels, S squares of a level.
 """

@@ -38,7 +38,7 @@ CONTROL_COLUMNS = {"seed": int, "row": int, "column": int, "kind": str, "number"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is set.
+    """Values that a target's cell of some channels is set to.
 
     Attributes:
         channels: K.

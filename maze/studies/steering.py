@@ -1,4 +1,4 @@
-"""What steering vectors do to an agent on forks: at the decision square, and over the whole field.
+"""Effects of steering vectors on forks: at the decision square, and over the whole field.
 
 Vectors are added at one layer, or at all. The passes of a picture share what comes before it.
 
@@ -178,7 +178,7 @@ class _Passes:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """How effects of vectors are measured.
+    """Settings with which effects of vectors are measured.
 
     Attributes:
         policy, compute: the agent; one with a memory is in its initial state.

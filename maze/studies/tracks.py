@@ -1,4 +1,4 @@
-"""What channels track: tracking scores with cheese, mouse or a wall put at every square of levels.
+"""Tracking scores of channels, with cheese, mouse or a wall put at every square of levels.
 
 Letters in shape comments: Q squares of a level, C H W the maps of a layer.
 """

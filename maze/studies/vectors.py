@@ -111,7 +111,7 @@ def source_level(thing: Thing, source: str, target: MazeState, pool: Sequence[Ma
 
 
 def pictures_of(states: Sequence[MazeState], squares: Sequence[Square]) -> np.ndarray:
-    """What an agent sees with the mouse on a square of each level, facing as at its start:
+    """Frames with the mouse on a square of each level, facing as at its start:
     uint8 (N, 64, 64, 3)."""
     return np.concatenate([frame_source(state)(np.array([square]), np.zeros(1, np.int64))
                            for state, square in zip(states, squares)])
