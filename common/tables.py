@@ -1,4 +1,4 @@
-"""The one reader of tables in CSV files."""
+"""The reader of tables in CSV files, and their writer."""
 
 from __future__ import annotations
 
@@ -11,10 +11,21 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
-from common.files import MAX_REASON, read_bytes
+from common.files import MAX_REASON, atomic_path, read_bytes
 
 _LARGEST = float(np.finfo(np.float32).max)
 _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
+
+
+def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
+    """Write a CSV file, which appears under its name only when it is complete.
+
+    Args:
+        exact: write numbers to the last bit, for a table that is read again; otherwise with six
+            digits.
+    """
+    with atomic_path(path) as temporary:
+        table.to_csv(temporary, index=False, float_format=None if exact else "%.6g")
 
 
 def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = (),

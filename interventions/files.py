@@ -26,9 +26,9 @@ import pandas as pd
 
 from common.description import open_described_folder, read_description
 from common.errors import UserError
-from common.files import atomic_folder, atomic_path, read_array
+from common.files import atomic_folder, read_array
 from common.locks import FolderLock
-from common.tables import read_table
+from common.tables import read_table, write_table
 
 # Type and dimensions of each field of ArmRuns.
 _ARRAYS = {"starts": (np.int64, 1), "lengths": (np.int64, 1), "ends": (np.float32, 1),
@@ -179,8 +179,7 @@ class InterventionsFolder:
 
     def save_table(self, path: Path, table: pd.DataFrame) -> None:
         """Write one of the CSV files."""
-        with atomic_path(path) as temporary:
-            table.to_csv(temporary, index=False, float_format="%.6g")
+        write_table(path, table)
 
     def _arm_folder(self, arm: str) -> Path:
         return self.path / "arms" / arm

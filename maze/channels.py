@@ -19,6 +19,7 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.networks import Policy
+from common.tables import write_table
 from interventions.flags import REFERENCE_SIZE
 from interventions.layers import Layer, all_layers
 from maze.field.arms import reference_pictures
@@ -29,7 +30,7 @@ from maze.studies.channel_sets import LAYER, map_layer
 from maze.studies.multiplied import Decisions, effects, factor
 from maze.studies.probing import COLUMNS as PROBE_COLUMNS
 from maze.studies.probing import got_cheese, probes
-from maze.studies.stored import stored, write_table
+from maze.studies.stored import stored
 from maze.studies.tracks import COLUMNS, choose, score
 
 CHOOSING, REPORTING = "choosing", "reporting"
@@ -102,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         path = folder / "effects.csv"
         if not path.exists():
             write_table(path, effects(decisions, map_layer(policy, args.layer), groups, factors,
-                                      reference, args.num_controls, args.seed))
+                                      reference, args.num_controls, args.seed), exact=True)
         table = pd.read_csv(path)
     read = stored(folder / "probes.csv", PROBE_COLUMNS, lambda: probes(
         policy, layers, states, got_cheese(policy, compute, states, args.seed), args.seed,
@@ -112,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         temporary.write_text(report(scores, args.layer, table, read, len(decisions.states)))
     with atomic_path(folder / "channels.png") as temporary:
         plot(temporary, scores, read)
-    write_table(folder / "channels.csv", scores)
+    write_table(folder / "channels.csv", scores, exact=True)
     for layer in layers:
         print(f"{layer.name}: " + (", ".join(str(channel) for name, channel in chosen
                                              if name == layer.name) or "no channel")

@@ -13,8 +13,9 @@ from PIL import Image, ImageDraw, ImageFont
 from common.cli import Parser, add_log_flag, set_up_logging
 from common.description import open_described_folder
 from common.errors import UserError, script_main
-from common.files import atomic_path, versions
+from common.files import versions
 from common.progress import with_progress
+from common.tables import write_table
 from common.video import write_strip
 from maze.level.environment import draw
 from maze.level.features import NAMES, features
@@ -127,8 +128,7 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
     }, _PATTERNS, "levels", "--output_dir", overwrite)
     for state in with_progress(states, len(states), "level"):
         save_levels(folder / level_name(state), [state])
-    with atomic_path(folder / TABLE_NAME) as temporary:
-        table.to_csv(temporary, index=False, float_format="%.6g")
+    write_table(folder / TABLE_NAME, table)
     pictures = [labelled(state, person_view) for state in states[:MAX_PICTURES]]
     write_strip(folder / PICTURE_NAME, [pictures[begin:begin + _IN_A_ROW] for begin in range(
         0, len(pictures), _IN_A_ROW)], _PICTURE_SIZE)

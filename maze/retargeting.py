@@ -22,6 +22,7 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.progress import with_progress
+from common.tables import write_table
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.patches import SetTo
@@ -32,7 +33,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
 from maze.studies.retarget_report import by_part, effects, plot, report
 from maze.studies.retargets import COLUMNS, CONTROL_COLUMNS, Retargeted, Setting, targets_of
-from maze.studies.stored import stored, write_table
+from maze.studies.stored import stored
 
 MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
 
@@ -130,14 +131,14 @@ def main(argv: list[str] | None = None) -> None:
         found = by_part(table, args.seed)
         tested = (effects(table, pd.concat(tried, ignore_index=True), args.seed)
                   if controls and each == arm else pd.DataFrame())
-        write_table(folder / each / "parts.csv", found)
+        write_table(folder / each / "parts.csv", found, exact=True)
         if len(tested):
-            write_table(folder / each / "effects.csv", tested)
+            write_table(folder / each / "effects.csv", tested, exact=True)
         with atomic_path(folder / each / "report.md") as temporary:
             temporary.write_text(report(each, layer.name, table, found, tested))
         with atomic_path(folder / each / "retargeting.png") as temporary:
             plot(temporary, each, found)
-        write_table(folder / each / "targets.csv", table)
+        write_table(folder / each / "targets.csv", table, exact=True)
         print(f"{each}: {len(table)} targets of {len(states)} levels, path probability "
               f"{table['path_unpatched'].mean():.3f} unpatched and "
               f"{table['path_patched'].mean():.3f} patched, exact probability "

@@ -20,8 +20,9 @@ from common.cli import (
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, read_json, sha256, versions
+from common.files import read_json, sha256, versions
 from common.progress import with_progress
+from common.tables import write_table
 from common.video import FRAMES_PER_SECOND
 from interventions.flags import add_patch_flags, asked_arms, open_arm
 from maze.field.arms import reference_pictures
@@ -101,8 +102,7 @@ def main(argv: list[str] | None = None) -> None:
             reel.shoot(film, facts, number, state, arms)
         rows += read_json(facts)
     table = pd.DataFrame(rows)
-    with atomic_path(args.output_dir / "episodes.csv") as temporary:
-        table.to_csv(temporary, index=False)
+    write_table(args.output_dir / "episodes.csv", table, exact=True)
     for arm, part in table.groupby("arm", sort=False):
         print(f"{arm}: cheese on {part['cheese'].sum()} of {len(part)} levels, "
               f"{part['steps'].mean():.0f} steps on average")

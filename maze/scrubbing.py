@@ -20,6 +20,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import atomic_path, sha256, versions
 from common.progress import with_progress
+from common.tables import write_table
 from interventions.controls import matched_sets
 from interventions.effects import check_starts
 from interventions.flags import REFERENCE_SIZE
@@ -42,7 +43,7 @@ from maze.level.state import MazeState
 from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
 from maze.studies.scrub_report import plot, report
 from maze.studies.scrubs import OUTCOMES, Sources, target_of
-from maze.studies.stored import stored, write_table
+from maze.studies.stored import stored
 
 DRAWS = {"joint": "joint", "per_channel": "channel"}
 _SET_COLUMNS = {"set": str, "channels": str, "moved": float, "matched": bool}
@@ -120,14 +121,14 @@ def main(argv: list[str] | None = None) -> None:
                          drawn["matched"].to_numpy()[1:])
     conditions, contrasts = scrubbing.conditions(args.seed), scrubbing.contrasts(args.seed)
     lock.check()
-    write_table(folder / "conditions.csv", conditions)
-    write_table(folder / "contrasts.csv", contrasts)
+    write_table(folder / "conditions.csv", conditions, exact=True)
+    write_table(folder / "contrasts.csv", contrasts, exact=True)
     with atomic_path(folder / "report.md") as temporary:
         temporary.write_text(report(layer.name, _text(channels), len(states), drawn, conditions,
                                     contrasts))
     with atomic_path(folder / "scrubbing.png") as temporary:
         plot(temporary, f"Channels {_text(channels)} of {layer.name}", conditions, contrasts)
-    write_table(folder / "scrubbing.csv", table)
+    write_table(folder / "scrubbing.csv", table, exact=True)
     first = contrasts[~contrasts["control"]].iloc[0]
     print(f"channels {_text(channels)}: double contrast of the total variation "
           f"{first['effect']:+.4f} ({first['low_95']:.4f} to {first['high_95']:.4f}), "

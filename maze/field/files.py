@@ -35,7 +35,7 @@ from common.errors import UserError
 from common.files import atomic_path, read_arrays, read_json, save_json
 from common.game_constants import NUM_ACTIONS
 from common.locks import FolderLock
-from common.tables import read_table
+from common.tables import read_table, write_table
 from interventions.scopes import Size
 from maze.field.decisions import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD
 from maze.field.fields import MEMORIES, NO_MEMORY, Field
@@ -174,8 +174,7 @@ class FieldsFolder:
         """
         self._lock.check()
         for path, content in ((self.moved_file, moved), (self.table_file, table[list(_COLUMNS)])):
-            with atomic_path(path) as temporary:
-                content.to_csv(temporary, index=False, float_format="%.6g")
+            write_table(path, content)
 
     def table(self) -> pd.DataFrame:
         """The outcomes of every arm and level; those that a level does not have are missing.

@@ -31,7 +31,7 @@ from common.description import open_described_folder, read_description
 from common.errors import UserError
 from common.files import append_or_nothing, atomic_path, read_bytes
 from common.locks import FolderLock
-from common.tables import read_table
+from common.tables import read_table, write_table
 from maze.field.decisions import AT_DECISION, EXACT
 from maze.level.features import NAMES
 from maze.studies import prediction
@@ -151,15 +151,11 @@ class BehaviourFolder:
 
     def save_episodes(self, table: pd.DataFrame) -> None:
         """Write ``episodes.csv``; ``table`` has COLUMNS."""
-        self._save(self.episodes_file, table[list(COLUMNS)])
+        write_table(self.episodes_file, table[list(COLUMNS)])
 
     def save_regressions(self, table: pd.DataFrame) -> None:
         """Write ``regressions.csv``; ``table`` is from ``prediction.regressions``."""
-        self._save(self.regressions_file, table)
-
-    def _save(self, path: Path, table: pd.DataFrame) -> None:
-        with atomic_path(path) as temporary:
-            table.to_csv(temporary, index=False, float_format="%.6g")
+        write_table(self.regressions_file, table)
 
     def settings(self) -> dict:
         """Description of the run that made the folder.

@@ -98,8 +98,8 @@ def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
         part = probes[(probes["target"] == target) & probes["metric"].isin(("accuracy", "r2"))]
         places = np.arange(len(part))
         axes.axis("on")
-        axes.errorbar(places, part["score"], (part["score"] - part["low_95"],
-                                              part["high_95"] - part["score"]),
+        axes.errorbar(places, part["score"], np.array([part["score"] - part["low_95"],
+                                                       part["high_95"] - part["score"]]),
                       color=BLUE, marker="o", markersize=4, linewidth=1.2, label="probe")
         axes.plot(places, part["base"], color="black", linewidth=0.8, label="base")
         axes.plot(places, part["shuffled"], color="#888888", linestyle=":", label="shuffled")

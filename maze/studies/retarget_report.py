@@ -118,7 +118,8 @@ def plot(path: Path, arm: str, parts: pd.DataFrame) -> None:
             places = np.arange(len(part))
             axes.plot(places, part[UNPATCHED], "o-", color=BLUE, label=UNPATCHED)
             axes.errorbar(places, part[PATCHED],
-                          (part["effect"] - part["low_95"], part["high_95"] - part["effect"]),
+                          np.array([part["effect"] - part["low_95"],
+                                    part["high_95"] - part["effect"]]),
                           fmt="o-", color=VERMILION, label="patched (bars: 95 % of the change)")
             axes.set_xticks(places, part["part"])
             axes.set(xlabel=f"squares {by}" if by.startswith("off") else by, ylim=(0, 1.02),

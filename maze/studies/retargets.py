@@ -11,7 +11,7 @@ Letters in shape comments: R pictures of a level, K channels, C H W the maps of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -60,6 +60,29 @@ class Setting:
         return patched
 
 
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A target with a cell set for it, and the passes that tell what that does.
+
+    Attributes:
+        target: the square.
+        squares: numbers of the squares that are looked at (k,).
+        facings: of the mouse.
+        setting: what is set.
+        cell: where.
+    """
+
+    target: Square
+    squares: np.ndarray
+    facings: tuple[int, ...]
+    setting: Setting
+    cell: tuple[int, int]
+
+    def rows(self, num_squares: int) -> np.ndarray:
+        """Numbers of its pictures, facing by facing, in a level of so many squares."""
+        return np.concatenate([self.squares + facing * num_squares for facing in self.facings])
+
+
 def targets_of(grid: Grid, number: int | None, rng: np.random.Generator) -> list[Square]:
     """Squares that the mouse can walk to, without its own: all, or some at random, in order."""
     far = grid.distances(grid.mouse)
@@ -105,7 +128,7 @@ class Retargeted:
         """
         unpatched = self._exact(self._unpatched, targets)
         after = self._with_cheese(targets) if setting is None else self._set(
-            [(target, self._before(target), self.facings, setting, self.cell(target))
+            [_Job(target, self._before(target), self.facings, setting, self.cell(target))
              for target in targets])
         rows = []
         far = self.grid.distances(self.grid.mouse)
@@ -134,10 +157,11 @@ class Retargeted:
             for number, (other, place) in enumerate(zip(others, draws)):
                 for kind, what, where in ((CHANNELS, other, cell),
                                           (CELLS, setting, elsewhere[place])):
-                    jobs.append((target, on_path, (0,), what, where))
+                    jobs.append(_Job(target, on_path, (0,), what, where))
                     rows.append({"seed": self.state.level_seed, "row": target.row,
                                  "column": target.column, "kind": kind, "number": number})
-        found = [path_probability(fields[0], job[0]) for job, fields in zip(jobs, self._set(jobs))]
+        found = [path_probability(fields[0], job.target)
+                 for job, fields in zip(jobs, self._set(jobs))]
         return pd.DataFrame(rows).assign(path=found)[list(CONTROL_COLUMNS)]
 
     def _number(self, square: Square) -> int:
@@ -152,20 +176,15 @@ class Retargeted:
             return np.full(len(targets), np.nan)
         return Chain.of(fields).reaching(targets, self.state.timeout - self.state.time)
 
-    def _set(self, jobs: Sequence[tuple]) -> Iterator[tuple[Field, ...]]:
-        """Fields of jobs: target, numbers of squares, facings, what is set, and at which cell."""
-        num = len(self.level.squares)
-
-        def rows_of(job: tuple) -> np.ndarray:
-            return np.concatenate([job[1] + facing * num for facing in job[2]])
-
-        for some, rows in _batches(jobs, rows_of):
-            patched = torch.cat([what.apply(self.level.half.activations[which], cell)
-                                 for (_, _, _, what, cell), which in zip(some, rows)])
+    def _set(self, jobs: Sequence[_Job]) -> Iterator[tuple[Field, ...]]:
+        """Fields of each job."""
+        for some, rows in _batches(jobs, len(self.level.squares)):
+            patched = torch.cat([job.setting.apply(self.level.half.activations[which], job.cell)
+                                 for job, which in zip(some, rows)])
             log_probs, values = self.level.resume(patched, np.concatenate(rows))
             ends = np.cumsum([len(which) for which in rows])[:-1]
             for job, *outputs in zip(some, np.split(log_probs, ends), np.split(values, ends)):
-                yield self.level.fields(*outputs, chosen=job[1], facings=job[2])
+                yield self.level.fields(*outputs, chosen=job.squares, facings=job.facings)
 
     def _with_cheese(self, targets: Sequence[Square]) -> Iterator[tuple[Field, ...]]:
         """Fields with the cheese at each target."""
@@ -182,12 +201,13 @@ class Retargeted:
                         for facing, *part in zip(self.facings, *parts))
 
 
-def _batches(jobs: Sequence, rows_of: Callable) -> Iterator[tuple[list, list[np.ndarray]]]:
-    """Jobs with their rows, as many at a time as make a batch."""
+def _batches(jobs: Sequence[_Job], num_squares: int
+             ) -> Iterator[tuple[list[_Job], list[np.ndarray]]]:
+    """Jobs with the numbers of their pictures, as many at a time as make a batch."""
     some, rows = [], []
     for job in jobs:
         some.append(job)
-        rows.append(rows_of(job))
+        rows.append(job.rows(num_squares))
         if sum(map(len, rows)) >= PASSES_AT_A_TIME:
             yield some, rows
             some, rows = [], []

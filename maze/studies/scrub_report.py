@@ -68,7 +68,8 @@ def plot(path: Path, title: str, conditions: pd.DataFrame, contrasts: pd.DataFra
         for shift, (channels, colour) in enumerate((("hypothesis", VERMILION), ("random", BLUE))):
             rows = part[part["channels"] == channels]
             axes.errorbar(np.arange(2) + 0.08 * shift, rows["mean"],
-                          (rows["mean"] - rows["low_95"], rows["high_95"] - rows["mean"]),
+                          np.array([rows["mean"] - rows["low_95"],
+                                    rows["high_95"] - rows["mean"]]),
                           fmt="o-", color=colour, label=_SETS[channels])
         axes.set_xticks(np.arange(2) + 0.04, [_FEATURES[each] for each in rows["feature"]])
         axes.set_title(f"{label}\ndouble contrast {own.loc[outcome, 'effect']:+.3f}", fontsize=9)

@@ -24,7 +24,7 @@ from common.description import open_described_folder
 from common.errors import UserError
 from common.files import atomic_path, read_arrays
 from common.locks import FolderLock
-from common.tables import read_table
+from common.tables import read_table, write_table
 from maze.studies.steering import SIZES, Measured
 
 DECISIONS, FIELDS, CHOOSING = "decisions", "fields", "choosing"
@@ -104,8 +104,7 @@ class SteeringFolder:
             UserError: if the folder was deleted.
         """
         self._lock.check()
-        with atomic_path(path) as temporary:
-            table.to_csv(temporary, index=False, float_format="%.6g")
+        write_table(path, table)
 
     def effects(self) -> pd.DataFrame:
         """The effects at decision squares, a row for each arm and outcome.

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.files import atomic_path
-from common.tables import read_table
-
-
-def write_table(path: Path, table: pd.DataFrame) -> None:
-    """Write a table, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as temporary:
-        table.to_csv(temporary, index=False)
+from common.tables import read_table, write_table
 
 
 def stored(path: Path, columns: Mapping[str, type],
@@ -32,5 +24,5 @@ def stored(path: Path, columns: Mapping[str, type],
         UserError: if the file is damaged.
     """
     if not path.exists():
-        write_table(path, compute()[list(columns)])
+        write_table(path, compute()[list(columns)], exact=True)
     return read_table(path, columns, [name for name, kind in columns.items() if kind is float])
