@@ -27,7 +27,7 @@ from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
-from maze.studies.multiplied import Decisions, effects, factor
+from maze.studies.multiplied import EFFECT_COLUMNS, Decisions, effects, factor
 from maze.studies.probing import COLUMNS as PROBE_COLUMNS
 from maze.studies.probing import got_cheese, probes
 from maze.studies.stored import stored
@@ -100,11 +100,9 @@ def main(argv: list[str] | None = None) -> None:
         reference = reference_pictures(env, {state.level_seed for state in states},
                                        REFERENCE_SIZE, args.seed)
         groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
-        path = folder / "effects.csv"
-        if not path.exists():
-            write_table(path, effects(decisions, map_layer(policy, args.layer), groups, factors,
-                                      reference, args.num_controls, args.seed), exact=True)
-        table = pd.read_csv(path)
+        table = stored(folder / "effects.csv", EFFECT_COLUMNS, lambda: effects(
+            decisions, map_layer(policy, args.layer), groups, factors, reference,
+            args.num_controls, args.seed))
     read = stored(folder / "probes.csv", PROBE_COLUMNS, lambda: probes(
         policy, layers, states, got_cheese(policy, compute, states, args.seed), args.seed,
         args.num_shuffles))

@@ -141,11 +141,11 @@ def test_killed_runs_go_on_to_the_same_numbers(agent, channels_folder, tmp_path)
     few = ("--num_controls", "2")
     for folder, run, lost in (
             (channels_folder, lambda folder: channels.main(channel_arguments(agent, folder)),
-             ("steps/reporting.csv", "probes.csv", "channels.csv")),
+             ("steps/reporting.csv", "effects.csv", "probes.csv", "channels.csv")),
             (tmp_path / "retarget", lambda folder: retarget(agent, folder, PLANTED, *few),
              ("*/levels/*.csv", "*/controls/*.csv", "*/targets.csv")),
             (tmp_path / "scrub", lambda folder: scrub(agent, folder, PLANTED, *few),
-             ("levels/*.csv", "scrubbing.csv"))):
+             ("sets.csv", "levels/*.csv", "scrubbing.csv"))):
         if not folder.exists():
             assert run(folder) == 0
         whole = contents(folder)
@@ -224,3 +224,9 @@ def test_a_folder_of_other_settings_and_channels_of_other_layers_are_refused(
     assert retarget(agent, channels_folder, channels_folder / "channels.csv", "--layer",
                     "embedder.block1.res1.resadd") == 2
     assert "has no chosen channel of embedder.block1.res1.resadd" in capsys.readouterr().err
+    effects = channels_folder / "effects.csv"
+    whole = effects.read_text()
+    effects.write_text(whole.replace("p_cheese,", "p_cheese,x", 1))
+    assert channels.main(channel_arguments(agent, channels_folder)) == 2
+    assert "effects.csv is damaged" in capsys.readouterr().err
+    effects.write_text(whole)

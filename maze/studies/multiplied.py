@@ -32,6 +32,13 @@ OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("log_odds", "log-odds of cheese against corner"),
             Outcome("value", "value estimate (return)"),
             Outcome("stay", "P(stay)", probability=True))
+EFFECT_COLUMNS = {  # of the table of effects
+    "arm": str, "label": str, "pattern": str, "control": bool, "moved": float, "outcome": str,
+    **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
+                     "control_low", "control_high"), float), "num_controls": int,
+    "p_control": float, "claimed": bool,
+    **dict.fromkeys(("median_unaltered", "median_altered", "median_effect", "median_low_95",
+                     "median_high_95", "margin"), float), "verdict": str, "smallest_effect": float}
 _TAKEN = [AT_DECISION.index(outcome.name) for outcome in OUTCOMES[:-1]]
 
 
@@ -101,7 +108,7 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
         seed: of the random sets, the bootstrap and the sign flips.
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``.
+        The table of ``interventions.effects.with_verdicts``, with EFFECT_COLUMNS.
 
     Raises:
         UserError: if so many random sets cannot be drawn.
