@@ -1,5 +1,7 @@
 """Channels of maze agents: an agent that steers by one channel is found out, nothing else."""
 
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,6 +19,7 @@ from maze.field.reaching import Chain, path_probability
 from maze.level.environment import stock_state
 from maze.studies.channel_sets import LAYER
 from maze.studies.retargets import Retargeted, Setting, targets_of
+from maze.studies.tracks import choose
 
 PLANTED, OTHER = 7, 20  # channels of LAYER
 DOWN, UP, RIGHT = 3, 5, 7  # actions
@@ -80,6 +83,27 @@ def test_channels_finds_the_planted_channel_alone(channels_folder):
     # The others follow walls and the mouse, so that they could be mistaken.
     walls = table[(table["thing"] != "cheese") & (table["channel"] != PLANTED)]
     assert walls["hit_rate"].max() > 0.5
+
+
+def test_a_channel_is_chosen_that_tracks_the_cheese_and_shows_it_more_than_a_wall():
+    rows = [(thing, "published", channel, tracks, contrast)
+            for channel, tracks, contrast, wall in ((0, True, 2, 1), (1, True, 3, 1),
+                                                    (2, True, 5, 6), (3, False, 9, 1))
+            for thing, contrast in (("cheese", contrast), ("wall", wall))]
+    scores = pd.DataFrame(rows, columns=["thing", "mapping", "channel", "tracks", "contrast"])
+    scores["layer"] = LAYER
+    assert choose(scores, 5) == [(LAYER, 1), (LAYER, 0)]
+    assert choose(scores, 1) == [(LAYER, 1)]
+
+
+def test_channels_are_chosen_on_other_levels_than_reported(agent, channels_folder, tmp_path):
+    folder = shutil.copytree(channels_folder, tmp_path / "out")
+    choosing = folder / "steps" / "choosing.csv"
+    pd.read_csv(choosing).assign(tracks=False).to_csv(choosing, index=False)
+    assert channels.main(channel_arguments(agent, folder)) == 0
+    table = pd.read_csv(folder / "channels.csv")
+    assert table.loc[table["set"] == "reporting", "tracks"].any() and not table["chosen"].any()
+    assert "none was multiplied" in (folder / "report.md").read_text()
 
 
 def test_multiplying_the_planted_channel_does_something_and_random_ones_nothing(channels_folder):
