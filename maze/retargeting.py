@@ -32,10 +32,15 @@ from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
 from maze.studies.retarget_report import by_part, effects, plot, report
-from maze.studies.retargets import COLUMNS, CONTROL_COLUMNS, Retargeted, Setting, targets_of
+from maze.studies.retargets import (
+    COLUMNS,
+    CONTROL_COLUMNS,
+    MOVED_CHEESE,
+    Retargeted,
+    Setting,
+    targets_of,
+)
 from maze.studies.stored import stored
-
-MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
 
 
 def parser() -> Parser:

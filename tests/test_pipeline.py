@@ -23,16 +23,16 @@ from PIL import Image
 
 import run_pipeline
 from common.errors import UserError
-from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
 from pipeline import code_closure, stages
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
-from pipeline.report import PAGE_NAME, REPORT, SECTIONS
+from pipeline.report import PAGE_NAME, REPORT
+from pipeline.sections import SECTIONS
 from pipeline.stages import all_stages
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
-STAGES = all_stages(load_preset("tiny"), ParameterSet("tiny-whole"), NAME)
+STAGES = all_stages(load_preset("tiny"), NAME)
 NAMES = [stage.name for stage in STAGES]
 
 
@@ -394,7 +394,7 @@ def test_every_preset_and_set_has_its_stages():
         assert (preset.agent_training is not None) == is_trained
         if not is_trained:
             assert preset.parameters == name.removeprefix("section:")
-        found = all_stages(preset, ParameterSet(preset.parameters), name)
+        found = all_stages(preset, name)
         names = [stage.name for stage in found]
         assert len(set(names)) == len(names)
         for number, stage in enumerate(found):
