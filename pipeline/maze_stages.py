@@ -53,6 +53,7 @@ class _AgentStages:
     def all(self) -> list[Stage]:
         preset = self._preset
         forks, controls = str(preset.steering_forks), str(preset.num_controls)
+        exact = ("--exact",) if preset.exact else ()
         both = ("--controls", "permuted", "gaussian")
         steer = {
             results.STEERING: ("--num_mazes", forks, "--coefficients", *COEFFICIENTS, *both,
@@ -69,7 +70,7 @@ class _AgentStages:
                                  "--num_vectors", "0"),
             results.TOP_RIGHT: ("--num_mazes", forks, "--vector", "top_right", "--coefficients",
                                 *CORNER_COEFFICIENTS, "--num_fields",
-                                str(min(EXACT_FORKS, preset.steering_forks)), "--exact"),
+                                str(min(EXACT_FORKS, preset.steering_forks)), *exact),
             results.BOTH: ("--num_mazes", forks, "--compose", "--num_fields", "0"),
         }
         return [
@@ -77,8 +78,8 @@ class _AgentStages:
                 (results.REGION, preset.region), (results.ANYWHERE, 0), (results.CORNER, 1))),
             self._study(results.BEHAVIOUR, "maze.behaviour", (
                 "--kind", "fork", "--num_mazes", str(preset.behaviour_forks), "--max_tried",
-                str(10 * preset.behaviour_forks), "--region", str(preset.region), "--exact",
-                "--regress")),
+                str(10 * preset.behaviour_forks), "--region", str(preset.region), "--regress",
+                *exact)),
             *(self._study(name, "maze.steering", (*argv, "--num_controls", controls))
               for name, argv in steer.items()),
             self._study(results.CHANNELS, "maze.channels", (

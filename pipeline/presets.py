@@ -121,6 +121,7 @@ class MazePreset:
     scrubbed_mazes: int
     drawn_mazes: int
     films: int
+    exact: bool
 
     def __post_init__(self):
         if not self.agent_files or len(self.agents) < len(self.agent_files):
