@@ -35,10 +35,10 @@ import export_panel
 from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
 from analysis.parameters.config import BehavioursConfig
-from analysis.results.output import SETTINGS_NAME
 from common.files import save_json
 from common.game_constants import ACTION_LABELS
 from common.hidden_states_folder import HiddenStatesFolder
+from common.output_folder import SETTINGS_NAME
 from common.parameters import ParameterSet
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
