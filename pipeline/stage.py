@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.training_log import newest_run
-from analysis.panel_export.files import built_page
+from analysis.panel_export.files import PanelFolder
 from common.agent_file import agent_files
 from common.description import read_description
 from common.errors import UserError
@@ -102,7 +102,7 @@ class PathResolver:
         found = []
         for name in names:
             if name == PAGE:
-                page = built_page()
+                page = PanelFolder.built()
                 found += [(f"{name}, {path.relative_to(page)}", path)
                           for path in find(page, ["**/*"])]
                 continue

@@ -24,7 +24,8 @@ from PIL import Image
 import run_pipeline
 from common.errors import UserError
 from interventions.files import InterventionsFolder
-from pipeline import code_closure, stages
+from pipeline import code_closure
+from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT
@@ -200,8 +201,8 @@ def test_changed_code_invalidates_what_runs_it(run, finished, project):
 
 
 def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch, tmp_path):
-    page = shutil.copytree(stages.built_page(), tmp_path / "page")
-    monkeypatch.setattr(stages, "built_page", lambda: page)
+    page = shutil.copytree(stage_module.PanelFolder.built(), tmp_path / "page")
+    monkeypatch.setattr(stage_module.PanelFolder, "built", lambda: page)
     assert not planned(run(finished, "--dry_run"))
     with open(page / "index.html", "a") as file:
         file.write("<!-- more -->")
