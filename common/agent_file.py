@@ -24,7 +24,7 @@ from common.adam_state import in_order, moments, num_parameters
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
-from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
+from common.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 
 ADAM_EPS = 1e-5
 _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
@@ -137,6 +137,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
         raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
                         f"games have {NUM_ACTIONS}")
+    reads_grid = "embedder.fc.weight"  # the layer whose width tells the size of the frames
     if "embedder.block1.conv.weight" in state:
         channels = tuple(width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
         for k, c in enumerate(channels, 1):  # or a small file could ask for a huge network
@@ -144,14 +145,17 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
         embedder = ImpalaEmbedder(width("embedder.fc.weight"), channels)
     elif "embedder.conv1.weight" in state:
         embedder = NatureEmbedder(width("embedder.fc.weight"))
+    elif "embedder.conv1a.weight" in state:
+        embedder, reads_grid = ClearEmbedder(width("embedder.fc.weight")), "embedder.fc1.weight"
     else:
-        raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature embedding "
-                        "(no tensor 'embedder.block1.conv.weight' or 'embedder.conv1.weight')")
-    if state["embedder.fc.weight"].shape != embedder.fc.weight.shape:
+        raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature nor a clear "
+                        "embedding (no tensor 'embedder.block1.conv.weight', "
+                        "'embedder.conv1.weight' or 'embedder.conv1a.weight')")
+    expected = embedder.get_parameter(reads_grid.removeprefix("embedder.")).shape
+    if width(reads_grid) and state[reads_grid].shape != expected:
         raise UserError(f"the agent in {path} is for frames of another size than {FRAME_SIZE} x "
-                        f"{FRAME_SIZE}: 'embedder.fc.weight' has the shape "
-                        f"{tuple(state['embedder.fc.weight'].shape)}, not "
-                        f"{tuple(embedder.fc.weight.shape)}")
+                        f"{FRAME_SIZE}: '{reads_grid}' has the shape "
+                        f"{tuple(state[reads_grid].shape)}, not {tuple(expected)}")
     hidden = None
     if "gru.gru.weight_hh_l0" in state:
         hidden = width("gru.gru.weight_hh_l0") // 3
