@@ -8,11 +8,15 @@ The optimiser's state is that of an Adam over the parameters in the published or
 from the order inside a running process and in ``resume.pth``. Published scripts load it into an
 optimiser of their own, which refuses another number of parameters, so files of weights alone have
 one too: that of an Adam that has not taken a step.
+
+A file may also say what is known of the training, such as ``use_backgrounds``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,6 +34,22 @@ ADAM_EPS = 1e-5
 _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 
+@dataclasses.dataclass(frozen=True)
+class AgentOrigin:
+    """What an agent file says of the agent's training; None where it does not say.
+
+    Attributes:
+        reward_scale: by what the rewards were multiplied, where that was one number.
+        use_backgrounds: whether the game's background pictures were drawn.
+        gamma, lmbda: discount and lambda of the advantages.
+    """
+
+    reward_scale: float | None = None
+    use_backgrounds: bool | None = None
+    gamma: float | None = None
+    lmbda: float | None = None
+
+
 def agent_file_name(timesteps: int) -> str:
     return f"model_{timesteps}.pth"
 
@@ -41,12 +61,14 @@ def agent_files(folder: Path) -> list[Path]:
     return [found[timesteps] for timesteps in sorted(found)]
 
 
-def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) -> None:
+def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
+               origin: AgentOrigin | None = None) -> None:
     """Write an agent file, atomically.
 
     Args:
         optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
             a new Adam is written.
+        origin: what is known of the training.
     """
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
@@ -54,7 +76,9 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) 
     order = [names.index(name) for name in _published_order(names)]
     save_tensors(path, {"model_state_dict": policy.state_dict(),
                         "optimizer_state_dict": in_order(optimizer_state, order),
-                        "learned_initial_state": policy.learned_initial_state})
+                        "learned_initial_state": policy.learned_initial_state,
+                        **{name: value for name, value in vars(origin or AgentOrigin()).items()
+                           if value is not None}})
 
 
 def _published_order(names: Iterable[str]) -> list[str]:
@@ -87,6 +111,22 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
     return policy.to(device)
+
+
+def read_origin(path: Path) -> AgentOrigin:
+    """Read what an agent file says of the agent's training.
+
+    Raises:
+        UserError: if the file is missing or damaged, or says something that cannot be.
+    """
+    content = load_tensors(path, "agent file")
+    found = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
+    for name, value in found.items():
+        is_right = (isinstance(value, bool) if name == "use_backgrounds" else
+                    isinstance(value, int | float) and 0 < value < math.inf)
+        if value is not None and not is_right:
+            raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")
+    return AgentOrigin(**found)
 
 
 def _weights_of(content: dict) -> object:
