@@ -18,7 +18,7 @@ from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
-from analysis.panel_export.files import built_page
+from analysis.panel_export.files import PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.agent_file import agent_files
@@ -144,7 +144,7 @@ class PathResolver:
         found = []
         for name in names:
             if name == PAGE:
-                page = built_page()
+                page = PanelFolder.built()
                 found += [(f"{name}, {path.relative_to(page)}", path)
                           for path in find(page, ["**/*"])]
                 continue

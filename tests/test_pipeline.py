@@ -200,8 +200,8 @@ def test_changed_code_invalidates_what_runs_it(run, finished, project):
 
 
 def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch, tmp_path):
-    page = shutil.copytree(stages.built_page(), tmp_path / "page")
-    monkeypatch.setattr(stages, "built_page", lambda: page)
+    page = shutil.copytree(stages.PanelFolder.built(), tmp_path / "page")
+    monkeypatch.setattr(stages.PanelFolder, "built", lambda: page)
     assert not planned(run(finished, "--dry_run"))
     with open(page / "index.html", "a") as file:
         file.write("<!-- more -->")
