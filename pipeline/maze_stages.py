@@ -83,7 +83,8 @@ class _AgentStages:
             *(self._study(name, "maze.steering", (*argv, "--num_controls", controls))
               for name, argv in steer.items()),
             self._study(results.CHANNELS, "maze.channels", (
-                "--kind", "fork", "--num_mazes", str(preset.channel_mazes), "--num_controls", controls), CHOOSING),
+                "--kind", "fork", "--num_mazes", str(preset.channel_mazes), "--num_controls",
+                controls), CHOOSING),
             self._of_channels(results.RETARGETING, (
                 "--num_mazes", str(preset.retargeted_mazes), "--move_cheese")),
             self._of_channels(results.SCRUBBING, ("--num_mazes", str(preset.scrubbed_mazes))),
