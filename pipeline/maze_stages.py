@@ -27,8 +27,9 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
     stages = [stage for name in preset.agents for stage in _AgentStages(preset, name).all()]
     tables = {f"{name}_{study}": (f"{ROOM}/{name}/{study}/**/*.csv",)
               for name in preset.agents for study in results.STUDIES}
-    tables |= {f"{name}_{results.EVALUATED}": (f"{ROOM}/{name}/{results.EVALUATED}/*",)
-               for name in preset.agents}
+    tables |= {f"{name}_{results.EVALUATED}_{place}": (
+        f"{ROOM}/{name}/{results.EVALUATED}/{place}.json",)
+        for name in preset.agents for place in results.PLACES}
     return (*stages, Stage(
         TABLE, "maze.table",
         ("--studies", *(f"{OUTPUT}/{ROOM}/{name}" for name in preset.agents),

@@ -15,7 +15,7 @@ from maze.studies.steering_files import SteeringFolder
 from maze.studies.tracks import COLUMNS as TRACKS
 
 EVALUATED = "evaluated"
-REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # where the cheese is
+PLACES = REGION, ANYWHERE, CORNER = "region", "anywhere", "corner"  # of the cheese
 BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retargeting", "scrubbing"
 STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
 LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
@@ -87,7 +87,10 @@ class StudiesFolder:
         return read_table(path, _JUDGED) if path.exists() else pd.DataFrame(columns=list(_JUDGED))
 
     def scrubbed(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Means of the conditions, and the double contrasts."""
+        """Means of the conditions, and the double contrasts; empty if no channel was chosen."""
+        if not (self.path / SCRUBBING / "scrubbing.csv").exists():
+            return (pd.DataFrame(columns=list(_CONDITIONS)),
+                    pd.DataFrame(columns=[*_JUDGED, "supported"], dtype=object))
         return (self._read(SCRUBBING, "conditions.csv", _CONDITIONS),
                 self._read(SCRUBBING, "contrasts.csv", {**_JUDGED, "supported": bool}))
 

@@ -51,7 +51,8 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
     return sorted(found, key=lambda each: each.row), reasons
 
 
-_NOTHING = {row: "no channel of the layer was chosen as following the cheese" for row in (15, 16)}
+_NOTHING = dict.fromkeys((15, 16, 17),
+                         "no channel of the layer was chosen as following the cheese")
 
 
 def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
@@ -229,7 +230,7 @@ def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
     table = folder.multiplied()
     first = table["label"].iloc[0].partition(" times ")[0] if len(table) else ""
     num = int(folder.settings(results.CHANNELS).get("num_forks") or 0)
-    for label in table.loc[~table["control"], "label"].drop_duplicates():
+    for label in table.loc[~table["control"].astype(bool), "label"].drop_duplicates():
         yield from _effect(table, label, P_CHEESE, f"P(cheese), {label}", num,
                            label == f"{first} times -1", label.startswith(f"{first} times"))
 
@@ -266,7 +267,8 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
         yield Finding(0, "forks", f"{what}, {which}, cheese at "
                       f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
                       row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
-    rows = contrasts[~contrasts["control"] & (contrasts["outcome"] == "total_variation")]
+    rows = contrasts[~contrasts["control"].astype(bool)
+                     & (contrasts["outcome"] == "total_variation")]
     for row in rows.itertuples():
         yield Finding(0, "forks", "(another - same square) of these less of random channels",
                       row.effect, row.low_95, row.high_95, num, p_holm=row.p_holm, p=row.p,
