@@ -387,22 +387,30 @@ def test_two_at_a_time_are_refused(refused, output):
         assert "another run_pipeline.py is at work" in refused(output, "--only", "evaluate")
 
 
+def check_stages(found):
+    """Each reads what earlier ones write, and its script knows its flags."""
+    names = [stage.name for stage in found]
+    assert len(set(names)) == len(names)
+    for number, stage in enumerate(found):
+        assert set(stage.needs) <= set(names[:number]), stage.name
+        flags = __import__(stage.script, fromlist=["parser"]).parser()
+        flags.parse_args(list(stage.argv))
+
+
 def test_every_preset_and_set_has_its_stages():
     trained = {"demo": True, "full": True, "tiny": True, "section:demo": False,
                "section:tiny": False, "section:defaults": False}
     for name, is_trained in trained.items():
         preset = load_preset(name)
+        check_stages(all_stages(preset, name))
         assert (preset.agent_training is not None) == is_trained
         if not is_trained:
             assert preset.parameters == name.removeprefix("section:")
-        found = all_stages(preset, name)
-        names = [stage.name for stage in found]
-        assert len(set(names)) == len(names)
-        for number, stage in enumerate(found):
-            assert set(stage.needs) <= set(names[:number]), stage.name
-            flags = __import__(stage.script, fromlist=["parser"]).parser()
-            flags.parse_args(list(stage.argv))
+        names = [stage.name for stage in all_stages(preset, name)]
         assert ("train_agent" in names) == is_trained
+    for name in ("maze", "maze-tiny"):
+        check_stages(all_stages(load_preset(name), name))
+        assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
