@@ -64,11 +64,11 @@ export function read(fragment, start, manifest) {
   }
   view.level = text.has('maze') ? text.get('level') : start.view.level
   if (['field', 'value', 'channel'].includes(text.get('show'))) view.show = text.get('show')
-  const layer = manifest.agents[view.agent].layers.find(({ name }) => name === text.get('layer'))
-  if (layer) {
-    view.layer = layer.name
-    view.channel = numberOf(text.get('channel'), layer.shape[0]) ?? 0
-  }
+  const { layers } = manifest.agents[view.agent]
+  const named = (wanted) => layers.find(({ name }) => name === wanted)
+  const layer = named(text.get('layer')) ?? named(view.layer) ?? layers[0]
+  view.layer = layer.name
+  view.channel = numberOf(text.get('channel'), layer.shape[0]) ?? 0
   view.components = text.get('components') === '1'
   view.world = text.get('world') === '1'
   view.notes = text.get('notes') ?? ''

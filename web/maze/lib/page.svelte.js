@@ -12,6 +12,7 @@ import wasm from './network.ts?wasm'
 import Worker from './worker.js?worker&inline'
 
 const MOST_EDITS = 500
+const STARTING_SIZE = 11 // the first level that is shown is a fork of at least this size
 const STARTING_LAYERS = ['embedder.block2.res1.resadd', 'embedder.block3.res2.resadd']
 
 export class Page {
@@ -67,11 +68,12 @@ export class Page {
       const { agents, levels, modes } = this.manifest
       const names = agents[0].layers.map(({ name }) => name)
       const layer = STARTING_LAYERS.find((name) => names.includes(name)) ?? names[0]
-      const first = levels.findIndex((level) => level.mode === modes[0].name && decisionOf(this.#mazeOf(level)).kind === 'fork')
-      const level = levels[Math.max(first, 0)]
+      const level = levels.find((each) => each.mode === modes[0].name && each.maze_dim >= STARTING_SIZE
+        && decisionOf(this.#mazeOf(each)).kind === 'fork') ?? levels[0]
       this.#start = { view: { ...this.view, layer, level: level.name }, maze: this.#mazeOf(level) }
       this.#set({ ...this.#start, patches: [] })
       this.fromAddress()
+      this.past = []
     } catch (error) {
       this.error = error.message
     }
@@ -94,7 +96,7 @@ export class Page {
     const fragment = this.#address.brought()
     if (!fragment) return
     const { problem, ...found } = read(fragment, this.#start, this.manifest)
-    if (this.maze) this.#remember(null)
+    this.#remember(null)
     this.#set(found)
     this.problem = problem
   }

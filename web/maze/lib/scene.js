@@ -1,7 +1,6 @@
 // What the views of a maze show, on any canvas.
 
 import { gradientColour } from '../../shared/lib/draw.js'
-import { shown } from '../../shared/lib/statistics.js'
 import { variation } from './field.js'
 import {
   CHEESE, columnOf, FREE, isInside, marginOf, rowOf, squaresWith, STEPS, WALL
@@ -84,33 +83,38 @@ export function drawCheese(ctx, x, y, cell, colours) {
   }
 }
 
-/** A mouse from above; facing 1 looks to the right. */
+/** A mouse from its side; facing 1 looks to the right, 0 to the left. */
 export function drawMouse(ctx, x, y, cell, facing, colours) {
-  const r = cell * 0.36
-  const way = facing ? 1 : -1
-  ctx.fillStyle = colours.mouse
-  ctx.strokeStyle = colours.surface
-  ctx.lineWidth = Math.max(cell * 0.04, 0.7)
-  ctx.beginPath()
-  ctx.moveTo(x - way * r * 0.6, y + r * 0.4)
-  ctx.quadraticCurveTo(x - way * r * 1.25, y + r * 0.5, x - way * r * 1.1, y - r * 0.2)
+  const r = cell * 0.4
   ctx.save()
+  ctx.translate(x, y)
+  ctx.scale(facing ? r : -r, r)
+  ctx.lineJoin = ctx.lineCap = 'round'
   ctx.strokeStyle = colours.mouse
-  ctx.lineWidth = Math.max(cell * 0.06, 1)
+  ctx.lineWidth = 0.13
+  ctx.beginPath() // tail
+  ctx.moveTo(-0.55, 0.5)
+  ctx.bezierCurveTo(-0.95, 0.62, -0.8, 0.05, -1.05, -0.05)
   ctx.stroke()
+  ctx.fillStyle = colours.mouse
+  ctx.beginPath() // body, from the nose over the back
+  ctx.moveTo(1, 0.38)
+  ctx.bezierCurveTo(0.75, -0.2, 0.4, -0.4, 0.05, -0.4)
+  ctx.bezierCurveTo(-0.55, -0.4, -0.85, 0.1, -0.8, 0.58)
+  ctx.lineTo(0.85, 0.58)
+  ctx.closePath()
+  ctx.fill()
+  ctx.strokeStyle = colours.floor
+  ctx.lineWidth = 0.09
+  ctx.beginPath() // ear
+  ctx.arc(0.32, -0.42, 0.27, 0, 2 * Math.PI)
+  ctx.fill()
+  ctx.stroke()
+  ctx.fillStyle = colours.floor
+  ctx.beginPath() // eye
+  ctx.arc(0.6, 0.12, 0.1, 0, 2 * Math.PI)
+  ctx.fill()
   ctx.restore()
-  ctx.beginPath()
-  ctx.ellipse(x, y + r * 0.2, r * 0.85, r * 0.6, 0, 0, 2 * Math.PI)
-  ctx.fill()
-  ctx.stroke()
-  ctx.beginPath()
-  ctx.arc(x + way * r * 0.25, y - r * 0.42, r * 0.34, 0, 2 * Math.PI)
-  ctx.fill()
-  ctx.stroke()
-  ctx.fillStyle = colours.surface
-  ctx.beginPath()
-  ctx.arc(x + way * r * 0.55, y + r * 0.05, r * 0.12, 0, 2 * Math.PI)
-  ctx.fill()
 }
 
 /** Cheese, mouse, and marks: the decision square as a ring, the targets of patches as crosses. */
@@ -179,6 +183,7 @@ export function drawField(ctx, box, { maze, part, field, other = null, component
   const changed = (square) => (other && field.known[square] && other.known[square]
     ? `color-mix(in srgb, ${colours.other} ${(70 * variation(field, other, square)).toFixed(1)}%, ${colours.floor})` : null)
   drawMaze(ctx, maze, part, box, colours, changed)
+  drawThings(ctx, maze, part, box, marks, colours)
   const { cell, x, y } = placesOf(maze, part, box)
   const longest = 0.86 * cell
   for (const square of squaresWith(maze, FREE)) {
@@ -206,7 +211,6 @@ export function drawField(ctx, box, { maze, part, field, other = null, component
     }
   }
   ctx.globalAlpha = 1
-  drawThings(ctx, maze, part, box, marks, colours)
 }
 
 /** Colour of a share of a range, from dark to light. */
@@ -332,7 +336,7 @@ export function drawFrame(ctx, box, frame) {
 export const percent = (value) => (value === null || Number.isNaN(value) ? '–' : `${(100 * value).toFixed(1)} %`)
 
 /** A change of a probability, in percentage points. */
-export const points = (value) => (Number.isNaN(value) ? '–'
-  : `${value < 0 ? '−' : '+'}${Math.abs(100 * value).toFixed(1)}`)
-
-export { shown }
+export function points(value) {
+  const text = Math.abs(100 * value).toFixed(1)
+  return Number.isNaN(value) ? '–' : `${text === '0.0' ? '' : value < 0 ? '−' : '+'}${text}`
+}
