@@ -118,7 +118,7 @@ function fromRows(rows, mode, facing) {
   const maze = { mode, dim, size: dim, cells, mouse: mice[0], facing }
   if (!mice.length) throw new Error('the maze has no mouse M')
   if (mice.length > 1) {
-    throw new Error(`the maze has mice M at ${named(maze, mice[1])} and at ${named(maze, mice[0])}`)
+    throw new Error(`the maze has mice M at ${named(maze, mice[0])} and at ${named(maze, mice[1])}`)
   }
   return maze
 }
