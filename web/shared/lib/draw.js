@@ -5,11 +5,13 @@ import { shown, ticks } from './statistics.js'
 const FONT = 'system-ui, sans-serif'
 const PATH_ALPHA = 0.9
 
-/** The colours of the theme in use, from the style sheet. */
-export function coloursOf(element) {
+const COLOURS = ['ink', 'muted', 'line', 'surface', 'accent', 'other', 'recorded', 'simulated', 'neutral',
+  'raises', 'lowers']
+
+/** The colours of the theme in use, from the style sheet; more: names of a page's own. */
+export function coloursOf(element, more = []) {
   const style = getComputedStyle(element)
-  return Object.fromEntries(['ink', 'muted', 'line', 'surface', 'accent', 'other', 'recorded',
-    'simulated', 'neutral', 'raises', 'lowers'].map(
+  return Object.fromEntries([...COLOURS, ...more].map(
     (name) => [name, style.getPropertyValue(`--${name}`).trim()]))
 }
 

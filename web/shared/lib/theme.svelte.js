@@ -8,8 +8,12 @@ export class Theme {
   chosen = $state('auto')
   colours = $state.raw({}) // of the theme in use, for canvases
 
-  /** Page: its name, under which the choice is kept. To be made while a component is. */
-  constructor(page) {
+  #more
+
+  /** page: its name, under which the choice is kept; more: names of its own colours. To be made while a
+   * component is. */
+  constructor(page, more = []) {
+    this.#more = more
     const key = `${page}-theme`
     try {
       const found = localStorage.getItem(key)
@@ -31,6 +35,6 @@ export class Theme {
   }
 
   #recolour() {
-    this.colours = coloursOf(document.documentElement)
+    this.colours = coloursOf(document.documentElement, this.#more)
   }
 }

@@ -1,0 +1,580 @@
+"""python -m maze.page: in a real browser, frames equal to Procgen's and answers to torch's."""
+
+import csv
+import dataclasses
+import functools
+import io
+import re
+from urllib.parse import urlencode
+
+import numpy as np
+import pytest
+import torch
+from browser import SHOWN, opened_page, running_browser
+from conftest import FLOAT32, ROOT
+
+from agents.acting import run_policy
+from common.agent_file import load_agent, save_agent
+from common.doctor import chromium
+from common.env import EnvConfig
+from common.errors import UserError
+from common.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
+from interventions.patch_text import Opening, open_patches, parse_patch, to_text
+from interventions.patches import Add
+from interventions.scopes import patched, recorded
+from maze import page as script
+from maze.field.fields import drawn_frames, vector_field
+from maze.field.page_export import MazePageFolder
+from maze.level.environment import as_played, draw, stock_state
+from maze.level.files import save_levels
+from maze.level.grid import FREE, WALL, Square
+from maze.level.patch_words import register_maze_words
+from maze.level.text import from_text
+from maze.level.text import to_text as maze_text
+from maze.studies.vectors import THINGS, differences
+
+NAME = "<img src=x onerror=\"window.owned=1\"></option><script>window.owned=1</script> & 'x'"
+SHIPPED = "maze_confined"
+SEEDS = 12
+LAYER = "embedder.block2.res1.resadd"
+DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+
+needs_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this "
+                                   "machine; apt-get install chromium")
+
+
+def small_policy() -> Policy:
+    """A feed-forward agent of widths that fill no vector register, with opinions."""
+    torch.manual_seed(3)
+    policy = Policy(ImpalaEmbedder(30, (5, 8, 11)), None)
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=1.4 / max(parameter[0].numel(), 4) ** 0.5)
+    return policy.eval()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    folder: MazePageFolder
+    policies: dict[str, Policy]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("maze_page")
+    save_agent(folder / "small.pth", small_policy())
+    files = [folder / "small.pth", ROOT / "pretrained" / SHIPPED / "model.pth"]
+    assert script.main(["--agent_file", *map(str, files), "--name", NAME, SHIPPED, "--levels",
+                        f"0-{SEEDS - 1}", "--output_dir", str(folder / "page")]) == 0
+    return Exported(MazePageFolder(folder / "page"),
+                    {name: load_agent(file) for name, file in zip((NAME, SHIPPED), files)})
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser, exported):
+    with opened_page(browser, exported.folder.page_file.as_uri(),
+                     viewport={"width": 1400, "height": 1000}, color_scheme="light",
+                     accept_downloads=True) as opened:
+        yield opened
+
+
+def fragment(state, agent=NAME, patches=(), **more) -> str:
+    """The address of a maze, as ``web/maze/lib/address.js`` writes it."""
+    grid = state.grid
+    inside = grid.region(grid.world_dim)
+    whole = grid.is_free[~inside].any()
+    bits = (grid.cells != WALL)[np.ones_like(inside) if whole else inside]
+    bits = np.pad(bits, (0, -len(bits) % 6)).reshape(-1, 6) @ (1 << np.arange(5, -1, -1))
+    entries = {"agent": agent, "mode": state.distribution_mode, "size": grid.maze_dim,
+               "maze": "".join(DIGITS[each] for each in bits), "mouse": "{}.{}".format(*grid.mouse),
+               "facing": grid.facing, **more}
+    if grid.cheeses:
+        entries["cheese"] = "/".join(f"{row}.{column}" for row, column in grid.cheeses)
+    return urlencode([*entries.items(), *(("patch", patch) for patch in patches)])
+
+
+def show(page, address: str) -> None:
+    page.evaluate("(address) => { location.hash = address }", address)
+    page.evaluate("() => new Promise((then) => setTimeout(then, 0))")
+    page.wait_for_selector(SHOWN)
+
+
+def answers(page) -> dict[str, dict[Square, tuple[np.ndarray, float]]]:
+    """By arm and square log-probabilities and value, from the file that the page saves."""
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save all numbers (CSV)").click()
+    rows = csv.reader(io.StringIO(download.value.path().read_text()))
+    assert next(rows)[:5] == ["arm", "row", "column", "value", "log_prob downleft"]
+    found = {}
+    for arm, row, column, value, *log_probs in rows:
+        found.setdefault(arm, {})[Square(int(row), int(column))] = (
+            np.array(log_probs, float), float(value))
+    return found
+
+
+def assert_equal(found, field) -> None:
+    """Answers of the page are those of torch, on the same squares."""
+    assert list(found) == [Square(*square) for square in field.squares.tolist()]
+    log_probs, values = zip(*found.values())
+    np.testing.assert_allclose(log_probs, field.log_probs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(values, field.values, rtol=0, atol=1e-4 * np.abs(
+        field.values).max().clip(1))
+
+
+def pixels(page, title: str, places) -> np.ndarray:
+    """Colours (n, 3) in the canvas of a view, at places (across, down) from 0 to 1."""
+    return np.array(page.evaluate("""([title, places]) => {
+        const canvas = [...document.querySelectorAll('figure')].find(
+            (each) => each.querySelector('.title').textContent === title).querySelector('canvas')
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)
+        return places.map(([x, y]) => {
+            const at = 4 * (Math.floor(y * canvas.height) * canvas.width
+                + Math.floor(x * canvas.width))
+            return [...data.slice(at, at + 3)]
+        })
+    }""", [title, np.asarray(places).tolist()]))
+
+
+def frame(page) -> np.ndarray:
+    """The picture that the page shows as the agent's, uint8 (64, 64, 3)."""
+    down, across = np.indices((64, 64)).reshape(2, -1) / 64 + 1 / 128
+    return pixels(page, "What the agent sees", np.stack([across, down], 1)).reshape(64, 64, 3)
+
+
+def text_of(page) -> str:
+    """The maze that is shown, as the page writes it."""
+    page.get_by_role("button", name="Write this maze").click()
+    return page.get_by_role("textbox", name="Maze as text").input_value()
+
+
+def open_text(page) -> None:
+    page.get_by_text("As text", exact=True).click()
+
+
+def at_square(page, state, square) -> tuple[float, float]:
+    """Where a square of the maze is in the window."""
+    canvas = page.get_by_role("application")
+    canvas.scroll_into_view_if_needed()
+    box, grid = canvas.bounding_box(), state.grid
+    row, column = grid.inner(square)
+    return (box["x"] + (column + 0.5) / grid.maze_dim * box["width"],
+            box["y"] + (grid.maze_dim - row - 0.5) / grid.maze_dim * box["height"])
+
+
+def edited(mode: str, seed: int):
+    """A level with walls changed, mouse and cheese moved, and free squares outside in some."""
+    state, rng = stock_state(mode, seed), np.random.default_rng(seed)
+    grid = state.grid
+    inside = grid.region(grid.world_dim)
+    places = np.argwhere(inside | (seed % 3 == 0))
+    chosen = [Square(*map(int, place)) for place in rng.permutation(places)[:12]]
+    state = state.with_cells({square: WALL if grid.is_free[square] else FREE for square in chosen
+                              if square not in (grid.mouse, *grid.cheeses)})
+    free = rng.permutation(state.grid.squares(without_cheese=True))
+    mouse, cheese, *_ = (Square(*map(int, square)) for square in free
+                         if tuple(square) != state.grid.mouse)
+    state = state.with_mouse(mouse).with_cheese(cheese if seed % 4 else None)
+    return state.with_facing(seed % 2)
+
+
+@needs_browser
+def test_frames_are_procgens_and_answers_torchs_on_edited_mazes(page, exported):
+    cases = [("easy", seed, NAME) for seed in range(10)] + [
+        ("hard", seed, NAME) for seed in range(6)] + [
+        ("easy", 11, SHIPPED), ("easy", 12, SHIPPED), ("hard", 13, SHIPPED), ("hard", 14, SHIPPED)]
+    for mode, seed, agent in cases:
+        state = edited(mode, seed)
+        show(page, fragment(state, agent))
+        np.testing.assert_array_equal(frame(page), draw([state])[0])
+        field = vector_field(exported.policies[agent], FLOAT32, state, facing=state.grid.facing,
+                             frames=drawn_frames(state))
+        found = answers(page)
+        assert list(found) == ["original"]
+        assert_equal(found["original"], field)
+
+
+PATCHES = (
+    [f"zero@{LAYER}:3"], ["zero@embedder.fc"], ["zero@embedder.block1.conv"],
+    [f"set@{LAYER}:1,2,6-7=2.5,square=7.9/3.3,mapping=centred,others=-0.2"],
+    ["set@embedder.block3.maxpool:4=1.5,cell=2.3/0.7", "set@embedder.block3:10=-3"],
+    ["set@embedder.block1.res2.conv1:0=4,square=14.0", "multiply@hidden_state=1.5"],
+    ["multiply@embedder.block1.res1=positive:2,negative:-0.5"],
+    ["multiply@embedder.flatten:100-300=-2,at=off_path"],
+    ["clamp@embedder.block2.res2.relu2_out=:0.4", "clamp@fc_policy=-1:1"],
+    ["set@fc_value:0=3,squares=8.8/4.6", "multiply@embedder.relufc=2,at=decision_square"],
+    ["multiply@all=0.9", "zero@embedder.block2.conv:1,facing=1"])
+
+
+@pytest.fixture(scope="module")
+def fork():
+    """A level in which the decision square is neither start nor cheese, and its corner is not the
+    world's."""
+    return next(state for seed in range(100) if (state := stock_state("easy", seed)).grid.kind()
+                == "fork" and 9 <= state.grid.maze_dim < 15)
+
+
+def opened(policy, state, texts):
+    register_maze_words()
+    opening = Opening(policy, EnvConfig("maze", state.distribution_mode), None,
+                      functools.partial(as_played, [state]))
+    return open_patches([parse_patch(text) for text in texts], opening)
+
+
+@needs_browser
+@pytest.mark.parametrize("facing", [0, 1])
+def test_a_patch_on_the_page_is_the_same_patch_in_python(page, exported, fork, facing):
+    policy, state = exported.policies[NAME], fork.with_facing(facing)
+    original = vector_field(policy, FLOAT32, state, facing=facing)
+    for texts in PATCHES[facing::2] if facing else PATCHES:
+        show(page, fragment(state, patches=texts))
+        with patched(policy, opened(policy, state, texts)):
+            field = vector_field(policy, FLOAT32, state, facing=facing)
+        found = answers(page)
+        assert_equal(found["original"], original)
+        assert_equal(found["patched"], field)
+        moved = np.abs(np.exp(field.log_probs) - np.exp(original.log_probs)).max()
+        same = np.array_equal(field.values, original.values)
+        assert moved > 1e-3 or not same, texts  # or it could not be told from none
+
+
+@needs_browser
+def test_the_vectors_of_a_maze_are_those_of_python(page, exported, fork):
+    policy = exported.policies[NAME]
+    state = fork.with_mouse(fork.grid.squares(without_cheese=True)[-1])  # made at the start anyway
+    for texts, vectors in (
+            ([f"add@{LAYER}=cheese,coefficient=-1"], [("cheese", LAYER, -1)]),
+            ([f"add@{LAYER}=top_right"], [("top_right", LAYER, 1)]),
+            (["add@embedder.relu3=cheese,coefficient=0.5", "add@embedder.block1=top_right",
+              f"add@{LAYER}:2,4=cheese,cell=5.5/6.6,coefficient=30"],
+             [("cheese", "embedder.relu3", 0.5), ("top_right", "embedder.block1.res2.resadd", 1),
+              ("cheese", LAYER, 30)])):
+        show(page, fragment(state, patches=texts))
+        patches = []
+        for text, (name, layer, coefficient) in zip(texts, vectors):
+            vector = differences(policy, [layer], THINGS[name], [state])[layer][0]
+            only = {"channels": (2, 4), "cells": ((5, 5), (6, 6))} if ":2,4" in text else {}
+            patches.append(Add(layer, vector, coefficient, **only))
+        with patched(policy, patches):
+            field = vector_field(policy, FLOAT32, state)
+        assert_equal(answers(page)["patched"], field)
+
+
+@needs_browser
+def test_patches_are_written_as_python_writes_them(page):
+    texts = [*dict.fromkeys(text for texts in PATCHES for text in texts)]
+    for text in texts:
+        field = page.get_by_role("textbox", name="A patch as text")
+        field.fill(text)
+        field.press("Enter")
+        shown = page.locator("li input.text").last.input_value()
+        assert to_text(parse_patch(shown)) == to_text(parse_patch(text))
+        page.get_by_role("button", name=re.compile("remove patch")).last.click()
+
+
+@needs_browser
+def test_pointer_and_keys_edit_the_maze_and_undo_takes_it_back(page, fork):
+    show(page, fragment(fork))
+    open_text(page)
+    grid = fork.grid
+    walls = [Square(*place) for place in np.argwhere((grid.cells == WALL) & grid.region(
+        grid.world_dim)).tolist()]
+    free = [square for square in grid.squares(True) if square != grid.mouse]
+    told = [fork]
+
+    def expect(state):
+        told.append(state)
+        assert text_of(page) == maze_text(state.grid)
+        page.evaluate("document.activeElement.blur()")
+
+    def drag(*squares):
+        page.mouse.move(*at_square(page, fork, squares[0]))
+        page.mouse.down()
+        for square in squares[1:]:
+            page.mouse.move(*at_square(page, fork, square))
+        page.mouse.up()
+
+    expect(fork)
+    drag(walls[0])
+    expect(fork.with_cells({walls[0]: FREE}))
+    drag(free[0])
+    expect(told[-1].with_cells({free[0]: WALL}))
+    drag(walls[2], walls[3], walls[4])  # one edit, of all that it goes over
+    expect(told[-1].with_cells(dict.fromkeys(walls[2:5], FREE)))
+    drag(grid.mouse, free[3], walls[8], free[5])  # not onto a wall
+    expect(told[-1].with_mouse(free[5]))
+    drag(grid.cheese, free[7])
+    expect(told[-1].with_cheese(free[7]))
+    page.get_by_role("button", name="No cheese").click()
+    expect(told[-1].with_cheese(None))
+    page.get_by_role("button", name="Put cheese").click()
+    page.get_by_role("button", name="Undo").click()
+    assert text_of(page) == maze_text(told[-1].grid)
+
+    canvas = page.get_by_role("application")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")  # shows where the keys are: with the mouse
+    page.keyboard.press("ArrowUp" if free[5].row + 1 < 15 else "ArrowDown")
+    here = Square(free[5].row + 1, free[5].column)
+    page.keyboard.press("Enter")
+    changed = told[-1].with_cells({here: FREE if told[-1].grid.cells[here] == WALL else WALL})
+    expect(changed)
+    canvas.focus()
+    page.keyboard.press("f")
+    page.wait_for_selector(SHOWN)
+    np.testing.assert_array_equal(frame(page), draw([changed.with_facing(1)])[0])
+
+    page.keyboard.press("Control+z")
+    for state in reversed(told[1:-1]):
+        page.keyboard.press("Control+z")
+        assert text_of(page) == maze_text(state.grid)
+        page.evaluate("document.activeElement.blur()")
+    for state in told[2:]:
+        page.get_by_role("button", name="Redo").click()
+        assert text_of(page) == maze_text(state.grid)
+
+
+@needs_browser
+def test_touch_draws(browser, exported, fork):
+    with opened_page(browser, f"{exported.folder.page_file.as_uri()}#{fragment(fork)}",
+                     viewport={"width": 390, "height": 840}, has_touch=True,
+                     is_mobile=True) as page:
+        open_text(page)
+        wall = Square(*np.argwhere((fork.grid.cells == WALL) & fork.grid.region(15))[0].tolist())
+        page.touchscreen.tap(*at_square(page, fork, wall))
+        assert text_of(page) == maze_text(fork.with_cells({wall: FREE}).grid)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@needs_browser
+def test_the_target_of_a_patch_is_dragged_as_one_edit(page, fork):
+    square, *others = fork.grid.squares(True)[5:8]
+    text = f"set@{LAYER}:1=5.5,square={{}}.{{}}"
+    show(page, fragment(fork, patches=[text.format(*square)]))
+    page.mouse.move(*at_square(page, fork, square))
+    page.mouse.down()
+    for other in others:
+        page.mouse.move(*at_square(page, fork, other))
+    page.mouse.up()
+    written = page.locator("li input.text")
+    assert written.input_value() == text.format(*others[-1])
+    page.keyboard.press("Control+z")
+    assert written.input_value() == text.format(*square)
+
+
+@needs_browser
+def test_the_address_holds_maze_patches_and_view(browser, page, exported):
+    state = edited("hard", 3)  # with free squares outside its maze
+    assert state.grid.is_free[~state.grid.region(25)].any()
+    show(page, fragment(state, SHIPPED, [f"zero@{LAYER}:3"]))
+    page.get_by_role("button", name="Channel", exact=True).click()
+    page.get_by_role("combobox", name="Layer", exact=True).first.select_option(
+        "embedder.block3.res1.conv2")
+    page.get_by_role("spinbutton", name="Channel", exact=True).fill("9")
+    page.get_by_role("button", name="+ Zero").click()
+    page.get_by_role("checkbox", name="in force").first.uncheck()
+    page.get_by_role("textbox", name="Notes").fill("a & b = <i>c</i>")
+    page.wait_for_selector(SHOWN)
+    page.wait_for_timeout(300)
+    with opened_page(browser, page.url) as again:
+        def facts(each):
+            return (frame(each).tolist(), each.locator("li input.text").evaluate_all(
+                "(all) => all.map((each) => each.value)"),
+                each.get_by_role("checkbox", name="in force").evaluate_all(
+                    "(all) => all.map((each) => each.checked)"),
+                each.get_by_role("textbox", name="Notes").input_value(),
+                each.locator("select").evaluate_all("(all) => all.map((each) => each.value)"),
+                each.get_by_role("spinbutton", name="Channel", exact=True).input_value(),
+                answers(each))
+
+        here, there = facts(page), facts(again)
+        np.testing.assert_array_equal(here[0], draw([state])[0])
+        assert here[1] == [f"zero@{LAYER}:3", "zero@embedder.block3.res1.conv2:9"]
+        assert here[2] == [False, True] and here[3] == "a & b = <i>c</i>" and here[5] == "9"
+        assert here[:6] == there[:6]
+        assert here[6].keys() == there[6].keys() == {"original", "patched"}
+        again.wait_for_timeout(300)
+        assert again.url == page.url
+
+
+@needs_browser
+def test_hostile_names_are_text(browser, page, exported):
+    assert page.get_by_role("combobox", name="Agent").evaluate(
+        "(each) => each.selectedOptions[0].text") == NAME
+    bad = "<img src=x onerror=\"window.owned=1\">"
+    show(page, urlencode({"agent": bad, "mode": bad, "maze": bad, "level": bad, "layer": bad,
+                          "notes": bad, "patch": bad, "patch_off": f"zero@{bad}"}))
+    said = page.locator("main").inner_text()
+    assert f"The patch '{bad}' has no @" in said
+    assert f"the mode '{bad}' is not on this page" in said
+    assert page.evaluate("window.owned") is None
+    assert page.locator("img").count() == 0
+
+
+@needs_browser
+def test_mistakes_get_the_sentences_of_python(page, exported, fork):
+    open_text(page)
+    for rows in (["M.x", "...", "..C"], ["M..", "....", "..C"], ["M..", "..C"], ["..", ".M"],
+                 ["m..", "...", "..."], ["...", ".C.", "..."], ["M..", ".M.", "..C"],
+                 ["M" + 16 * "."] + 16 * [17 * "."]):
+        with pytest.raises(UserError) as error:
+            from_text("\n".join(rows), "easy")
+        before = page.url
+        page.get_by_role("textbox", name="Maze as text").fill("\n".join(rows))
+        page.get_by_role("button", name="Show this text").click()
+        assert page.get_by_text(f"This is no maze: {error.value}.", exact=True).is_visible()
+        page.wait_for_timeout(250)
+        assert page.url == before
+
+    show(page, fragment(fork))
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowLeft")
+    for key, edit in (("c", lambda: fork.with_cheese(fork.grid.mouse)),
+                      ("Enter", lambda: fork.with_cells({fork.grid.mouse: WALL}))):
+        with pytest.raises(UserError) as error:
+            edit()
+        page.keyboard.press(key)
+        said = str(error.value)
+        assert page.get_by_text(f"{said[0].upper()}{said[1:]}.", exact=True).is_visible()
+
+    policy = exported.policies[NAME]
+    for text in ("zero", "zero@embedder.block2.res1.resad", "zero@gru", f"set@{LAYER}:8",
+                 f"set@{LAYER}:8=1", f"set@{LAYER}:1=a", f"zero@{LAYER}:1=3", f"zero@{LAYER}:x",
+                 f"zero@{LAYER}:1,cell=5", f"zero@{LAYER}:1,cell=5.16", "zero@embedder.fc,cell=1.1",
+                 f"set@{LAYER}:1=1,others=2", f"zero@{LAYER}:1,square=15.0",
+                 f"zero@{LAYER}:1,mapping=centred", f"clamp@{LAYER}=2:1", "zero@all,square=1.1",
+                 f"zero@{LAYER}:1,cell=1.1,cell=2.2"):
+        try:
+            with patched(policy, opened(policy, fork, [text])):
+                vector_field(policy, FLOAT32, fork)
+        except UserError as error:
+            wanted = re.sub(r"\(.*|, (such as|as in|or an .npy) .*", "", str(error)).strip()
+        else:
+            pytest.fail(f"Python takes {text}")
+        show(page, fragment(fork, patches=[text]))
+        said = page.locator("li .problem").inner_text()
+        assert said.lower().startswith(wanted.lower()), (said, wanted)
+        assert list(answers(page)) == ["original"]
+
+
+@needs_browser
+def test_a_vector_that_the_maze_has_not_is_said(page, fork):
+    show(page, fragment(fork.with_cheese(None), patches=[f"add@{LAYER}=cheese"]))
+    assert page.get_by_text("There is no cheese vector: the maze has no cheese, not one.").count()
+    full = next(state for seed in range(100)
+                if (state := stock_state("easy", seed)).grid.margin == 0)
+    show(page, fragment(full, patches=[f"add@{LAYER}=top_right"]))
+    assert page.get_by_text("the maze fills the world").count()
+
+
+@needs_browser
+def test_a_channel_is_coloured_by_its_cells(page, exported, fork):
+    """Blue above 0 and red below, in the cell that the layer has there."""
+    policy, channel = exported.policies[NAME], 6
+    layer = "embedder.block3.res1.resadd"
+    show(page, fragment(fork, show="channel", layer=layer, channel=channel,
+                        patches=["multiply@embedder.block3.maxpool=-1"]))
+    down, across = np.indices((8, 8)).reshape(2, -1) / 8 + 0.01  # beside the lines of the walls
+    places = np.stack([across, down], 1)
+    maps = {}
+    for title, texts in (("Original", []), ("Patched", ["multiply@embedder.block3.maxpool=-1"])):
+        with patched(policy, opened(policy, fork, texts)), recorded(policy, [layer]) as found:
+            run_policy(policy, FLOAT32, draw([fork]), policy.initial_states(1))
+        maps[title] = found[layer][0, channel].numpy()
+    for title, numbers in maps.items():
+        colours = pixels(page, title, places)
+        assert np.corrcoef(colours[:, 2] - colours[:, 0], numbers.ravel())[0, 1] > 0.9, title
+
+
+@needs_browser
+def test_arrows_point_where_the_agent_goes(page, exported):
+    """The head of an arrow is wider than its tail."""
+    state = stock_state("easy", 1)
+    field = vector_field(exported.policies[SHIPPED], FLOAT32, state)
+    show(page, fragment(state, SHIPPED))
+    grid, seen = state.grid, set()
+    for square, probs in zip(field.squares.tolist(), field.probs):
+        direction = probs[:4].argmax()
+        if probs[direction] < 0.97 or Square(*square) in (grid.mouse, grid.decision_square()):
+            continue
+        right, up = ((-1, 0), (0, -1), (0, 1), (1, 0))[direction]
+        row, column = grid.inner(square)
+        beside = [(column + 0.5 + sign * 0.22 * right + 0.09 * up,
+                   grid.maze_dim - row - 0.5 - sign * 0.22 * up + 0.09 * right) for sign in (1, -1)]
+        head, tail = pixels(page, "Original", np.array(beside) / grid.maze_dim)
+        assert head.max() < 128 < tail.min(), (square, direction)
+        seen.add(int(direction))
+    assert seen == {0, 1, 2, 3}
+
+
+@needs_browser
+def test_a_field_grows_square_by_square(page):
+    show(page, fragment(stock_state("easy", 0)))
+    page.evaluate("""() => {
+        window.counts = []
+        const canvas = document.querySelector('.results canvas')
+        new MutationObserver(() => {
+            const [, known, of] = /(\\d+) of (\\d+) squares/.exec(canvas.getAttribute('aria-label'))
+            window.counts.push([Number(known), Number(of)])
+        }).observe(canvas, { attributes: true, attributeFilter: ['aria-label'] })
+    }""")
+    large = next(state for seed in range(100)
+                 if (state := stock_state("hard", seed)).grid.maze_dim > 20)
+    show(page, fragment(large, SHIPPED))
+    counts, of = zip(*page.evaluate("window.counts.filter(([, of]) => of > 100)"))
+    assert len(set(counts)) > 3 and counts[-1] == of[-1]
+
+
+@needs_browser
+def test_levels_sizes_and_modes_are_shown(page):
+    open_text(page)
+    for mode in ("hard", "easy"):
+        page.get_by_role("combobox", name="Mode").select_option(mode)
+        for seed in (7, 2):
+            page.get_by_role("combobox", name="Level seed").select_option(str(seed))
+            assert text_of(page) == maze_text(stock_state(mode, seed).grid)
+        page.get_by_role("button", name="level after").click()
+        assert text_of(page) == maze_text(stock_state(mode, 3).grid)
+    page.get_by_role("combobox", name="Size").select_option("13")
+    for _ in range(3):
+        page.get_by_role("button", name="Random maze").click()
+        grid = from_text(text_of(page), "easy").grid
+        assert grid.maze_dim == 13 and not grid.departures_from_training()
+        assert page.get_by_text("Such a maze may come up in training.").count()
+
+
+def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
+    nature = Policy(NatureEmbedder(), None)
+    for name, policy, said in (("gru", build_policy("impala", 16, True, True), "GRU"),
+                               ("nature", nature, "Nature")):
+        save_agent(tmp_path / f"{name}.pth", policy)
+        assert script.main(["--agent_file", str(tmp_path / f"{name}.pth"), "--output_dir",
+                            str(tmp_path / "page")]) == 2
+        error = capsys.readouterr().err
+        assert said in error and "\n" not in error.strip()
+    assert not (tmp_path / "page").exists()
+
+
+def test_levels_and_names_that_do_not_fit_are_refused(tmp_path, capsys):
+    save_agent(tmp_path / "small.pth", small_policy())
+    save_levels(tmp_path / "level_3.json", [stock_state("easy", 3, use_backgrounds=True)])
+    agent = ["--agent_file", str(tmp_path / "small.pth")]
+    output = ["--output_dir", str(tmp_path / "page")]
+    for flags, said in (
+            ([*agent, "--levels", str(tmp_path / "level_3.json")], "background"),
+            ([*agent, "--distribution_mode", "memory"], "moves with the mouse"),
+            ([*agent, *agent[1:]], "two agents are called 'small'"),
+            ([*agent, "--name", "a", "b"], "2 names"),
+            ([*agent, "--levels", "9-3"], "ends before it begins")):
+        assert script.main([*flags, *output]) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "thesis.txt").write_text("")
+    assert script.main([*agent, "--levels", "0", *output]) == 2
+    assert "holds other data" in capsys.readouterr().err

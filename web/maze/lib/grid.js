@@ -1,0 +1,309 @@
+// Mazes: cells, text, paths, kinds of level. maze/level/grid.py defines the same words.
+//
+// A maze is {mode, dim, size, cells, mouse, facing}: `dim` squares a side of the world, `size` of the
+// maze in its middle, `cells` a Uint8Array by row and then column, row 0 at the bottom, `mouse` the
+// number of its square. Mazes are not changed: an edit gives another one.
+
+export const WALL = 0
+export const FREE = 1
+export const CHEESE = 2
+
+export const DIRECTIONS = ['left', 'down', 'up', 'right', 'stay']
+export const STEPS = [[0, -1], [-1, 0], [1, 0], [0, 1]] // (row, column) of the four that move
+const LETTERS = { '#': WALL, '.': FREE, C: CHEESE, M: FREE }
+
+export const rowOf = (maze, square) => Math.floor(square / maze.dim)
+export const columnOf = (maze, square) => square % maze.dim
+export const squareAt = (maze, row, column) => row * maze.dim + column
+export const named = (maze, square) => `row ${rowOf(maze, square)}, column ${columnOf(maze, square)}`
+export const marginOf = (maze) => (maze.dim - maze.size) / 2
+export const inner = (maze, row, column) =>
+  squareAt(maze, row + marginOf(maze), column + marginOf(maze))
+export const startOf = (maze) => inner(maze, 0, 0)
+export const cornerOf = (maze) => inner(maze, maze.size - 1, maze.size - 1)
+
+/** Numbers of the squares with a content, by row and then column. */
+export function squaresWith(maze, ...contents) {
+  const found = []
+  maze.cells.forEach((cell, square) => { if (contents.includes(cell)) found.push(square) })
+  return found
+}
+
+export const cheesesOf = (maze) => squaresWith(maze, CHEESE)
+
+export function isInside(maze, square) {
+  const margin = marginOf(maze)
+  const within = (place) => place >= margin && place < margin + maze.size
+  return within(rowOf(maze, square)) && within(columnOf(maze, square))
+}
+
+/** The square beside another in a direction, or -1 beyond the world's edge. */
+export function beside(maze, square, direction) {
+  const row = rowOf(maze, square) + STEPS[direction][0]
+  const column = columnOf(maze, square) + STEPS[direction][1]
+  return row < 0 || column < 0 || row >= maze.dim || column >= maze.dim ? -1 : squareAt(maze, row, column)
+}
+
+/** The free square without cheese and mouse that is nearest to a square, for hints. */
+function nearestFree(maze, square) {
+  const far = (other) => (rowOf(maze, other) - rowOf(maze, square)) ** 2
+    + (columnOf(maze, other) - columnOf(maze, square)) ** 2
+  const others = squaresWith(maze, FREE).filter((other) => other !== maze.mouse)
+  if (!others.length) return ''
+  return `; the nearest free square is ${named(maze, others.reduce((a, b) => (far(b) < far(a) ? b : a)))}`
+}
+
+// Edits. They throw an error with a sentence where the maze would be none.
+
+export function withMouse(maze, square) {
+  if (maze.cells[square] !== FREE) {
+    const on = maze.cells[square] === WALL ? 'a wall' : 'the cheese'
+    throw new Error(`the mouse cannot be on ${on} at ${named(maze, square)}${nearestFree(maze, square)}`)
+  }
+  return { ...maze, mouse: square }
+}
+
+/** Move the cheese, all there is, to a square; null takes it away. */
+export function withCheese(maze, square) {
+  const cells = maze.cells.map((cell) => (cell === CHEESE ? FREE : cell))
+  if (square !== null) {
+    if (maze.cells[square] === WALL) {
+      throw new Error(`the cheese cannot be at ${named(maze, square)}, which is a wall${nearestFree(maze, square)}`)
+    }
+    if (square === maze.mouse) {
+      throw new Error(`the mouse cannot be on the cheese at ${named(maze, square)}${nearestFree(maze, square)}`)
+    }
+    cells[square] = CHEESE
+  }
+  return { ...maze, cells }
+}
+
+export function withCell(maze, square, cell) {
+  if (maze.cells[square] === CHEESE) {
+    throw new Error(`the cheese is at ${named(maze, square)}; move it away first`)
+  }
+  if (cell === WALL && square === maze.mouse) {
+    throw new Error(`the mouse cannot be on a wall at ${named(maze, square)}${nearestFree(maze, square)}`)
+  }
+  const cells = maze.cells.slice()
+  cells[square] = cell
+  return { ...maze, cells }
+}
+
+// Text: see maze/level/text.py.
+
+function fromRows(rows, mode, facing) {
+  const dim = rows.length
+  if (dim < 3 || dim % 2 === 0) {
+    throw new Error(`a maze has an odd number of rows, 3 or more, not ${dim}`)
+  }
+  const cells = new Uint8Array(dim * dim)
+  const mice = []
+  rows.forEach((text, number) => {
+    const row = dim - 1 - number
+    const letters = [...text]
+    if (letters.length !== dim) {
+      throw new Error(`row ${row} of the maze (line ${number + 1}) has ${letters.length} squares, but the maze has ${dim} rows`)
+    }
+    letters.forEach((letter, column) => {
+      const place = `row ${row}, column ${column} (line ${number + 1})`
+      if (letter === 'm') throw new Error(`the mouse cannot be on the cheese at ${place}`)
+      if (!Object.hasOwn(LETTERS, letter)) {
+        throw new Error(`'${letter}' at ${place} is no square of a maze; use # for a wall, . for a free square, C for cheese and M for the mouse`)
+      }
+      if (letter === 'M') mice.push(row * dim + column)
+      cells[row * dim + column] = LETTERS[letter]
+    })
+  })
+  const maze = { mode, dim, size: dim, cells, mouse: mice[0], facing }
+  if (!mice.length) throw new Error('the maze has no mouse M')
+  if (mice.length > 1) {
+    throw new Error(`the maze has mice M at ${named(maze, mice[0])} and at ${named(maze, mice[1])}`)
+  }
+  return maze
+}
+
+/** The maze of a level that was exported: rows of the whole world. */
+export const fromLevel = ({ mode, maze_dim, facing, rows }) => ({ ...fromRows(rows, mode, facing), size: maze_dim })
+
+/** The maze of a text, put into the middle of a world of {name, world_dim}. */
+export function fromText(text, { name, world_dim }, modes) {
+  const lines = text.trim() === '' ? [] : text.trim().split(/\s+/)
+  const maze = fromRows(lines, name, 0)
+  if (maze.dim > world_dim) {
+    const other = modes.find((mode) => mode.world_dim >= maze.dim)
+    throw new Error(`the maze has ${maze.dim} rows, but the world of ${name} mazes has ${world_dim}`
+      + (other ? `; choose the mode ${other.name}` : ''))
+  }
+  return inWorld(maze, world_dim)
+}
+
+function inWorld(maze, dim) {
+  const margin = (dim - maze.dim) / 2
+  const moved = (square) => (rowOf(maze, square) + margin) * dim + columnOf(maze, square) + margin
+  const cells = new Uint8Array(dim * dim)
+  maze.cells.forEach((cell, square) => { cells[moved(square)] = cell })
+  return { ...maze, dim, cells, mouse: moved(maze.mouse) }
+}
+
+/** The maze as text, without the walls around it. */
+export function toText(maze) {
+  if (squaresWith(maze, FREE, CHEESE).some((square) => !isInside(maze, square))) {
+    throw new Error('the level has free squares outside its maze, which a text cannot say; the address can')
+  }
+  const lines = []
+  for (let row = maze.size - 1; row >= 0; row--) {
+    let line = ''
+    for (let column = 0; column < maze.size; column++) {
+      const square = inner(maze, row, column)
+      line += square === maze.mouse ? 'M' : '#.C'[maze.cells[square]]
+    }
+    lines.push(`${line}\n`)
+  }
+  return lines.join('')
+}
+
+/** A maze as Procgen makes one: squares joined at random until all are (Kruskal's algorithm), the mouse
+ * at inner (0, 0), the cheese on any other free square. random(): from 0 to below 1. */
+export function randomMaze({ name, world_dim }, size, random = Math.random) {
+  const maze = { mode: name, dim: world_dim, size, cells: new Uint8Array(world_dim ** 2), mouse: 0, facing: 0 }
+  const group = new Map()
+  for (let row = 0; row < size; row += 2) {
+    for (let column = 0; column < size; column += 2) {
+      const square = inner(maze, row, column)
+      maze.cells[square] = FREE
+      group.set(square, [square])
+    }
+  }
+  const walls = [...group.keys()].flatMap((square) => [2, 3].map((direction) => {
+    const wall = beside(maze, square, direction)
+    return [square, wall, wall < 0 ? -1 : beside(maze, wall, direction)]
+  })).filter(([, , other]) => group.has(other))
+  while (walls.length) {
+    const [[one, wall, other]] = walls.splice(Math.floor(random() * walls.length), 1)
+    const [into, from] = [group.get(one), group.get(other)]
+    if (into === from) continue
+    maze.cells[wall] = FREE
+    into.push(...from)
+    for (const square of from) group.set(square, into)
+  }
+  maze.mouse = startOf(maze)
+  const places = squaresWith(maze, FREE).filter((square) => square !== maze.mouse)
+  maze.cells[places[Math.floor(random() * places.length)]] = CHEESE
+  return maze
+}
+
+// Paths.
+
+/** Steps from a square to every other over free squares, -1 where no way leads. */
+export function distancesFrom(maze, origin) {
+  const steps = new Int32Array(maze.cells.length).fill(-1)
+  if (maze.cells[origin] === WALL) return steps
+  steps[origin] = 0
+  const reached = [origin]
+  for (const at of reached) {
+    for (let direction = 0; direction < 4; direction++) {
+      const next = beside(maze, at, direction)
+      if (next >= 0 && maze.cells[next] !== WALL && steps[next] < 0) {
+        steps[next] = steps[at] + 1
+        reached.push(next)
+      }
+    }
+  }
+  return steps
+}
+
+/** The shortest path, both ends included; of several the first in the order left, down, up, right. Null
+ * if there is none. */
+export function pathBetween(maze, origin, target) {
+  const steps = distancesFrom(maze, target)
+  if (steps[origin] < 0) return null
+  const path = [origin]
+  while (steps[path.at(-1)]) {
+    const at = path.at(-1)
+    path.push([0, 1, 2, 3].map((direction) => beside(maze, at, direction)).find(
+      (next) => next >= 0 && steps[next] === steps[at] - 1))
+  }
+  return path
+}
+
+/**
+ * The kind of a level, and for a fork its decision square and the directions of the first steps to cheese
+ * and corner: {kind, square, toCheese, toCorner}. Where there is no kind, {reason}.
+ */
+export function decisionOf(maze) {
+  const cheeses = cheesesOf(maze)
+  if (cheeses.length !== 1) {
+    return { reason: `the maze has ${cheeses.length || 'no'} cheese${cheeses.length > 1 ? 's' : ''}, not one` }
+  }
+  const toCheese = pathBetween(maze, startOf(maze), cheeses[0])
+  const toCorner = pathBetween(maze, startOf(maze), cornerOf(maze))
+  if (!toCheese || !toCorner) {
+    const target = toCheese ? cornerOf(maze) : cheeses[0]
+    return { reason: `no way leads from ${named(maze, startOf(maze))} to ${named(maze, target)}` }
+  }
+  if (toCorner.includes(cheeses[0])) return { kind: 'cheese on the way' }
+  if (toCheese.includes(cornerOf(maze))) return { kind: 'corner on the way' }
+  const common = toCheese.findIndex((square, i) => square !== toCorner[i])
+  const square = toCheese[common - 1]
+  const towards = (next) => [0, 1, 2, 3].find((direction) => beside(maze, square, direction) === next)
+  return { kind: 'fork', square, toCheese: towards(toCheese[common]), toCorner: towards(toCorner[common]) }
+}
+
+/** Whether there is exactly one path between any two free squares. */
+function isTree(maze) {
+  const free = squaresWith(maze, FREE, CHEESE)
+  const edges = free.reduce((sum, square) => sum + [2, 3].filter((direction) => {
+    const next = beside(maze, square, direction)
+    return next >= 0 && maze.cells[next] !== WALL
+  }).length, 0)
+  return edges === free.length - 1
+    && distancesFrom(maze, maze.mouse).reduce((sum, steps) => sum + (steps >= 0), 0) === free.length
+}
+
+/** Sentences on what an agent saw in no generated level. */
+export function departuresFromTraining(maze) {
+  const margin = marginOf(maze)
+  const all = Array.from(maze.cells.keys())
+  const odd = (square) => [(rowOf(maze, square) - margin) % 2, (columnOf(maze, square) - margin) % 2]
+  const within = all.filter((square) => isInside(maze, square))
+  const cheeses = cheesesOf(maze)
+  const found = []
+  if (cheeses.length !== 1) found.push(`there ${cheeses.length > 1 ? `are ${cheeses.length} cheeses` : 'is no cheese'}, not one`)
+  if (within.some((square) => odd(square).join() === '0,0' && maze.cells[square] === WALL)) {
+    found.push('a square with even inner row and column is a wall')
+  }
+  if (within.some((square) => odd(square).join() === '1,1' && maze.cells[square] !== WALL)) {
+    found.push('a square with odd inner row and column is no wall')
+  }
+  if (all.some((square) => !isInside(maze, square) && maze.cells[square] !== WALL)) {
+    found.push('there are free squares outside the maze')
+  }
+  if (!isTree(maze)) found.push('the free squares are no tree, so there may be several shortest paths')
+  if (maze.mouse !== startOf(maze)) found.push('the mouse is not at inner (0, 0)')
+  return found
+}
+
+// Pairs of mazes that vectors are made of: see maze/level/pairs.py. [with the thing, without].
+
+export function cheesePair(maze) {
+  const one = withMouseAtStart(maze)
+  const { length } = cheesesOf(maze)
+  if (length !== 1) throw new Error(`the maze has ${length || 'no'} cheese${length > 1 ? 's' : ''}, not one`)
+  return [one, withCheese(one, null)]
+}
+
+export function topRightPair(maze) {
+  if (marginOf(maze) === 0) {
+    throw new Error('there is no room for a path to the top right: the maze fills the world')
+  }
+  const without = withMouseAtStart(maze)
+  const corner = cornerOf(maze)
+  const cells = without.cells.slice()
+  const open = (square) => { if (cells[square] === WALL) cells[square] = FREE }
+  for (let row = rowOf(maze, corner) + 1; row < maze.dim; row++) open(squareAt(maze, row, columnOf(maze, corner)))
+  for (let column = columnOf(maze, corner) + 1; column < maze.dim; column++) open(squareAt(maze, maze.dim - 1, column))
+  return [{ ...without, cells }, without]
+}
+
+const withMouseAtStart = (maze) => withMouse(maze, startOf(maze))

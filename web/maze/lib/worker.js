@@ -1,0 +1,148 @@
+// The worker: runs agents on mazes, square by square, and answers as it goes.
+//
+// It is told {agent: number, layers, weights}, {stamps: mode, arrays}, {wasm: bytes}, and {job: number,
+// ...} with what to compute; a newer job ends an older one. It answers {job, arm, squares, logProbs,
+// values}, {job, maps}, {job, done: milliseconds} and {job, problem: message, patch: its number}.
+
+import { squaresWith, distancesFrom, decisionOf, startOf, FREE } from './grid.js'
+import { Kernel, Network } from './network.js'
+import { changesOf, openPatches, VECTORS } from './patches.js'
+import { framesOf } from './stamps.js'
+
+const SLICE = 24 // ms of work between looks at what was said
+const KEPT = 60 // fields
+const ACTIONS = 15
+
+let kernel = null
+const stamps = new Map()
+const agents = new Map() // {layers, network}
+const fields = new Map() // by all that decides them: {squares: Map of answers}
+let newest = -1
+
+const channel = new MessageChannel()
+let resume = null
+channel.port1.onmessage = () => resume()
+/** Let messages in. */
+const pause = () => new Promise((resolve) => {
+  resume = resolve
+  channel.port2.postMessage(null)
+})
+
+onmessage = async ({ data }) => {
+  if (data.wasm) kernel = Kernel.of(data.wasm)
+  else if (data.stamps) stamps.set(data.stamps, data.arrays)
+  else if (data.weights) {
+    agents.set(data.agent, { layers: data.layers, network: new Network(await kernel, data.layers, data.weights) })
+  } else if (data.job !== undefined) {
+    newest = data.job
+    await kernel
+    try {
+      await work(data)
+    } catch (error) {
+      postMessage({ job: data.job, problem: error.message, patch: error.number ?? null })
+    }
+  }
+}
+
+/** The answers to a maze that are known, which are kept as the youngest. */
+function fieldOf(key) {
+  const found = fields.get(key) ?? new Map()
+  fields.delete(key)
+  fields.set(key, found)
+  if (fields.size > KEPT) fields.delete(fields.keys().next().value)
+  return found
+}
+
+/** Free squares without cheese: the mouse's first, then that of the decision, then by their distance. */
+function inOrder(maze) {
+  const far = distancesFrom(maze, maze.mouse)
+  const { square } = decisionOf(maze)
+  const rank = (each) => (each === maze.mouse ? -2 : each === square ? -1 : far[each] < 0 ? Infinity : far[each])
+  return squaresWith(maze, FREE).sort((a, b) => rank(a) - rank(b) || a - b)
+}
+
+/** The vectors that patches add, by name and layer. */
+function vectorsOf(opened, network, maze, frames) {
+  const vectors = new Map()
+  opened.forEach(({ patch, sites }, number) => {
+    if (patch.kind !== 'add' || vectors.has(`${patch.value} ${sites[0].layer.name}`)) return
+    let pair
+    try {
+      pair = VECTORS[patch.value](maze)
+    } catch (error) {
+      throw Object.assign(new Error(`there is no ${patch.value} vector: ${error.message}`), { number })
+    }
+    const [shown, lacking] = pair.map((each) => {
+      network.see(framesOf(frames, each)(startOf(each), 0))
+      network.run()
+      return sites.map(({ layer }) => network.outputs(network.layer(layer.name)))
+    })
+    sites.forEach(({ layer }, i) => vectors.set(
+      `${patch.value} ${layer.name}`, shown[i].map((value, k) => value - lacking[i][k])))
+  })
+  return vectors
+}
+
+async function work({ job, agent, maze, patches, layer }) {
+  const begin = performance.now()
+  const { layers, network } = agents.get(agent)
+  const ofMode = stamps.get(maze.mode)
+  const frameOf = framesOf(ofMode, maze)
+  const opened = openPatches(patches, layers, maze)
+  const changes = changesOf(opened, network, vectorsOf(opened, network, maze, ofMode))
+  const key = `${agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
+  const arms = [['original', fieldOf(key)]]
+  if (patches.length) arms.push(['patched', fieldOf(`${key} ${JSON.stringify(patches)}`)])
+  postMessage({ job, maps: mapsOf(network, frameOf(maze.mouse, maze.facing), layer,
+    patches.length ? changes(maze.mouse, maze.facing) : null) })
+
+  let fresh = arms.map(() => [])
+  const tell = () => {
+    arms.forEach(([arm, known], i) => {
+      if (!fresh[i].length) return
+      const logProbs = new Float32Array(fresh[i].length * ACTIONS)
+      fresh[i].forEach((square, n) => logProbs.set(known.get(square).logProbs, n * ACTIONS))
+      postMessage({ job, arm, squares: fresh[i], logProbs,
+        values: fresh[i].map((square) => known.get(square).value) })
+    })
+    fresh = arms.map(() => [])
+  }
+  let last = begin
+  for (const square of inOrder(maze)) {
+    if (performance.now() - last > SLICE) {
+      tell()
+      await pause()
+      if (job !== newest) return
+      last = performance.now()
+    }
+    run(network, () => frameOf(square, maze.facing), () => changes(square, maze.facing), arms.map(([, known]) => known), square)
+    arms.forEach((_, i) => fresh[i].push(square))
+  }
+  tell()
+  postMessage({ job, done: performance.now() - begin })
+}
+
+/** The answers at a square, without and with changes, as far as they are not known. */
+function run(network, frame, changes, [original, patched], square) {
+  if (original.has(square) && (!patched || patched.has(square))) return
+  network.see(frame())
+  network.run()
+  original.set(square, network.answer())
+  if (patched && !patched.has(square)) {
+    const found = changes()
+    // What lies before the first changed layer is there already.
+    if (found.size) network.run(found, Math.min(...found.keys()), true)
+    patched.set(square, network.answer())
+  }
+}
+
+/** A layer's output with the mouse where it is, without and with changes: [original, patched or null]. */
+function mapsOf(network, frame, name, changes) {
+  if (!name) return null
+  network.see(frame)
+  network.run()
+  const original = network.outputs(network.layer(name))
+  if (!changes) return [original, null]
+  if (changes.size) network.run(changes, Math.min(...changes.keys()), true)
+  return [original, network.outputs(network.layer(name))]
+}
