@@ -16,10 +16,10 @@ from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
 from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_analysis_flags
-from analysis.results.output import Output
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
+from common.output_folder import Output
 from common.rollout_files import RolloutFolder
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder

@@ -13,9 +13,10 @@ from analysis.influences.files import CorrelationFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.config import XplotsConfig
 from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import Output, draw_jobs
+from analysis.results.output import draw_jobs
 from common.cli import Parser
 from common.errors import script_main
+from common.output_folder import Output
 
 FIGURES = Output("figures of xcorr_and_xcaus_plots.py")
 DATA = Output("matrices of xcorr_and_xcaus_plots.py", CorrelationFolder.PATTERNS)

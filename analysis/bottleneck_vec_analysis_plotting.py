@@ -7,9 +7,10 @@ from analysis.bottleneck_vectors.figures import figures
 from analysis.bottleneck_vectors.files import BottleneckFolder
 from analysis.parameters.config import BottleneckConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import Output, draw
+from analysis.results.output import draw
 from common.cli import Parser
 from common.errors import script_main
+from common.output_folder import Output
 from generative.flags import samples_of
 
 OUTPUT = Output("figures of bottleneck_vec_analysis_plotting.py")

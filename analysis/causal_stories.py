@@ -10,10 +10,10 @@ from pathlib import Path
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.gradients import Inputs
 from analysis.parameters.flags import add_story_flags
-from analysis.results.output import Output
 from analysis.stories.pages import PATTERNS, StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
+from common.output_folder import Output
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig

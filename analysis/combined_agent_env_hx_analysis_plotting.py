@@ -7,10 +7,11 @@ from analysis.behaviours.figures import figures
 from analysis.behaviours.files import BehavioursFolder
 from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import Output, draw
+from analysis.results.output import draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
+from common.output_folder import Output
 from generative.flags import samples_of
 
 OUTPUT = Output("figures of combined_agent_env_hx_analysis_plotting.py")

@@ -6,10 +6,11 @@ from analysis.env_states.figures import figures
 from analysis.env_states.files import EnvStatesFolder
 from analysis.parameters.config import EnvHiddenConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import Output, draw
+from analysis.results.output import draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser, count
 from common.errors import UserError, script_main
+from common.output_folder import Output
 from generative.flags import samples_of
 
 OUTPUT = Output("figures of env_h_analysis_plotting.py")

@@ -8,10 +8,11 @@ from analysis.hidden_states.figures import figures
 from analysis.hidden_states.recorded import recorded_steps
 from analysis.parameters.config import AgentHiddenConfig
 from analysis.parameters.flags import add_hidden_analysis_flags, add_plotting_flags
-from analysis.results.output import Output, draw
+from analysis.results.output import draw
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.hidden_states_folder import HiddenStatesFolder
+from common.output_folder import Output
 from common.rollout_files import RolloutFolder
 from interventions.flags import directions_folder
 

@@ -6,10 +6,11 @@ from analysis.jacobians.figures import figures
 from analysis.jacobians.files import JacobiansFolder
 from analysis.parameters.config import JacobianConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import Output, draw
+from analysis.results.output import draw
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
+from common.output_folder import Output
 from generative.flags import samples_of
 
 OUTPUT = Output("figures of jacobian_analysis_plotting.py")

@@ -33,12 +33,12 @@ from PIL import Image
 
 import export_panel
 from analysis.behaviours.files import BehavioursFolder
-from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PAGE, PanelFolder
+from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
 from analysis.parameters.config import BehavioursConfig
-from analysis.results.output import SETTINGS_NAME
 from common.files import save_json
 from common.game_constants import ACTION_LABELS
 from common.hidden_states_folder import HiddenStatesFolder
+from common.output_folder import SETTINGS_NAME
 from common.parameters import ParameterSet
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
@@ -155,7 +155,7 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
     assert names == {"manifest.js", "steps.js", "recorded.js",
                      *(f"gradients_{i:02d}.js" for i in range(len(TYPES))),
                      *(f"pictures_{i:05d}.js" for i in range(TOTAL))}
-    for path in PAGE.iterdir():
+    for path in PanelFolder.built().iterdir():
         assert (folder.path / path.name).read_bytes() == path.read_bytes()
     settings = json.loads((folder.path / SETTINGS_NAME).read_text())
     assert settings["saliency_types"] == list(TYPES) and "python" in settings["versions"]

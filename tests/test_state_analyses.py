@@ -54,10 +54,10 @@ from analysis.parameters.config import (
 )
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
-from analysis.results.output import Output
 from analysis.results.simulated_steps import simulated_steps
 from common.array_folders import ResultWriter
 from common.errors import UserError
+from common.output_folder import Output
 from common.parameters import ParameterSet
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter

@@ -7,14 +7,15 @@ import re
 import pytest
 from conftest import ROOT
 
-from analysis.panel_export.files import PAGE
+from analysis.panel_export.files import PanelFolder
+from common.page_files import BUILT
 
 WEB = ROOT / "web"
 PAGES = sorted(path.parent.name for path in WEB.glob("*/main.js"))
 
 
 def test_the_panel_is_one_of_the_pages():
-    assert PAGE.parent == WEB / "built" and PAGE.name in PAGES
+    assert BUILT == WEB / "built" and PanelFolder.PAGE in PAGES
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -38,7 +39,8 @@ def test_a_page_imports_from_itself_and_from_what_is_shared_alone(page):
     for path in [*folder.rglob("*.js"), *folder.rglob("*.svelte")]:
         for imported in re.findall(r"""(?:from|import)\s*\(?\s*['"](\.[^'"]*)['"]""",
                                    path.read_text()):
-            target = (path.parent / imported).resolve()
+            # A query says how a file is built in: as a worker, or as WebAssembly.
+            target = (path.parent / imported.partition("?")[0]).resolve()
             assert target.is_file(), f"{path.relative_to(WEB)} imports {imported}"
             assert target.relative_to(WEB).parts[0] in (page, "shared"), \
                 f"{path.relative_to(WEB)} imports {imported}"

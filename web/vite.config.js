@@ -1,9 +1,11 @@
 import { svelte } from '@sveltejs/vite-plugin-svelte'
+import asc from 'assemblyscript/asc'
 import { createHash } from 'node:crypto'
-import { readdirSync, readFileSync } from 'node:fs'
+import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { defineConfig } from 'vite'
 
-const PAGES = ['panel'] // each a folder here, with main.js and index.html
+// Each a folder here, with main.js and index.html.
+const PAGES = readdirSync('.').filter((name) => existsSync(`${name}/main.js`))
 
 /** Checksum of all that a page is built from; by it, a test knows whether the built files are up to date. */
 function checksum(page) {
@@ -28,9 +30,30 @@ const signed = {
   }
 }
 
+/** `import base64 from './x.ts?wasm'`: AssemblyScript as base64 of WebAssembly with SIMD. */
+const wasm = {
+  name: 'wasm',
+  enforce: 'pre',
+  async load(id) {
+    const [file, query] = id.split('?')
+    if (query !== 'wasm') return null
+    let binary
+    const { error, stderr } = await asc.main([
+      'source.ts', '--outFile', 'x.wasm', '--runtime', 'stub', '--enable', 'simd', '-O3', '--noAssert'
+    ], {
+      readFile: (name) => (name === 'source.ts' ? readFileSync(file, 'utf8') : null),
+      writeFile: (_, content) => { binary = content },
+      listFiles: () => []
+    })
+    if (error) throw new Error(`${error.message}\n${stderr}`)
+    return `export default ${JSON.stringify(Buffer.from(binary).toString('base64'))}`
+  }
+}
+
 // A page that is opened from disk may load classic scripts alone, no modules; so all of it becomes
 // one, and index.html is written by hand. Names without a hash keep the built files comparable.
-// One build makes one such script, so every page is an environment of its own.
+// One build makes one such script, so every page is an environment of its own. Such a page runs no
+// worker from a file either: `import Worker from './x.js?worker&inline'` makes it of a blob.
 const environments = Object.fromEntries(PAGES.map((page) => [page, {
   consumer: 'client',
   build: {
@@ -47,8 +70,9 @@ const environments = Object.fromEntries(PAGES.map((page) => [page, {
 }]))
 
 export default defineConfig({
-  plugins: [svelte(), signed],
+  plugins: [svelte(), wasm, signed],
   publicDir: false,
+  worker: { format: 'iife', plugins: () => [wasm] },
   environments,
   builder: {
     async buildApp(builder) {

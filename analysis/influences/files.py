@@ -30,10 +30,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.results.output import SETTINGS_NAME
 from common.description import read_description
 from common.errors import UserError
 from common.files import read_array
+from common.output_folder import SETTINGS_NAME
 from common.tables import read_table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 

@@ -3,19 +3,16 @@
 Layout::
 
     index.html, panel.js, panel.css     the page, as `make web` built it
-    settings.json                       what made the folder (analysis/results/output.py)
+    settings.json                       what made the folder (common/output_folder.py)
     data/manifest.js                    names and numbers of what there is
     data/steps.js                       every step of every sample
     data/recorded.js                    coordinates of recorded states
     data/gradients_00.js                of a saliency type, with respect to the coordinates
     data/pictures_00000.js              frames and saliency pictures of a sample
 
-A page that is opened from disk may read neither files nor modules, only classic scripts. So every
-file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
-itself when it needs it. The content of ``manifest`` is plain; in that of ``steps``, ``recorded``
-and ``gradients`` every array is [type, base64 of its little-endian numbers]; in
-``pictures`` a strip of pictures, from the first step to the last, is base64 of a WebP file.
-Names that a user chose are values there, never keys. Samples and saliency types are numbered from
+Files of data are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain; that
+of ``steps``, ``recorded`` and ``gradients`` is arrays; in ``pictures`` a strip of pictures, from
+the first step to the last, is base64 of a WebP file. Samples and saliency types are numbered from
 0.
 
 ``web/panel/lib/data.js`` is the reader.
@@ -26,12 +23,9 @@ of a sample, H W C a picture, k independent components, F saliency types.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import io
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,15 +33,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
+from common.page_files import PageFolder, base64_text, data_script, encoded
 from common.progress import with_progress
 
 FORMAT = 1  # that web/panel/lib/data.js reads
 NOT_RECORDED = 255  # an action that a published sample does not store
 NO_BEHAVIOUR = -1
-PAGE = Path(__file__).parents[2] / "web" / "built" / "panel"
-_TYPES = {"float32": "<f4", "int16": "<i2", "uint8": "u1"}
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
 # the mean difference is one shade in 256 for the frames and two for the saliency.
 _FRAME_QUALITY, _SALIENCY_QUALITY = 95, 82
@@ -55,20 +47,10 @@ _EFFORT = 2  # of the encoder; the default 4 makes strips 7 % smaller and takes 
 _MEASURED = 24  # samples whose pictures are encoded to know the size of all
 
 
-class PanelFolder:
+class PanelFolder(PageFolder):
     """Names in one folder."""
 
-    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
-
-    def __init__(self, path: Path):
-        self.path = Path(path)
-
-    @property
-    def page_file(self) -> Path:
-        return self.path / "index.html"
-
-    def data_file(self, name: str) -> Path:
-        return self.path / "data" / f"{name}.js"
+    PAGE = "panel"
 
     def gradients_file(self, saliency_type: int) -> Path:
         return self.data_file(f"gradients_{saliency_type:02d}")
@@ -198,19 +180,18 @@ def panel_size(content: PanelContent) -> int:
     pictures = [len(_pictures_script(folder, content, number, content.sample(number)))
                 for number in range(step // 2, content.num_samples, step)]
     gradients = len(content.types) * len(
-        _script(folder.gradients_file(0), _arrays(gradients=content.steps.coordinates)))
-    numbers = sum(len(_script(path, of_file)) for path, of_file in _whole_files(folder, content))
-    page = sum(path.stat().st_size for path in built_page().rglob("*") if path.is_file())
+        data_script(folder.gradients_file(0), encoded(gradients=content.steps.coordinates)))
+    numbers = sum(len(data_script(*of_file)) for of_file in _whole_files(folder, content))
+    page = sum(path.stat().st_size for path in PanelFolder.built().rglob("*") if path.is_file())
     return round(np.mean(pictures) * content.num_samples) + gradients + numbers + page
 
 
 def write_panel(path: Path, content: PanelContent) -> None:
     """Write the page and its data into a folder."""
     folder = PanelFolder(path)
-    shutil.copytree(built_page(), path, dirs_exist_ok=True)
-    folder.data_file("").parent.mkdir()
+    folder.copy_page()
     for file, of_file in _whole_files(folder, content):
-        file.write_text(_script(file, of_file))
+        file.write_text(data_script(file, of_file))
     rows = content.first_rows
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
@@ -227,18 +208,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
             pass
     for index, of_type in enumerate(gradients):
         file = folder.gradients_file(index)
-        file.write_text(_script(file, _arrays(gradients=of_type)))
-
-
-def built_page() -> Path:
-    """Where the built page is.
-
-    Raises:
-        UserError: if it is not there.
-    """
-    if not (PAGE / "index.html").is_file():
-        raise UserError(f"there is no built page in {PAGE}; 'make web' builds it")
-    return PAGE
+        file.write_text(data_script(file, encoded(gradients=of_type)))
 
 
 def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
@@ -259,29 +229,19 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
              for field in dataclasses.fields(PanelSteps)}
     if content.behaviours is not None:
         steps["behaviours"] = content.behaviours
-    yield folder.data_file("steps"), _arrays(
+    yield folder.data_file("steps"), encoded(
         **steps, has_saliency=content.has_saliency.astype(np.uint8))
-    yield folder.data_file("recorded"), _arrays(coordinates=content.recorded,
+    yield folder.data_file("recorded"), encoded(coordinates=content.recorded,
                                                 **content.positions)
 
 
 def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
                      sample: PanelSample) -> str:
     pictures = [sample.pictures.get(index) for index in range(len(content.types))]
-    return _script(folder.pictures_file(number), {
+    return data_script(folder.pictures_file(number), {
         "frames": _strip(sample.frames, _FRAME_QUALITY),
         "saliency": [None if each is None else _strip(each, _SALIENCY_QUALITY)
                      for each in pictures]})
-
-
-def _script(path: Path, content: dict) -> str:
-    """The text of a file of data, which is plain ASCII."""
-    return f"panelData({json.dumps(path.stem)}, {json.dumps(content, separators=(',', ':'))});\n"
-
-
-def _arrays(**arrays: np.ndarray) -> dict[str, list[str]]:
-    return {name: [array.dtype.name, _base64(array.astype(_TYPES[array.dtype.name]).tobytes())]
-            for name, array in arrays.items()}
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:
@@ -289,8 +249,4 @@ def _strip(pictures: np.ndarray, quality: int) -> str:
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)
-    return _base64(buffer.getvalue())
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    return base64_text(buffer.getvalue())

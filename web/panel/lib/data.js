@@ -1,41 +1,8 @@
-// Reader of the data that analysis/panel_files.py writes; the format is described there.
+// Reader of the data that analysis/panel_export/files.py writes; the format is described there.
 
-const FORMAT = 1
-const TYPES = { float32: Float32Array, int16: Int16Array, uint8: Uint8Array }
+import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-const arrived = new Map()
-globalThis.panelData = (name, content) => arrived.set(name, content)
-
-/** The content of a file of data. A script works from disk as well, where fetch() is not allowed. */
-function load(name) {
-  return new Promise((resolve, reject) => {
-    const script = document.createElement('script')
-    script.src = `data/${name}.js`
-    const end = () => {
-      script.remove()
-      const content = arrived.get(name)
-      arrived.delete(name)
-      if (content === undefined) {
-        reject(new Error(`data/${name}.js is missing or damaged; export the panel again`))
-      } else resolve(content)
-    }
-    script.onload = end
-    script.onerror = end
-    document.head.append(script)
-  })
-}
-
-function bytes(base64) {
-  const text = atob(base64)
-  const found = new Uint8Array(text.length)
-  for (let i = 0; i < text.length; i++) found[i] = text.charCodeAt(i)
-  return found
-}
-
-function arrays(content) {
-  return Object.fromEntries(Object.entries(content).map(
-    ([name, [type, base64]]) => [name, new TYPES[type](bytes(base64).buffer)]))
-}
+export const FORMAT = 1
 
 /** A strip of pictures. It comes from the script's own bytes, so that canvases stay exportable. */
 async function strip(base64) {
@@ -44,14 +11,6 @@ async function strip(base64) {
 
 const two = (number) => String(number).padStart(2, '0')
 const five = (number) => String(number).padStart(5, '0')
-
-export async function loadManifest() {
-  const manifest = await load('manifest')
-  if (manifest.format !== FORMAT) {
-    throw new Error('This data is of another version than the page; export the panel again.')
-  }
-  return manifest
-}
 
 export const loadSteps = async () => arrays(await load('steps'))
 export const loadRecorded = async () => arrays(await load('recorded'))

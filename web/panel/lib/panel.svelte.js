@@ -1,9 +1,10 @@
 // The state of the panel: what is loaded and what is shown.
 
 import { Address } from '../../shared/lib/address.js'
+import { loadManifest } from '../../shared/lib/data.js'
 import { ranges } from '../../shared/lib/statistics.js'
 import { read, write } from './address.js'
-import { loadGradients, loadManifest, loadRecorded, loadSteps, Pictures } from './data.js'
+import { FORMAT, loadGradients, loadRecorded, loadSteps, Pictures } from './data.js'
 import { passing, waits } from './filters.js'
 import { Samples } from './samples.js'
 
@@ -17,7 +18,6 @@ export class Panel {
   view = $state({ sample: 0, other: null, step: 0, type: null, x: 0, y: 1, ic: 0, at: null,
     cloud: 'both', colouring: null, speed: 4, behaviour: null, filters: [], notes: '' })
   playing = $state(false)
-  colours = $state.raw({})
   pictures = new Pictures()
   samples = null
 
@@ -30,12 +30,21 @@ export class Panel {
   type = $derived(this.view.type === null ? null : this.manifest.saliency[this.view.type])
   limits = $derived(this.#limits())
 
+  #theme
   #start = null
   #address = new Address()
 
+  constructor(theme) {
+    this.#theme = theme
+  }
+
+  get colours() {
+    return this.#theme.colours
+  }
+
   async load() {
     try {
-      this.manifest = await loadManifest()
+      this.manifest = await loadManifest(FORMAT)
       this.samples = new Samples(this.manifest)
       const types = this.manifest.saliency
       const value = types.findIndex(({ name }) => name === 'value')

@@ -1,0 +1,83 @@
+"""Pages that open from disk: where they are built, and the scripts that hold their data.
+
+A page that is opened from disk may read neither files nor modules, only classic scripts. So every
+file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
+itself when it needs it. Arrays in it are [type, base64 of their little-endian numbers]. Names that
+a user chose are values there, never keys, and pages show them as text.
+
+``web/shared/lib/data.js`` is the reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from common.errors import UserError
+
+BUILT = Path(__file__).parents[1] / "web" / "built"
+_TYPES = {"float32": "<f4", "int16": "<i2", "int32": "<i4", "uint8": "u1", "uint32": "<u4"}
+
+
+class PageFolder:
+    """Names in the folder of a page.
+
+    Attributes:
+        PAGE: its name in web/.
+        PATTERNS: of all its files.
+    """
+
+    PAGE: ClassVar[str]
+    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    @property
+    def page_file(self) -> Path:
+        return self.path / "index.html"
+
+    def data_file(self, name: str) -> Path:
+        return self.path / "data" / f"{name}.js"
+
+    def copy_page(self) -> None:
+        """Put the built page into the folder, which may be there, and a folder for its data."""
+        shutil.copytree(self.built(), self.path, dirs_exist_ok=True)
+        self.data_file("").parent.mkdir()
+
+    @classmethod
+    def built(cls) -> Path:
+        """Folder of the page as ``make web`` built it.
+
+        Raises:
+            UserError: if it is not there.
+        """
+        page = BUILT / cls.PAGE
+        if not (page / "index.html").is_file():
+            raise UserError(f"there is no built page in {page}; 'make web' builds it")
+        return page
+
+
+def data_script(path: Path, content: dict) -> str:
+    """The text of a file of data, which is plain ASCII.
+
+    Args:
+        path: of the file, whose name without ending the page asks for.
+        content: that JSON can hold.
+    """
+    return f"panelData({json.dumps(path.stem)}, {json.dumps(content, separators=(',', ':'))});\n"
+
+
+def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
+    """Arrays by name, of one of the types that pages read, as [type, base64]."""
+    return {name: [array.dtype.name, base64_text(array.astype(_TYPES[array.dtype.name]).tobytes())]
+            for name, array in arrays.items()}
+
+
+def base64_text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
