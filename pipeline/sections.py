@@ -11,6 +11,8 @@ from pipeline.presets import MazePreset, Preset
 from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
+MAZE_PAGE_CAPTION = ("Edit a maze and see what the agents do in it, with and without patches; it "
+                     "opens in the browser, from disk.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +221,8 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
         "findings", "What was published, and what these agents show", TABLE,
         "A row a published claim, a column an agent.",
         "Look for rows that say claimed, and for those that do not: nulls are results.",
-        (Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),))]
+        (Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),
+         Files("maze_page", (f"{ROOM}/page/index.html",), MAZE_PAGE_CAPTION)))]
     for agent in preset.agents:
         folder = f"{ROOM}/{agent}"
         sections.append(Section(
@@ -255,4 +258,5 @@ PIECE_OF_MAZES = Section(
     "each square; beside them with each level's cheese vector taken out, or the vector to the "
     "corner added, and the difference.",
     "Look for arrows that no longer turn to the cheese.",
-    (Files("maze_fields", (f"{ROOM}/fields/*/field_*.png",), "Fields of forks.", 3),))
+    (Files("maze_fields", (f"{ROOM}/fields/*/field_*.png",), "Fields of forks.", 3),
+     Files("maze_page", (f"{ROOM}/page/index.html",), MAZE_PAGE_CAPTION)))
