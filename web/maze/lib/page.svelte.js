@@ -242,16 +242,24 @@ export class Page {
       return
     }
     if (job !== this.#job) return
-    const { original, patched, of } = this.answers
-    const same = of && of.mode === maze.mode && of.agent === view.agent
-    const fresh = (old) => {
-      const field = same && old ? old : new Field(maze.cells.length)
-      field.age((square) => maze.cells[square] === FREE)
-      return field
+    const of = `${view.agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
+    this.answers = {
+      original: this.#begun(this.answers.original, of),
+      patched: isPatched ? this.#begun(this.answers.patched, `${of} ${JSON.stringify(content.patches)}`) : null,
+      count: 0
     }
-    this.answers = { original: fresh(original), patched: isPatched ? fresh(patched) : null,
-      of: { mode: maze.mode, agent: view.agent }, count: 0 }
     this.#worker.postMessage(content)
+  }
+
+  /** The field to go on with. What an old one knows is shown until it is known again; that of the same
+   * agent, maze and patches stays. */
+  #begun(field, of) {
+    if (field?.of === of) return field
+    const { maze } = this
+    const begun = field?.known.length === maze.cells.length ? field : new Field(maze.cells.length)
+    begun.age((square) => maze.cells[square] === FREE)
+    begun.of = of
+    return begun
   }
 
   /** Tell the worker something once. */
@@ -261,7 +269,8 @@ export class Page {
     this.#told.add(name)
   }
 
-  #hear({ job, arm, squares, logProbs, values, maps, done, problem }) {
+  #hear({ fatal, job, arm, squares, logProbs, values, maps, done, problem }) {
+    if (fatal) this.error = `The networks cannot run in this browser: ${fatal}`
     if (job !== this.#job) return
     if (squares) {
       this.answers[arm].take(squares, logProbs, values)

@@ -2,7 +2,7 @@
 //
 // It is told {agent: number, layers, weights}, {stamps: mode, arrays}, {wasm: bytes}, and {job: number,
 // ...} with what to compute; a newer job ends an older one. It answers {job, arm, squares, logProbs,
-// values}, {job, maps}, {job, done: milliseconds} and {job, problem: message, patch: its number}.
+// values}, {job, maps}, {job, done: milliseconds}, {job, problem: message}, and {fatal: message}.
 
 import { squaresWith, distancesFrom, decisionOf, startOf, FREE } from './grid.js'
 import { Kernel, Network } from './network.js'
@@ -29,18 +29,23 @@ const pause = () => new Promise((resolve) => {
 })
 
 onmessage = async ({ data }) => {
-  if (data.wasm) kernel = Kernel.of(data.wasm)
-  else if (data.stamps) stamps.set(data.stamps, data.arrays)
-  else if (data.weights) {
-    agents.set(data.agent, { layers: data.layers, network: new Network(await kernel, data.layers, data.weights) })
-  } else if (data.job !== undefined) {
-    newest = data.job
-    await kernel
-    try {
-      await work(data)
-    } catch (error) {
-      postMessage({ job: data.job, problem: error.message, patch: error.number ?? null })
+  try {
+    if (data.wasm) kernel = Kernel.of(data.wasm)
+    const ready = await kernel
+    if (data.stamps) stamps.set(data.stamps, data.arrays)
+    else if (data.weights) {
+      agents.set(data.agent, { layers: data.layers, network: new Network(ready, data.layers, data.weights) })
     }
+  } catch (error) { // no WebAssembly with SIMD, or no memory
+    postMessage({ fatal: error.message })
+    return
+  }
+  if (data.job === undefined) return
+  newest = data.job
+  try {
+    await work(data)
+  } catch (error) {
+    postMessage({ job: data.job, problem: error.message })
   }
 }
 
@@ -64,13 +69,13 @@ function inOrder(maze) {
 /** The vectors that patches add, by name and layer. */
 function vectorsOf(opened, network, maze, frames) {
   const vectors = new Map()
-  opened.forEach(({ patch, sites }, number) => {
+  opened.forEach(({ patch, sites }) => {
     if (patch.kind !== 'add' || vectors.has(`${patch.value} ${sites[0].layer.name}`)) return
     let pair
     try {
       pair = VECTORS[patch.value](maze)
     } catch (error) {
-      throw Object.assign(new Error(`there is no ${patch.value} vector: ${error.message}`), { number })
+      throw new Error(`there is no ${patch.value} vector: ${error.message}`)
     }
     const [shown, lacking] = pair.map((each) => {
       network.see(framesOf(frames, each)(startOf(each), 0))
