@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
+from common.networks import ARCHITECTURES
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 
@@ -52,7 +53,7 @@ class AgentConfig:
         for name in ("gamma", "lmbda", "kickstart_until"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        for name, choices in (("algo", ("ppo",)), ("architecture", ("impala", "nature"))):
+        for name, choices in (("algo", ("ppo",)), ("architecture", ARCHITECTURES)):
             if getattr(self, name) not in choices:
                 value = getattr(self, name)
                 raise UserError(f"unknown {name} '{value}'{nearest(value, choices)}")

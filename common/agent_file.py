@@ -8,11 +8,15 @@ The optimiser's state is that of an Adam over the parameters in the published or
 from the order inside a running process and in ``resume.pth``. Published scripts load it into an
 optimiser of their own, which refuses another number of parameters, so files of weights alone have
 one too: that of an Adam that has not taken a step.
+
+A file may also say what is known of the training, such as ``use_backgrounds``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,10 +28,26 @@ from common.adam_state import in_order, moments, num_parameters
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
-from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
+from common.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 
 ADAM_EPS = 1e-5
 _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentOrigin:
+    """What an agent file says of the agent's training; None where it does not say.
+
+    Attributes:
+        reward_scale: by what the rewards were multiplied, where that was one number.
+        use_backgrounds: whether the game's background pictures were drawn.
+        gamma, lmbda: discount and lambda of the advantages.
+    """
+
+    reward_scale: float | None = None
+    use_backgrounds: bool | None = None
+    gamma: float | None = None
+    lmbda: float | None = None
 
 
 def agent_file_name(timesteps: int) -> str:
@@ -41,12 +61,14 @@ def agent_files(folder: Path) -> list[Path]:
     return [found[timesteps] for timesteps in sorted(found)]
 
 
-def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) -> None:
+def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
+               origin: AgentOrigin | None = None) -> None:
     """Write an agent file, atomically.
 
     Args:
         optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
             a new Adam is written.
+        origin: what is known of the training.
     """
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
@@ -54,7 +76,9 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None) 
     order = [names.index(name) for name in _published_order(names)]
     save_tensors(path, {"model_state_dict": policy.state_dict(),
                         "optimizer_state_dict": in_order(optimizer_state, order),
-                        "learned_initial_state": policy.learned_initial_state})
+                        "learned_initial_state": policy.learned_initial_state,
+                        **{name: value for name, value in vars(origin or AgentOrigin()).items()
+                           if value is not None}})
 
 
 def _published_order(names: Iterable[str]) -> list[str]:
@@ -87,6 +111,22 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
     return policy.to(device)
+
+
+def read_origin(path: Path) -> AgentOrigin:
+    """Read what an agent file says of the agent's training.
+
+    Raises:
+        UserError: if the file is missing or damaged, or says something that cannot be.
+    """
+    content = load_tensors(path, "agent file")
+    found = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
+    for name, value in found.items():
+        is_right = (isinstance(value, bool) if name == "use_backgrounds" else
+                    isinstance(value, int | float) and 0 < value < math.inf)
+        if value is not None and not is_right:
+            raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")
+    return AgentOrigin(**found)
 
 
 def _weights_of(content: dict) -> object:
@@ -137,6 +177,7 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
         raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
                         f"games have {NUM_ACTIONS}")
+    reads_grid = "embedder.fc.weight"  # the layer whose width tells the size of the frames
     if "embedder.block1.conv.weight" in state:
         channels = tuple(width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
         for k, c in enumerate(channels, 1):  # or a small file could ask for a huge network
@@ -144,14 +185,17 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
         embedder = ImpalaEmbedder(width("embedder.fc.weight"), channels)
     elif "embedder.conv1.weight" in state:
         embedder = NatureEmbedder(width("embedder.fc.weight"))
+    elif "embedder.conv1a.weight" in state:
+        embedder, reads_grid = ClearEmbedder(width("embedder.fc.weight")), "embedder.fc1.weight"
     else:
-        raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature embedding "
-                        "(no tensor 'embedder.block1.conv.weight' or 'embedder.conv1.weight')")
-    if state["embedder.fc.weight"].shape != embedder.fc.weight.shape:
+        raise UserError(f"the agent file {path} has neither an IMPALA nor a Nature nor a clear "
+                        "embedding (no tensor 'embedder.block1.conv.weight', "
+                        "'embedder.conv1.weight' or 'embedder.conv1a.weight')")
+    expected = embedder.get_parameter(reads_grid.removeprefix("embedder.")).shape
+    if width(reads_grid) and state[reads_grid].shape != expected:
         raise UserError(f"the agent in {path} is for frames of another size than {FRAME_SIZE} x "
-                        f"{FRAME_SIZE}: 'embedder.fc.weight' has the shape "
-                        f"{tuple(state['embedder.fc.weight'].shape)}, not "
-                        f"{tuple(embedder.fc.weight.shape)}")
+                        f"{FRAME_SIZE}: '{reads_grid}' has the shape "
+                        f"{tuple(state[reads_grid].shape)}, not {tuple(expected)}")
     hidden = None
     if "gru.gru.weight_hh_l0" in state:
         hidden = width("gru.gru.weight_hh_l0") // 3

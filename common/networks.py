@@ -1,4 +1,4 @@
-"""The agent's networks: IMPALA or Nature embedding, GRU memory, policy and value heads.
+"""The agent's networks: IMPALA, Nature or clear embedding, GRU memory, policy and value heads.
 
 Every module is a named attribute made once, so a forward hook can reach every activation, and
 the state-dict keys are those of the published files.
@@ -24,6 +24,7 @@ from torch.nn import functional
 from common.game_constants import NUM_ACTIONS
 from common.pooling import halve
 
+ARCHITECTURES = ("impala", "nature", "clear")
 HiddenChange = Callable[[Tensor, Tensor], Tensor]
 """(state that enters a step, state that leaves it), each (B, D), to the state to leave with."""
 
@@ -94,10 +95,7 @@ class ImpalaEmbedder(nn.Module):
         self.fc = nn.Linear(channels[2] * 8 * 8, output_dim)
         self.relufc = nn.ReLU()
         self.output_dim = output_dim
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
+        _xavier(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.block3(self.block2(self.block1(x)))  # (N, C, 8, 8)
@@ -129,6 +127,62 @@ class NatureEmbedder(nn.Module):
         x = self.relu2(self.conv2(x))
         x = self.relu3(self.conv3(x))  # (N, 64, 4, 4)
         return self.relufc(self.fc(self.flatten(x)))  # (N, E)
+
+
+class L2Pool(nn.AvgPool2d):
+    """sqrt(mean of squares over 2x2 + 1e-8), stride 2. (N, C, H, W) to (N, C, H / 2, W / 2)."""
+
+    def __init__(self):
+        super().__init__(kernel_size=2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (super().forward(x.square()) + 1e-8).sqrt()
+
+
+class ClearEmbedder(nn.Module):
+    """The convolutional network of Hilton et al. (2020), "Understanding RL Vision", for 64x64
+    frames: few convolutions, no residual units, and L2 pools as wide as their stride."""
+
+    def __init__(self, output_dim: int = 512):
+        super().__init__()
+        self.conv1a = nn.Conv2d(3, 16, kernel_size=7, padding=3)
+        self.relu1a = nn.ReLU()
+        self.pool1 = L2Pool()
+        self.conv2a = nn.Conv2d(16, 32, kernel_size=5, padding=2)
+        self.relu2a = nn.ReLU()
+        self.conv2b = nn.Conv2d(32, 32, kernel_size=5, padding=2)
+        self.relu2b = nn.ReLU()
+        self.pool2 = L2Pool()
+        self.conv3a = nn.Conv2d(32, 32, kernel_size=5, padding=2)
+        self.relu3a = nn.ReLU()
+        self.pool3 = L2Pool()
+        self.conv4a = nn.Conv2d(32, 32, kernel_size=5, padding=2)
+        self.relu4a = nn.ReLU()
+        self.pool4 = L2Pool()
+        self.flatten = nn.Flatten()
+        self.fc1 = nn.Linear(32 * 4 * 4, 256)
+        self.relufc1 = nn.ReLU()
+        self.fc = nn.Linear(256, output_dim)
+        self.relufc = nn.ReLU()
+        self.output_dim = output_dim
+        _xavier(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool1(self.relu1a(self.conv1a(x)))  # (N, 16, 32, 32)
+        x = self.relu2a(self.conv2a(x))
+        x = self.pool2(self.relu2b(self.conv2b(x)))  # (N, 32, 16, 16)
+        x = self.pool3(self.relu3a(self.conv3a(x)))  # (N, 32, 8, 8)
+        x = self.pool4(self.relu4a(self.conv4a(x)))  # (N, 32, 4, 4)
+        x = self.relufc1(self.fc1(self.flatten(x)))  # (N, 256)
+        return self.relufc(self.fc(x))  # (N, E)
+
+
+def _xavier(embedder: nn.Module) -> None:
+    """Draw the weights of a new network Xavier-uniform, and set its biases to 0."""
+    for module in embedder.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
 
 
 class Memory(nn.Module):
@@ -291,12 +345,14 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
                  learned_initial_state: bool, width: int = 1) -> Policy:
     """Make a new policy from the values of a parameter set.
 
-    The Nature embedding is 512 wide; IMPALA's is ``hidden_state_size`` wide, or 256 without a
-    GRU, as in the published feed-forward agents. ``width`` multiplies the channels of IMPALA's
-    blocks: 4 in the published agents of hard mazes.
+    The Nature and the clear embedding are 512 wide; IMPALA's is ``hidden_state_size`` wide, or 256
+    without a GRU, as in the published feed-forward agents. ``width`` multiplies the channels of
+    IMPALA's blocks: 4 in the published agents of hard mazes.
     """
     if architecture == "nature":
         embedder = NatureEmbedder()
+    elif architecture == "clear":
+        embedder = ClearEmbedder()
     else:
         embedder = ImpalaEmbedder(hidden_state_size if recurrent else 256,
                                   (16 * width, 32 * width, 32 * width))

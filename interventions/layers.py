@@ -93,7 +93,7 @@ def all_layers(policy: Policy) -> tuple[Layer, ...]:
     shape, stride, first_pixel = (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0
     for name, module in policy.named_modules():
         match module:
-            case nn.Conv2d() | nn.MaxPool2d():
+            case nn.Conv2d() | nn.MaxPool2d() | nn.AvgPool2d():
                 kernel, step, padding = (value[0] if isinstance(value, tuple) else value for value
                                          in (module.kernel_size, module.stride, module.padding))
                 first_pixel += ((kernel - 1) / 2 - padding) * stride

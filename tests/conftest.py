@@ -25,7 +25,13 @@ from agents.config import load_agent_config
 from common.agent_file import load_agent, save_agent
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, sha256
-from common.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
+from common.networks import (
+    ClearEmbedder,
+    ImpalaEmbedder,
+    NatureEmbedder,
+    Policy,
+    build_policy,
+)
 from common.parameters import ParameterSet
 from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.settings import save_settings
@@ -119,7 +125,9 @@ def tiny_policy(seed: int = 0, recurrent: bool = True):
 def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy:
     """An untrained agent of few channels, for many pictures: 4, 6 and 5, and 12 units of a GRU."""
     torch.manual_seed(3)
-    embedder = ImpalaEmbedder(16, (4, 6, 5)) if architecture == "impala" else NatureEmbedder(16)
+    embedder = {"impala": lambda: ImpalaEmbedder(16, (4, 6, 5)),
+                "nature": lambda: NatureEmbedder(16),
+                "clear": lambda: ClearEmbedder(16)}[architecture]()
     policy = Policy(embedder, 12 if recurrent else None)
     with torch.no_grad():
         policy.fc_policy.weight *= 100

@@ -1,5 +1,6 @@
 """The command line: the published flags, and every mistake as one clear sentence."""
 
+import dataclasses
 import os
 import re
 import shlex
@@ -112,6 +113,11 @@ def test_published_parameter_sets_have_the_published_values(name):
         use_gae=True, learning_rate=0.0005, grad_clip_norm=0.5, eps_clip=0.2, value_coef=0.5,
         entropy_coef=0.01, normalize_adv=True, normalize_rew=True, hidden_state_size=64,
         learned_initial_state=True)
+
+
+def test_the_set_of_clear_agents_has_the_published_values():
+    assert load_agent_config("clear") == dataclasses.replace(
+        load_agent_config("easy"), architecture="clear", normalize_rew=False)
 
 
 def refused(main, argv, capsys):
@@ -268,7 +274,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
         else:
             content["model_state_dict"] = {"encoder.weight": torch.zeros(2)}
-            words = "neither an IMPALA nor a Nature embedding"
+            words = "neither an IMPALA nor a Nature nor a clear embedding"
         torch.save(content, path)
     output = tmp_path / "output"
     assert words in refused(main, ["--model_file", path, *more, output], capsys)

@@ -25,12 +25,16 @@ from common.devices import Compute
 from common.env import EnvConfig
 from common.errors import UserError
 from common.networks import (
+    ARCHITECTURES,
+    ClearEmbedder,
     ImpalaEmbedder,
+    L2Pool,
     NatureEmbedder,
     Policy,
     build_policy,
     to_images,
 )
+from interventions.layers import find_layer
 from interventions.patches import ChangeState
 from interventions.scopes import patched
 
@@ -83,7 +87,7 @@ def test_saved_file_has_the_published_names_and_shapes(tmp_path):
     assert "optimizer_state_dict" in content
 
 
-@pytest.mark.parametrize("architecture", ["impala", "nature"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("recurrent", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 def test_saved_agent_loads_as_the_same_agent(architecture, recurrent, learned, tmp_path):
@@ -106,9 +110,30 @@ def test_a_wide_policy_has_the_size_of_the_published_maze_agents(tmp_path):
     assert_same(dict(load_agent(tmp_path / "model_1.pth").state_dict()), dict(wide.state_dict()))
 
 
+def test_a_clear_policy_has_the_size_and_the_grids_of_the_published_one():
+    policy = build_policy("clear", 64, False, True)
+    assert sum(parameter.numel() for parameter in policy.parameters()) == 363_216
+    assert [(name, layer.shape) for name in ("1a", "2a", "2b", "3a", "4a")
+            for layer in [find_layer(policy, f"embedder.relu{name}")]] == [
+        ("1a", (16, 64, 64)), ("2a", (32, 32, 32)), ("2b", (32, 32, 32)), ("3a", (32, 16, 16)),
+        ("4a", (32, 8, 8))]
+    remembering = build_policy("clear", 24, True, True)
+    assert (remembering.gru.gru.input_size, remembering.hidden_state_size) == (512, 24)
+
+
+def test_the_clear_pool_is_the_root_of_the_mean_of_squares_over_four_cells():
+    x = torch.randn(2, 3, 6, 8)
+    squares = x.reshape(2, 3, 3, 2, 4, 2) ** 2
+    torch.testing.assert_close(L2Pool()(x), (squares.mean(dim=(3, 5)) + 1e-8).sqrt())
+    x = torch.zeros(1, 1, 2, 2, requires_grad=True)  # where a root has no derivative of its own
+    L2Pool()(x).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(1, 1, 2, 2))
+
+
 def test_widths_that_no_network_has_are_refused():
     assert (tiny_config().width, tiny_config(width=4).width) == (1, 4)
-    for changes in ({"width": 2}, {"width": 0}, {"width": 4, "architecture": "nature"}):
+    for changes in ({"width": 2}, {"width": 0}, {"width": 4, "architecture": "nature"},
+                    {"width": 4, "architecture": "clear"}):
         with pytest.raises(UserError, match="width must be 1, or 4 for impala"):
             tiny_config(**changes)
 
@@ -121,7 +146,8 @@ def test_wider_published_agent_loads(tmp_path):
     assert not loaded.recurrent
 
 
-@pytest.mark.parametrize(("architecture", "width"), [("impala", 256), ("nature", 512)])
+@pytest.mark.parametrize(("architecture", "width"), [("impala", 256), ("nature", 512),
+                                                     ("clear", 512)])
 @torch.no_grad()
 def test_the_state_of_a_feed_forward_agent_is_what_its_heads_read(architecture, width):
     policy = build_policy(architecture, 64, recurrent=False, learned_initial_state=True)
@@ -181,6 +207,12 @@ def test_initialisation_is_the_specified_one():
     assert 0.06 < policy.init_hx.std() < 0.14
     nature = NatureEmbedder().fc.weight  # orthogonal with the gain of relu, sqrt(2)
     torch.testing.assert_close(nature @ nature.T, 2 * torch.eye(512), atol=1e-4, rtol=0)
+    clear = ClearEmbedder()
+    for weight, fans in ((clear.conv2b.weight, 25 * (32 + 32)), (clear.fc.weight, 256 + 512)):
+        bound = (6 / fans) ** 0.5
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert not any(parameter.any() for name, parameter in clear.named_parameters()
+                   if name.endswith("bias"))
 
 
 def play_rollout(config, policy, steps_before=40):

@@ -7,7 +7,7 @@ from conftest import FLOAT32, planted_policy, tiny_policy
 
 from agents.acting import run_policy
 from common.errors import UserError
-from common.networks import build_policy
+from common.networks import ARCHITECTURES, build_policy
 from interventions.layers import all_layers, find_layer
 from interventions.patches import Zero
 from interventions.probes import probe_channels
@@ -47,7 +47,7 @@ def assert_equal_outputs(a, b, **tolerance):
                                    **tolerance or {"atol": 0, "rtol": 0})
 
 
-@pytest.mark.parametrize("architecture", ["impala", "nature"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("recurrent", [True, False])
 @torch.no_grad()
 def test_a_resumed_pass_is_the_full_one_at_every_layer(architecture, recurrent):

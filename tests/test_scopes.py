@@ -33,7 +33,8 @@ from interventions.scopes import patched, recorded, rows_of_pass
 LAYER = "embedder.block2.res1.resadd"
 MODE = LatentSampler("mode")
 BOTH = pytest.mark.parametrize(("architecture", "recurrent"), [
-    ("impala", True), ("impala", False), ("nature", True), ("nature", False)])
+    ("impala", True), ("impala", False), ("nature", True), ("nature", False), ("clear", True),
+    ("clear", False)])
 
 
 def frames_of(number, seed=0):

@@ -375,8 +375,9 @@ def test_validation_plays_the_levels_outside_the_training_range(tmp_path):
     assert run.val_worker.env.config.levels.start == 15
 
 
-def test_feed_forward_and_nature_agents_train(tmp_path):
-    for name, changes in (("ff", {"recurrent": False}), ("nature", {"architecture": "nature"})):
+def test_feed_forward_nature_and_clear_agents_train(tmp_path):
+    for name, changes in (("ff", {"recurrent": False}), ("nature", {"architecture": "nature"}),
+                          ("clear", {"architecture": "clear", "recurrent": False})):
         settings = _settings(num_timesteps=STEPS_AN_UPDATE, **changes)
         run = TrainingRun(tmp_path / name, settings, FLOAT32)
         before = {k: v.clone() for k, v in run.policy.state_dict().items()}
@@ -396,8 +397,10 @@ def test_the_width_of_the_parameter_set_is_that_of_the_agent(tmp_path):
     assert TrainingRun(tmp_path, settings, FLOAT32).timesteps == 16
 
 
-def test_a_feed_forward_run_goes_on_exactly_where_it_was(tmp_path):
-    settings = _settings(num_timesteps=2 * STEPS_AN_UPDATE, recurrent=False)
+@pytest.mark.parametrize("architecture", ["impala", "clear"])
+def test_a_feed_forward_run_goes_on_exactly_where_it_was(architecture, tmp_path):
+    settings = _settings(num_timesteps=2 * STEPS_AN_UPDATE, recurrent=False,
+                         architecture=architecture)
     whole = TrainingRun(tmp_path / "whole", settings, FLOAT32)
     assert whole.train() == 0
     half = TrainingRun(tmp_path / "half", settings, FLOAT32)
