@@ -545,7 +545,7 @@ def test_levels_sizes_and_modes_are_shown(page):
         page.get_by_role("button", name="Random maze").click()
         grid = from_text(text_of(page), "easy").grid
         assert grid.maze_dim == 13 and not grid.departures_from_training()
-        assert page.get_by_text("Such a maze may come up in training.").count()
+        assert page.get_by_text("Procgen generates such mazes.").count()
 
 
 def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):

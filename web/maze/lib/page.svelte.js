@@ -23,7 +23,7 @@ export class Page {
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
   stamps = $state.raw(new Map()) // by mode, those that have been needed
-  answers = $state.raw({ original: null, patched: null, count: 0 }) // fields; count: how often they grew
+  answers = $state.raw({ original: null, patched: null }) // fields; set again when they have grown
   maps = $state.raw(null) // of the layer that is shown: {layer, original, patched}
   took = $state(null) // ms, once all is computed
   working = $state(true)
@@ -219,7 +219,7 @@ export class Page {
 
   // Answers.
 
-  /** Have all computed that the view shows, unless it is there. */
+  /** Have all computed that the view shows. What it reads before it waits decides when that is due. */
   async compute() {
     const job = ++this.#job
     const { maze, isPatched, view } = this
@@ -245,8 +245,7 @@ export class Page {
     const of = `${view.agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
     this.answers = {
       original: this.#begun(this.answers.original, of),
-      patched: isPatched ? this.#begun(this.answers.patched, `${of} ${JSON.stringify(content.patches)}`) : null,
-      count: 0
+      patched: isPatched ? this.#begun(this.answers.patched, `${of} ${JSON.stringify(content.patches)}`) : null
     }
     this.#worker.postMessage(content)
   }
@@ -274,7 +273,7 @@ export class Page {
     if (job !== this.#job) return
     if (squares) {
       this.answers[arm].take(squares, logProbs, values)
-      this.answers = { ...this.answers, count: this.answers.count + squares.length }
+      this.answers = { ...this.answers }
     } else if (maps) this.maps = { layer: this.view.layer, original: maps[0], patched: maps[1] }
     if (done !== undefined || problem) {
       this.took = done ?? null

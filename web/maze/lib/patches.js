@@ -100,7 +100,9 @@ const WRITTEN = {
   clamp: ([low, high]) => `${low ?? ''}:${high ?? ''}`
 }
 
-/** The name among others that is most like one, as a hint. */
+const MOST_CHOICES = 12
+
+/** The name among others that is most like one, or all of them if they are few, as a hint. */
 export function nearest(name, choices) {
   const distance = (a, b) => {
     let row = Array.from({ length: b.length + 1 }, (_, j) => j)
@@ -114,7 +116,8 @@ export function nearest(name, choices) {
     return row[b.length]
   }
   const like = choices.map((each) => [distance(name, each), each]).sort((a, b) => a[0] - b[0])[0]
-  return like[0] <= like[1].length / 2 ? ` (did you mean '${like[1]}'?)` : ` (choose from ${choices.join(', ')})`
+  if (like[0] <= like[1].length / 2) return ` (did you mean '${like[1]}'?)`
+  return choices.length > MOST_CHOICES ? ' (the list of layers has its names)' : ` (choose from ${choices.join(', ')})`
 }
 
 /** The patch of a text: {kind, layer, channels, value, words}; throws an error that says what does not

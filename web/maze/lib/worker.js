@@ -11,6 +11,7 @@ import { framesOf } from './stamps.js'
 
 const SLICE = 24 // ms of work between looks at what was said
 const KEPT = 60 // fields
+const MOST_SAVED = 2e8 // bytes of networks half run
 const ACTIONS = 15
 
 let kernel = null
@@ -18,6 +19,9 @@ const stamps = new Map()
 const agents = new Map() // {layers, network}
 const fields = new Map() // by all that decides them: {squares: Map of answers}
 let newest = -1
+// Networks run up to the first changed layer, by that layer and square, of the latest maze: while a
+// coefficient is turned, only what lies behind is computed.
+let saved = { of: null, at: new Map(), bytes: 0 }
 
 const channel = new MessageChannel()
 let resume = null
@@ -101,6 +105,7 @@ async function work({ job, agent, maze, patches, layer }) {
   postMessage({ job, maps: mapsOf(network, frameOf(maze.mouse, maze.facing), layer,
     patches.length ? changes(maze.mouse, maze.facing) : null) })
 
+  if (saved.of !== key) saved = { of: key, at: new Map(), bytes: 0 }
   let fresh = arms.map(() => [])
   const tell = () => {
     arms.forEach(([arm, known], i) => {
@@ -129,16 +134,26 @@ async function work({ job, agent, maze, patches, layer }) {
 
 /** The answers at a square, without and with changes, as far as they are not known. */
 function run(network, frame, changes, [original, patched], square) {
-  if (original.has(square) && (!patched || patched.has(square))) return
-  network.see(frame())
-  network.run()
-  original.set(square, network.answer())
-  if (patched && !patched.has(square)) {
-    const found = changes()
-    // What lies before the first changed layer is there already.
-    if (found.size) network.run(found, Math.min(...found.keys()), true)
-    patched.set(square, network.answer())
+  const isKnown = original.has(square)
+  if (isKnown && (!patched || patched.has(square))) return
+  const found = patched ? changes() : new Map()
+  const first = Math.min(...found.keys())
+  const place = `${first} ${square}`
+  const before = saved.at.get(place)
+  if (isKnown && before) network.restore(first, before)
+  else if (!isKnown || found.size) {
+    network.see(frame())
+    network.run()
+    original.set(square, network.answer())
+    if (found.size && !before && saved.bytes < MOST_SAVED) {
+      const numbers = network.saved(first)
+      saved.at.set(place, numbers)
+      saved.bytes += numbers.reduce((sum, { byteLength }) => sum + byteLength, 0)
+    }
   }
+  if (!patched) return
+  if (found.size) network.run(found, first, true)
+  patched.set(square, found.size ? network.answer() : original.get(square))
 }
 
 /** A layer's output with the mouse where it is, without and with changes: [original, patched or null]. */
