@@ -23,7 +23,7 @@ from interventions.patch_text import Opening, open_patches, parse_patch, to_text
 from interventions.patches import Add
 from interventions.scopes import patched, recorded
 from maze import page as script
-from maze.field.fields import drawn_frames, vector_field
+from maze.field.fields import vector_field
 from maze.field.page_export import MazePageFolder
 from maze.level.environment import as_played, draw, stock_state
 from maze.level.files import save_levels
@@ -193,8 +193,7 @@ def test_frames_are_procgens_and_answers_torchs_on_edited_mazes(page, exported):
         state = edited(mode, seed)
         show(page, fragment(state, agent))
         np.testing.assert_array_equal(frame(page), draw([state])[0])
-        field = vector_field(exported.policies[agent], FLOAT32, state, facing=state.grid.facing,
-                             frames=drawn_frames(state))
+        field = vector_field(exported.policies[agent], FLOAT32, state, facing=state.grid.facing)
         found = answers(page)
         assert list(found) == ["original"]
         assert_equal(found["original"], field)
@@ -546,7 +545,7 @@ def test_levels_sizes_and_modes_are_shown(page):
         page.get_by_role("button", name="Random maze").click()
         grid = from_text(text_of(page), "easy").grid
         assert grid.maze_dim == 13 and not grid.departures_from_training()
-        assert page.get_by_text("Such a maze may come up in training.").count()
+        assert page.get_by_text("Procgen generates such mazes.").count()
 
 
 def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):

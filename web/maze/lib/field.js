@@ -9,6 +9,8 @@ const STAY = DIRECTIONS.indexOf('stay')
 
 /** The field of an arm. Squares are numbers in the world. */
 export class Field {
+  of = null // all that decides it, as text
+
   constructor(squares) {
     this.known = new Uint8Array(squares) // 1 as it is, 2 of an earlier maze
     this.logProbs = new Float32Array(squares * ACTIONS)

@@ -78,6 +78,15 @@ export function withCheese(maze, square) {
   return { ...maze, cells }
 }
 
+/** Cheese on the free square that is farthest from the mouse, but for the top right corner. */
+export function putCheese(maze) {
+  const far = distancesFrom(maze, maze.mouse)
+  const places = squaresWith(maze, FREE).filter((square) => square !== maze.mouse)
+  if (!places.length) throw new Error('there is no free square for the cheese')
+  const rank = (square) => far[square] - (square === cornerOf(maze) ? 1000 : 0)
+  return withCheese(maze, places.reduce((a, b) => (rank(b) > rank(a) ? b : a)))
+}
+
 export function withCell(maze, square, cell) {
   if (maze.cells[square] === CHEESE) {
     throw new Error(`the cheese is at ${named(maze, square)}; move it away first`)

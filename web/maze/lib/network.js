@@ -161,6 +161,23 @@ export class Network {
     }
   }
 
+  /** What the layers from one on read, and its own output: places. */
+  #reads(first) {
+    const later = this.layers.slice(first + 1).flatMap(({ inputs }) => inputs)
+    const isThere = (name) => name === 'frame' || this.index.get(name) <= first
+    return [...new Set([this.layers[first].name, ...later.filter(isThere)])].map((name) => this.places.get(name))
+  }
+
+  /** A copy of all that `run(changes, first, true)` needs. */
+  saved(first) {
+    return this.#reads(first).map(({ address, count }) => this.kernel.at(address, count).slice())
+  }
+
+  /** Put back what was saved. */
+  restore(first, saved) {
+    this.#reads(first).forEach(({ address, count }, i) => this.kernel.at(address, count).set(saved[i]))
+  }
+
   /** The output of a layer in the order of its shape, a copy. */
   outputs({ address, count, isMap, channels, height, width, stride }) {
     const numbers = this.kernel.at(address, count)

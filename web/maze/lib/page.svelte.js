@@ -23,7 +23,7 @@ export class Page {
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
   stamps = $state.raw(new Map()) // by mode, those that have been needed
-  answers = $state.raw({ original: null, patched: null, count: 0 }) // fields; count: how often they grew
+  answers = $state.raw({ original: null, patched: null }) // fields; set again when they have grown
   maps = $state.raw(null) // of the layer that is shown: {layer, original, patched}
   took = $state(null) // ms, once all is computed
   working = $state(true)
@@ -219,7 +219,7 @@ export class Page {
 
   // Answers.
 
-  /** Have all computed that the view shows, unless it is there. */
+  /** Have all computed that the view shows. What it reads before it waits decides when that is due. */
   async compute() {
     const job = ++this.#job
     const { maze, isPatched, view } = this
@@ -242,16 +242,23 @@ export class Page {
       return
     }
     if (job !== this.#job) return
-    const { original, patched, of } = this.answers
-    const same = of && of.mode === maze.mode && of.agent === view.agent
-    const fresh = (old) => {
-      const field = same && old ? old : new Field(maze.cells.length)
-      field.age((square) => maze.cells[square] === FREE)
-      return field
+    const of = `${view.agent} ${maze.mode} ${maze.size} ${maze.facing} ${maze.cells.join('')}`
+    this.answers = {
+      original: this.#begun(this.answers.original, of),
+      patched: isPatched ? this.#begun(this.answers.patched, `${of} ${JSON.stringify(content.patches)}`) : null
     }
-    this.answers = { original: fresh(original), patched: isPatched ? fresh(patched) : null,
-      of: { mode: maze.mode, agent: view.agent }, count: 0 }
     this.#worker.postMessage(content)
+  }
+
+  /** The field to go on with. What an old one knows is shown until it is known again; that of the same
+   * agent, maze and patches stays. */
+  #begun(field, of) {
+    if (field?.of === of) return field
+    const { maze } = this
+    const begun = field?.known.length === maze.cells.length ? field : new Field(maze.cells.length)
+    begun.age((square) => maze.cells[square] === FREE)
+    begun.of = of
+    return begun
   }
 
   /** Tell the worker something once. */
@@ -261,11 +268,12 @@ export class Page {
     this.#told.add(name)
   }
 
-  #hear({ job, arm, squares, logProbs, values, maps, done, problem }) {
+  #hear({ fatal, job, arm, squares, logProbs, values, maps, done, problem }) {
+    if (fatal) this.error = `The networks cannot run in this browser: ${fatal}`
     if (job !== this.#job) return
     if (squares) {
       this.answers[arm].take(squares, logProbs, values)
-      this.answers = { ...this.answers, count: this.answers.count + squares.length }
+      this.answers = { ...this.answers }
     } else if (maps) this.maps = { layer: this.view.layer, original: maps[0], patched: maps[1] }
     if (done !== undefined || problem) {
       this.took = done ?? null

@@ -100,7 +100,9 @@ const WRITTEN = {
   clamp: ([low, high]) => `${low ?? ''}:${high ?? ''}`
 }
 
-/** The name among others that is most like one, as a hint. */
+const MOST_CHOICES = 12
+
+/** The name among others that is most like one, or all of them if they are few, as a hint. */
 export function nearest(name, choices) {
   const distance = (a, b) => {
     let row = Array.from({ length: b.length + 1 }, (_, j) => j)
@@ -114,7 +116,8 @@ export function nearest(name, choices) {
     return row[b.length]
   }
   const like = choices.map((each) => [distance(name, each), each]).sort((a, b) => a[0] - b[0])[0]
-  return like[0] <= like[1].length / 2 ? ` (did you mean '${like[1]}'?)` : ` (choose from ${choices.join(', ')})`
+  if (like[0] <= like[1].length / 2) return ` (did you mean '${like[1]}'?)`
+  return choices.length > MOST_CHOICES ? ' (the list of layers has its names)' : ` (choose from ${choices.join(', ')})`
 }
 
 /** The patch of a text: {kind, layer, channels, value, words}; throws an error that says what does not
@@ -220,7 +223,7 @@ export function cellOf(layer, dim, row, column, mapping = 'published') {
 }
 
 /** The entries of a layer that a patch acts on: {channels, cells}, null for all. */
-function entriesOf(patch, layer, layers, dim) {
+function entriesOf(patch, layer, dim) {
   const what = isMap(layer) ? 'channels' : 'units'
   for (const channel of patch.channels ?? []) {
     if (channel >= layer.shape[0]) {
@@ -281,24 +284,19 @@ const meet = (a, b, same) => a === null || b === null || a.some((one) => b.some(
 /**
  * See that patches can act, and find where.
  *
- * Gives [{patch, inForce(square, facing), sites: [{layer, channels, cells}]}]; throws an error with the
- * number of the patch that is wrong in `.number`.
+ * Gives [{patch, inForce(square, facing), sites: [{layer, channels, cells}]}]; throws an error that says
+ * what is wrong with the first that cannot.
  */
 export function openPatches(patches, layers, maze) {
   const opened = []
-  patches.forEach((patch, number) => {
-    try {
-      const sites = layersNamed(layers, patch.layer).map((layer) => ({ layer, ...entriesOf(patch, layer, layers, maze.dim) }))
-      if (patch.kind === 'set') checkSet(patch, sites, opened)
-      if (patch.kind === 'clamp' && patch.value[0] !== null && patch.value[1] !== null && patch.value[0] > patch.value[1]) {
-        throw new Error(`clamp has a low bound ${patch.value[0]} above its high one ${patch.value[1]}`)
-      }
-      opened.push({ patch, sites, inForce: conditionOf(patch, maze) })
-    } catch (error) {
-      error.number = number
-      throw error
+  for (const patch of patches) {
+    const sites = layersNamed(layers, patch.layer).map((layer) => ({ layer, ...entriesOf(patch, layer, maze.dim) }))
+    if (patch.kind === 'set') checkSet(patch, sites, opened)
+    if (patch.kind === 'clamp' && patch.value[0] !== null && patch.value[1] !== null && patch.value[0] > patch.value[1]) {
+      throw new Error(`clamp has a low bound ${patch.value[0]} above its high one ${patch.value[1]}`)
     }
-  })
+    opened.push({ patch, sites, inForce: conditionOf(patch, maze) })
+  }
   return opened
 }
 

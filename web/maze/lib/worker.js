@@ -2,7 +2,7 @@
 //
 // It is told {agent: number, layers, weights}, {stamps: mode, arrays}, {wasm: bytes}, and {job: number,
 // ...} with what to compute; a newer job ends an older one. It answers {job, arm, squares, logProbs,
-// values}, {job, maps}, {job, done: milliseconds} and {job, problem: message, patch: its number}.
+// values}, {job, maps}, {job, done: milliseconds}, {job, problem: message}, and {fatal: message}.
 
 import { squaresWith, distancesFrom, decisionOf, startOf, FREE } from './grid.js'
 import { Kernel, Network } from './network.js'
@@ -11,6 +11,7 @@ import { framesOf } from './stamps.js'
 
 const SLICE = 24 // ms of work between looks at what was said
 const KEPT = 60 // fields
+const MOST_SAVED = 2e8 // bytes of networks half run
 const ACTIONS = 15
 
 let kernel = null
@@ -18,6 +19,9 @@ const stamps = new Map()
 const agents = new Map() // {layers, network}
 const fields = new Map() // by all that decides them: {squares: Map of answers}
 let newest = -1
+// Networks run up to the first changed layer, by that layer and square, of the latest maze: while a
+// coefficient is turned, only what lies behind is computed.
+let saved = { of: null, at: new Map(), bytes: 0 }
 
 const channel = new MessageChannel()
 let resume = null
@@ -29,18 +33,23 @@ const pause = () => new Promise((resolve) => {
 })
 
 onmessage = async ({ data }) => {
-  if (data.wasm) kernel = Kernel.of(data.wasm)
-  else if (data.stamps) stamps.set(data.stamps, data.arrays)
-  else if (data.weights) {
-    agents.set(data.agent, { layers: data.layers, network: new Network(await kernel, data.layers, data.weights) })
-  } else if (data.job !== undefined) {
-    newest = data.job
-    await kernel
-    try {
-      await work(data)
-    } catch (error) {
-      postMessage({ job: data.job, problem: error.message, patch: error.number ?? null })
+  try {
+    if (data.wasm) kernel = Kernel.of(data.wasm)
+    const ready = await kernel
+    if (data.stamps) stamps.set(data.stamps, data.arrays)
+    else if (data.weights) {
+      agents.set(data.agent, { layers: data.layers, network: new Network(ready, data.layers, data.weights) })
     }
+  } catch (error) { // no WebAssembly with SIMD, or no memory
+    postMessage({ fatal: error.message })
+    return
+  }
+  if (data.job === undefined) return
+  newest = data.job
+  try {
+    await work(data)
+  } catch (error) {
+    postMessage({ job: data.job, problem: error.message })
   }
 }
 
@@ -64,13 +73,13 @@ function inOrder(maze) {
 /** The vectors that patches add, by name and layer. */
 function vectorsOf(opened, network, maze, frames) {
   const vectors = new Map()
-  opened.forEach(({ patch, sites }, number) => {
+  opened.forEach(({ patch, sites }) => {
     if (patch.kind !== 'add' || vectors.has(`${patch.value} ${sites[0].layer.name}`)) return
     let pair
     try {
       pair = VECTORS[patch.value](maze)
     } catch (error) {
-      throw Object.assign(new Error(`there is no ${patch.value} vector: ${error.message}`), { number })
+      throw new Error(`there is no ${patch.value} vector: ${error.message}`)
     }
     const [shown, lacking] = pair.map((each) => {
       network.see(framesOf(frames, each)(startOf(each), 0))
@@ -96,6 +105,7 @@ async function work({ job, agent, maze, patches, layer }) {
   postMessage({ job, maps: mapsOf(network, frameOf(maze.mouse, maze.facing), layer,
     patches.length ? changes(maze.mouse, maze.facing) : null) })
 
+  if (saved.of !== key) saved = { of: key, at: new Map(), bytes: 0 }
   let fresh = arms.map(() => [])
   const tell = () => {
     arms.forEach(([arm, known], i) => {
@@ -124,16 +134,26 @@ async function work({ job, agent, maze, patches, layer }) {
 
 /** The answers at a square, without and with changes, as far as they are not known. */
 function run(network, frame, changes, [original, patched], square) {
-  if (original.has(square) && (!patched || patched.has(square))) return
-  network.see(frame())
-  network.run()
-  original.set(square, network.answer())
-  if (patched && !patched.has(square)) {
-    const found = changes()
-    // What lies before the first changed layer is there already.
-    if (found.size) network.run(found, Math.min(...found.keys()), true)
-    patched.set(square, network.answer())
+  const isKnown = original.has(square)
+  if (isKnown && (!patched || patched.has(square))) return
+  const found = patched ? changes() : new Map()
+  const first = Math.min(...found.keys())
+  const place = `${first} ${square}`
+  const before = saved.at.get(place)
+  if (isKnown && before) network.restore(first, before)
+  else if (!isKnown || found.size) {
+    network.see(frame())
+    network.run()
+    original.set(square, network.answer())
+    if (found.size && !before && saved.bytes < MOST_SAVED) {
+      const numbers = network.saved(first)
+      saved.at.set(place, numbers)
+      saved.bytes += numbers.reduce((sum, { byteLength }) => sum + byteLength, 0)
+    }
   }
+  if (!patched) return
+  if (found.size) network.run(found, first, true)
+  patched.set(square, found.size ? network.answer() : original.get(square))
 }
 
 /** A layer's output with the mouse where it is, without and with changes: [original, patched or null]. */
