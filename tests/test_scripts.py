@@ -24,8 +24,8 @@ SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "clarity")))
     for path in folder.glob("*.py") if path.name not in ("setup.py", "__init__.py"))
-ROOMS = ("agents", "analysis", "clarity", "common", "generative", "interventions", "maze", "pipeline",
-         "benchmarks", "tests")
+ROOMS = ("agents", "analysis", "clarity", "common", "generative", "interventions", "maze",
+         "pipeline", "benchmarks", "tests")
 # One of each place, started as a program of its own: by path, as a module, from elsewhere.
 STARTED = ("train.py", "analysis/hidden_analysis_precompute.py", "hidden_analysis_precompute.py",
            "saliency_exps.py", "maze/levels.py", "clarity/features.py")
