@@ -11,6 +11,7 @@ from common.cli import OneText, Parser
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
+from common.outputs import VALUE
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.flags import (
     add_samples_flags,
@@ -23,7 +24,6 @@ from generative.saliency.files import SaliencyWriter
 from generative.saliency.gradients import (
     DIRECTION,
     FUNCTIONS,
-    VALUE,
     SaliencyFunction,
     saliency_functions,
 )

@@ -18,7 +18,7 @@ from common.agent_file import load_agent
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.output_folder import Output
-from generative.saliency.gradients import OUTPUTS
+from common.outputs import ANSWERS
 
 FIGURES = Output("figures of dynamics_grads_consistency_plots.py")
 DATA = Output("matrices of dynamics_grads_consistency_plots.py", ComparisonFolder.PATTERNS)
@@ -60,10 +60,10 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError(f"there is no file {lacking}; saliency_experiments.py "
                             + ("--without_env_grads writes it, or give --only_with_env_grads to go "
                                "on without" if without else "writes it"))
-    answers = [name for name in OUTPUTS if all(reader.has(name, without) for without in variants)]
+    answers = [name for name in ANSWERS if all(reader.has(name, without) for without in variants)]
     policy = None
     if not answers and args.agent_file:
-        answers, policy = list(OUTPUTS), load_agent(args.agent_file)
+        answers, policy = list(ANSWERS), load_agent(args.agent_file)
     print("influences on " + ", ".join(["ICs", *answers]) + (
         " (answers through the read-out weights alone)" if policy else ""), flush=True)
 

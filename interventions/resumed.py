@@ -33,6 +33,10 @@ class CutPass:
             float32.
         layer: a name as in ``interventions.layers``.
 
+    Attributes:
+        chain: names of the modules behind the layer that run one after the other, in order: each
+            reads the output of the one before alone, and nothing else reads that.
+
     Raises:
         UserError: if the policy has no such layer.
 
@@ -61,6 +65,7 @@ class CutPass:
         copies[-1].args = (tuple(same[node] for node in (nodes[place], *self._also_read)),)
         for node in reversed(copies[place + 1:-1]):
             before.erase_node(node)
+        self.chain = _chain(nodes[place])
         self._before = _Interpreter(one_pass, before, compute)
         self._rest = _Interpreter(one_pass, rest, compute)
 
@@ -131,6 +136,18 @@ class HalfPass:
             raise UserError(f"a pass resumed behind {self.cut.layer.name} takes activations of "
                             f"shape {expected}, not {tuple(activations.shape)}")
         return self.cut.finish(activations.to(self.activations.dtype), also_read)
+
+
+def _chain(node: fx.Node) -> tuple[str, ...]:
+    """Names of the modules behind a node; see ``CutPass.chain``."""
+    names = []
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.op != "call_module" or user.all_input_nodes != [node]:
+            break
+        names.append(str(user.target).removeprefix("policy."))
+        node = user
+    return tuple(names)
 
 
 class _Pass(nn.Module):

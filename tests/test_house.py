@@ -63,9 +63,10 @@ def test_a_room_imports_the_rooms_below_it_alone(name):
 
 
 def test_scripts_import_no_other_script():
-    """Modules at the top of ``analysis/`` and ``maze/`` are scripts, too."""
+    """Modules at the top of ``analysis/``, ``maze/`` and ``clarity/`` are scripts, too."""
+    rooms = ("analysis", "maze", "clarity")
     scripts = {module for module, path in MODULES.items() if path.name != "__init__.py"
-               and path.parent in (ROOT, ROOT / "analysis", ROOT / "maze")}
+               and path.parent in (ROOT, *(ROOT / room for room in rooms))}
     assert "maze.levels" in scripts
     wrong = {(module, other) for module in MODULES if room(module) != "benchmarks"
              for other in IMPORTS[module] & scripts}

@@ -34,10 +34,11 @@ from analysis.stories.sentences import escape, influence_sentence
 from common.agent_file import save_agent
 from common.errors import UserError
 from common.hidden_states_folder import matrix_files
+from common.outputs import ANSWERS
 from common.parameters import ParameterSet
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
-from generative.saliency.gradients import OUTPUTS, WITHOUT_ENV_GRADS
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 from interventions.projector import Projector
 
@@ -273,13 +274,13 @@ def test_read_out_weights_are_finite_differences_of_logits_and_value():
     np.testing.assert_allclose(weights.preferences.sum(axis=0), 0, atol=1e-4)
 
 
-@pytest.mark.parametrize("answer", list(OUTPUTS))
+@pytest.mark.parametrize("answer", list(ANSWERS))
 def test_gradients_of_answers_through_the_heads_are_finite_differences(answer):
     policy = tiny_policy().double()
     states = torch.randn(3, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def answers(where):
-        return OUTPUTS[answer](policy.fc_value(where).squeeze(-1),
+        return ANSWERS[answer](policy.fc_value(where).squeeze(-1),
                                torch.log_softmax(policy.fc_policy(where), dim=-1))
 
     found = readout_gradient(policy, answer, states)
@@ -378,7 +379,7 @@ def write_surrogate_saliency(samples, projector, heads, noise, without, matrices
     log_probs = torch.log_softmax(heads[0](states[STEP]), dim=-1)
     values = heads[1](states[STEP]).squeeze(-1)
     functions = {f"hx_direction_{i}_ica": ics[:, i] for i in range(UNITS)}
-    functions |= {name: function(values, log_probs) for name, function in OUTPUTS.items()}
+    functions |= {name: function(values, log_probs) for name, function in ANSWERS.items()}
     for name, scalars in functions.items():
         found = torch.autograd.grad(scalars.sum(), states, retain_graph=True,
                                     materialize_grads=True)
@@ -515,7 +516,7 @@ def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(c
     row = between[(between["source"] == "IC 2") & (between["target"] == "IC 3")
                   & (between["lag"] == 1) & (between["env_grads"] == "with")].iloc[0]
     assert row["cross_correlation"] > 0.3 and not row["claimed"]
-    assert len(table) == 2 * 4 * (STEP * UNITS * UNITS + (STEP + 1) * UNITS * len(OUTPUTS))
+    assert len(table) == 2 * 4 * (STEP * UNITS * UNITS + (STEP + 1) * UNITS * len(ANSWERS))
     small = table[table["behaviour"] == "2"]
     assert (small["samples"] == 1).all() and not small["claimed"].any()
 
@@ -527,7 +528,7 @@ def test_matrices_of_the_comparison_are_those_of_its_table(compared):
         row = table[(table["behaviour"] == "1") & (table["env_grads"] == kind)
                     & (table["lag"] == 2) & (table["source"] == "IC 0")
                     & (table["target"] == "value")].iloc[0]
-        place = 0, UNITS + list(OUTPUTS).index("value")
+        place = 0, UNITS + list(ANSWERS).index("value")
         assert np.load(folder.jacobian_file(1, 2, without))[place] == pytest.approx(
             row["gradient"], rel=1e-4)
         assert np.load(folder.agreement_file(1, 2, without))[place] == pytest.approx(
@@ -776,7 +777,7 @@ def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
 def test_an_agent_of_other_states_cannot_stand_for_the_saliency_of_answers(
         folders, tmp_path, agent_path, capsys):
     copy = shutil.copytree(folders, tmp_path / "copy")
-    for name in OUTPUTS:
+    for name in ANSWERS:
         for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):
             path.unlink()
     assert "the agent's heads read 64 units, but the samples' states have 4" in error_of(

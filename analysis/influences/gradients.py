@@ -23,10 +23,11 @@ from analysis.behaviours.files import BehavioursFolder
 from analysis.influences.correlation import members, standardised
 from common.errors import UserError
 from common.networks import Policy
+from common.outputs import ANSWERS
 from common.progress import with_progress
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyFolder
-from generative.saliency.gradients import DIRECTION, OUTPUTS, WITHOUT_ENV_GRADS, SaliencyFunction
+from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, SaliencyFunction
 from generative.sample_files import SampleFolder
 from interventions.projector import Projector
 
@@ -44,7 +45,7 @@ def ic_name(number: int) -> str:
 
 
 def answer_name(function: str) -> str:
-    """Name of a function of ``OUTPUTS`` in texts and figures."""
+    """Name of a function of ``ANSWERS`` in texts and figures."""
     return _ANSWERS[function]
 
 
@@ -82,12 +83,12 @@ def read_coordinates(samples: SampleFolder, numbers: Sequence[int],
               for field in ("hidden_states", "values", "log_probs")}
     states = fields["hidden_states"]
     values = np.stack([function(fields["values"], fields["log_probs"]).numpy()
-                       for function in OUTPUTS.values()], axis=-1)  # (M, T, functions)
-    scaled, deviations = standardised(values, [answer_name(name) for name in OUTPUTS])
+                       for function in ANSWERS.values()], axis=-1)  # (M, T, functions)
+    scaled, deviations = standardised(values, [answer_name(name) for name in ANSWERS])
     return Coordinates(
         list(numbers), projector.coordinates(states, "ica").numpy(), states.numpy(),
-        {name: scaled[..., i] for i, name in enumerate(OUTPUTS)},
-        {name: float(deviation) for name, deviation in zip(OUTPUTS, deviations)})
+        {name: scaled[..., i] for i, name in enumerate(ANSWERS)},
+        {name: float(deviation) for name, deviation in zip(ANSWERS, deviations)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Influences:
     Attributes:
         step: at which the targets are read, from 0.
         lags: 0 … ``step``, from the step itself backwards.
-        answers: functions of ``OUTPUTS`` among the targets, after the ICs.
+        answers: functions of ``ANSWERS`` among the targets, after the ICs.
         gradients: float32 (M, L, I, J): how many standard deviations a target at ``step`` moves
             for each one that an IC moves at ``step`` - lag. At lag 0 the part of the ICs is the
             identity.
@@ -152,7 +153,7 @@ class InfluenceReader:
                             "counts from 0")
 
     def has(self, answer: str, without_env_grads: bool) -> bool:
-        """Whether every sample has saliency of this function of ``OUTPUTS``."""
+        """Whether every sample has saliency of this function of ``ANSWERS``."""
         return not self._first_absent(SaliencyFunction(answer), without_env_grads)
 
     def lacking(self, without_env_grads: bool) -> str:
@@ -168,7 +169,7 @@ class InfluenceReader:
         """The influences on all ICs and some answers.
 
         Args:
-            answers: functions of ``OUTPUTS``.
+            answers: functions of ``ANSWERS``.
             policy: the agent; if given, the influences on the answers are those of its read-out
                 at the step itself, and no saliency of theirs is needed.
 
@@ -266,7 +267,7 @@ def readout_gradient(policy: Policy, answer: str, states: Tensor) -> Tensor:
     leaf = states.clone().requires_grad_()
     with torch.enable_grad():
         log_probs = torch.log_softmax(policy.fc_policy(leaf), dim=-1)
-        total = OUTPUTS[answer](policy.fc_value(leaf).squeeze(-1), log_probs).sum()
+        total = ANSWERS[answer](policy.fc_value(leaf).squeeze(-1), log_probs).sum()
     return torch.autograd.grad(total, leaf)[0]
 
 

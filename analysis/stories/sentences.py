@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.influences.comparison import WITH, WITHOUT
 from analysis.influences.gradients import answer_name
 from common.game_constants import NUM_ACTIONS
-from generative.saliency.gradients import OUTPUTS
+from common.outputs import ANSWERS
 
 MOST_LISTED = 10  # influences of a kind on a page
 STEADY = 0.9  # share of samples with one sign from which an influence is said to be of that sign
@@ -32,7 +32,7 @@ def escape(text: str) -> str:
 
 def target_words(target: str) -> str:
     """A target of the tables to a reader."""
-    return f"the {answer_name(target)}" if target in OUTPUTS else target
+    return f"the {answer_name(target)}" if target in ANSWERS else target
 
 
 def when_words(lag: int) -> str:
@@ -187,10 +187,10 @@ class Story:
             return (f"{self.num_samples} sample{'s are' if self.num_samples > 1 else ' is'} too "
                     f"few for a test, which needs {self._min_samples}; nothing is claimed.\n")
         claims = self.claims(variant)
-        on_answers = claims["target"].isin(list(OUTPUTS))
+        on_answers = claims["target"].isin(list(ANSWERS))
         parts = [self._list(claims[~on_answers], "Components on other components"),
                  self._list(claims[on_answers], "Components on what the agent answers")]
-        if not (rows["target"].isin(list(OUTPUTS))).any():
+        if not (rows["target"].isin(list(ANSWERS))).any():
             parts[1] = "**Components on what the agent answers:** not looked at.\n"
         if claims.empty:
             nearest = self.best(variant, 1).iloc[0]
@@ -208,7 +208,7 @@ class Story:
         for variant in self.variants:
             for _, row in self.claims(variant).head(MOST_LISTED).iterrows():
                 names += [row["source"], row["target"]]
-        return sorted({name for name in names if name not in OUTPUTS},
+        return sorted({name for name in names if name not in ANSWERS},
                       key=lambda name: int(name.split()[1]))
 
     def _of(self, variant: str) -> pd.DataFrame:

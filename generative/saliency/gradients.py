@@ -22,7 +22,7 @@ from torch import Tensor
 
 from common.devices import Compute
 from common.errors import UserError, nearest
-from common.game_constants import ACTION_NAMES
+from common.outputs import ANSWERS
 from generative.encoder import on_unit_sphere
 from generative.simulator import Simulator, Step
 from generative.straight_through import LatentSampler
@@ -30,18 +30,9 @@ from generative.straight_through import LatentSampler
 Coordinates = Callable[[Tensor, str], Tensor]
 """Hidden states (…, D) and "ica" or "pca" to coordinates along the directions of that type."""
 
-VALUE, VALUE_DELTA, DIRECTION = "value", "value_delta", "hx_direction"
+VALUE_DELTA, DIRECTION = "value_delta", "hx_direction"
 WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
-_LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
-# Outputs of the agent at a step, each one number: of its values (…,) and log_probs (…, A).
-OUTPUTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    VALUE: lambda values, log_probs: values,
-    "action": lambda values, log_probs: log_probs.max(dim=-1).values,
-    "leftwards": lambda values, log_probs: log_probs[..., _LEFTWARDS].mean(dim=-1),
-    "jumping_up": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("up")],
-    "jumping_right": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("upright")],
-}
-FUNCTIONS = (*OUTPUTS, VALUE_DELTA, DIRECTION)
+FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION)
 _COPIES = 1  # stream of random numbers, beside the seed and the sample's number
 
 
@@ -83,7 +74,7 @@ class SaliencyFunction:
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
         chosen = [steps[t] for t in common_timesteps]
         if self.direction is None:
-            return torch.stack([OUTPUTS[self.what](step.values, step.log_probs)
+            return torch.stack([ANSWERS[self.what](step.values, step.log_probs)
                                 for step in chosen]).mean(dim=0)
         hidden_states = torch.stack([step.hidden_states for step in chosen])
         return coordinates(hidden_states, self.direction_type)[..., self.direction].mean(dim=0)

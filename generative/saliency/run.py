@@ -17,11 +17,11 @@ import torch
 
 from common.devices import Compute
 from common.errors import UserError
+from common.outputs import VALUE
 from common.progress import Progress
 from common.signals import deferred_signals
 from generative.saliency.files import SaliencyArrays, SaliencyWriter
 from generative.saliency.gradients import (
-    VALUE,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
     Coordinates,

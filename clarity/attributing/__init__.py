@@ -1,0 +1,1 @@
+"""Layers that all information passes through, integrated gradients, features, examples, files."""

@@ -1,0 +1,103 @@
+"""Named outputs of an agent at one step, each one number: what gradients and attributions explain.
+
+Saliency and the analyses of influences have the few of ``ANSWERS``; attributions have all.
+
+Letters in shape comments: A actions; … any leading dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError, nearest
+from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES, NUM_ACTIONS
+from common.networks import PolicyOutput
+
+VALUE, TAKEN, STILL = "value", "taken", "still"
+POLICY = "policy"  # stands for the log-probabilities of actions and directions
+PUBLISHED_POLICY = "published_policy"  # stands for the logits and their sums
+_LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
+# Of an agent's values (…,) and log_probs (…, A).
+ANSWERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    VALUE: lambda values, log_probs: values,
+    "action": lambda values, log_probs: log_probs.max(dim=-1).values,
+    "leftwards": lambda values, log_probs: log_probs[..., _LEFTWARDS].mean(dim=-1),
+    "jumping_up": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("up")],
+    "jumping_right": lambda values, log_probs: log_probs[..., ACTION_NAMES.index("upright")],
+}
+_NUMBERS = range(NUM_ACTIONS)
+# Actions by what they do; an action such as "upleft" belongs to two of the directions.
+_ALONE = {**{name: [number] for number, name in enumerate(ACTION_NAMES)},
+          "other": list(_NUMBERS[len(ACTION_NAMES):])}
+_DIRECTIONS = {
+    **{name: [number for number in _NUMBERS if ACTION_DIRECTIONS[number][axis] == sign]
+       for name, axis, sign in (("left", 0, -1), ("right", 0, 1), ("up", 1, 1), ("down", 1, -1))},
+    STILL: [number for number in _NUMBERS if ACTION_DIRECTIONS[number] == (0, 0)]}
+# Numbers of actions whose summed probability an output is the logarithm of. The direction "left"
+# goes by "any_left", because an action is called "left", too.
+_LOG_PROBS = {
+    **{f"log_prob_{name}": numbers for name, numbers in _ALONE.items()},
+    **{"log_prob_still" if name == STILL else f"log_prob_any_{name}": numbers
+       for name, numbers in _DIRECTIONS.items()}}
+_LOGITS = {
+    **{f"logit_{number}": [number] for number in _NUMBERS},
+    **{"logit_sum_none" if name == STILL else f"logit_sum_{name}": numbers
+       for name, numbers in _DIRECTIONS.items()}}
+_GROUPS = {POLICY: tuple(_LOG_PROBS), PUBLISHED_POLICY: tuple(_LOGITS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A scalar of a step.
+
+    Attributes:
+        name: one of ``names``.
+    """
+
+    name: str
+
+    def __call__(self, output: PolicyOutput, actions: Tensor) -> Tensor:
+        """The scalar of each row.
+
+        Args:
+            output: of the agent, with leading dimensions (…).
+            actions: that were taken, int64 (…,).
+
+        Returns:
+            The scalars (…,): the value in the agent's unit, logarithms in nats.
+        """
+        if self.name in ANSWERS:
+            return ANSWERS[self.name](output.values, output.log_probs)
+        if self.name == TAKEN:
+            return output.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        if self.name in _LOG_PROBS:
+            return torch.logsumexp(output.log_probs[..., _LOG_PROBS[self.name]], dim=-1)
+        return output.logits[..., _LOGITS[self.name]].sum(dim=-1)
+
+
+def output_names() -> tuple[str, ...]:
+    """The names of all outputs."""
+    return (VALUE, *_LOG_PROBS, TAKEN, *(name for name in ANSWERS if name != VALUE), *_LOGITS)
+
+
+def outputs_named(names: Sequence[str]) -> tuple[Output, ...]:
+    """The outputs that names ask for, each once.
+
+    Args:
+        names: of ``output_names``; ``policy`` stands for all log-probabilities of actions and
+            directions, ``published_policy`` for all logits and their sums.
+
+    Raises:
+        UserError: if there is no such output, naming the nearest.
+    """
+    known = output_names()
+    found = []
+    for name in names:
+        if name not in known and name not in _GROUPS:
+            raise UserError(f"there is no output '{name}'{nearest(name, (*_GROUPS, *known))}")
+        found += _GROUPS.get(name, (name,))
+    return tuple(map(Output, dict.fromkeys(found)))
