@@ -13,8 +13,8 @@ Layout::
     data/observations_00_000.js             a sheet of the observations that these are cut from
 
 ``common/page_files.py`` says how a file of data is read. Layers, outputs, trajectories and sheets
-are numbered from 0. Tiles fill a sheet by rows. Cells of attributions are whole numbers from -127 to
-127, of which 127 is the largest |cell| of the frame; totals are exact.
+are numbered from 0. Tiles fill a sheet by rows. Cells of attributions are whole numbers from -127
+to 127, of which 127 is the largest |cell| of the frame; totals are exact.
 
 ``web/clarity/lib/data.js`` is the reader.
 
