@@ -34,7 +34,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clarity.walking.trajectories import Trajectories
+from clarity.attributing.clarity_files import Trajectories
+from clarity.walking.bookmarks import best_of_episodes
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, base64_text, data_script, encoded, packed
 from common.progress import with_progress
@@ -45,7 +46,7 @@ STRIP_COLUMNS = slice(42, 44)  # of a frame, as published: a little ahead of the
 STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
 LEVELS = 127  # of a quantised cell, on both sides of 0
 _QUALITY, _EFFORT = 92, 2
-NUM_CHOICES = 100  # of steps of a feature whose sizes are known
+NUM_STRONGEST = 8  # steps of a feature, one an episode
 
 
 class ClarityFolder(PageFolder):
@@ -140,10 +141,13 @@ class PageOutput:
     Attributes:
         name: as in ``--outputs``.
         title: for people.
+        is_sum: whether it is its baseline and what its features add; activations of features are
+            shown like an output, and are not.
     """
 
     name: str
     title: str
+    is_sum: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +163,7 @@ class PageContent:
         advantages: float32 (N,).
         unit: of rewards and values, and how well they fit, for people; see ``contents``.
         bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
-        labels: by layer and feature, names of features.
+        labels: names of features by layer and feature, counted from 0.
         tolerance: of gaps, as a share.
         remembers: whether the agent has a memory.
         frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
@@ -175,7 +179,7 @@ class PageContent:
     advantages: np.ndarray
     unit: dict
     bookmarks: list[dict]
-    labels: dict[str, dict[str, str]]
+    labels: dict[str, dict[int, str]]
     tolerance: float
     remembers: bool
     frames: Callable[[int], np.ndarray]
@@ -183,7 +187,13 @@ class PageContent:
 
     @property
     def num_trajectories(self) -> int:
-        return len(self.steps.bounds) - 1
+        return len(self.steps)
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Trajectory of a step, and its number there."""
+        ends = np.cumsum(self.steps.lengths)
+        trajectory = int(np.searchsorted(ends, step, side="right"))
+        return trajectory, int(step - self.steps.steps(trajectory).start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,9 +243,9 @@ def write_page(path: Path, content: PageContent) -> None:
     for number, layer in enumerate(content.layers):
         _write_examples(folder, number, layer)
     _write(folder.data_file("steps"), encoded(
-        **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "earned",
-                                                           "value")},
-        level=content.steps.level.astype(np.uint32), ended=content.steps.ended.astype(np.uint8),
+        **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "value")},
+        earned=content.steps.reward, level=content.steps.level_seed.astype(np.uint32),
+        ended=content.steps.done.astype(np.uint8),
         advantage=content.advantages.astype(np.float32),
         probabilities=np.exp(content.steps.log_probs).astype(np.float32)))
     _write(folder.data_file("manifest"), _manifest(content, summaries))
@@ -253,7 +263,7 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
         "actions": [{"name": name, "direction": direction}
                     for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
         "outputs": [dataclasses.asdict(output) for output in content.outputs],
-        "trajectories": np.diff(content.steps.bounds).tolist(),
+        "trajectories": content.steps.lengths.tolist(),
         "layers": [{
             "name": layer.name, "path": layer.path, "grid": layer.grid,
             "first_pixel": layer.first_pixel, "stride": layer.stride,
@@ -264,7 +274,8 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
         } for layer in content.layers],
         "summaries": [dataclasses.asdict(summary) for summary in summaries],
         "unit": content.unit, "bookmarks": content.bookmarks,
-        "labels": [content.labels.get(layer.name, {}) for layer in content.layers],
+        "labels": [[content.labels.get(layer.name, {}).get(feature, "")
+                    for feature in range(layer.num_features)] for layer in content.layers],
         "tolerance": content.tolerance, "remembers": content.remembers}
 
 
@@ -297,14 +308,9 @@ def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, gaps: np.ndarray,
              totals: np.ndarray, baselines: np.ndarray) -> Summary:
     scale = float(np.median(peaks)) or float(peaks.max()) or 1.0
-    bounds = content.steps.bounds
-    strongest = []
-    for feature in totals[:, :-1].T:
-        best = np.argsort(-np.abs(feature), kind="stable")[:NUM_CHOICES]
-        spread = _apart(best, content)
-        strongest.append([[int(content.steps.trajectory[step]),
-                           int(step - bounds[content.steps.trajectory[step]]),
-                           float(feature[step])] for step in spread])
+    strongest = [[[*content.place(step), float(feature[step])]
+                  for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
+                 for feature in totals[:, :-1].T]
     return Summary(
         layer, output, scale,
         {"median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
@@ -312,15 +318,6 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, g
          "steps": len(gaps)},
         (float(baselines.min()), float(baselines.max())),
         totals.mean(axis=0).astype(float).tolist(), strongest)
-
-
-def _apart(steps: np.ndarray, content: PageContent, most: int = 8) -> list[int]:
-    """The first of some steps, one an episode."""
-    kept: dict[tuple[int, int], int] = {}
-    for step in steps.tolist():
-        episode = int(content.steps.trajectory[step]), int(content.steps.episode[step])
-        kept.setdefault(episode, step)
-    return list(kept.values())[:most]
 
 
 def _write_examples(folder: ClarityFolder, number: int, layer: PageLayer) -> None:

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from clarity.walking.trajectories import Trajectories
+from clarity.attributing.clarity_files import Trajectories
 from common.env import RewardNormalizer
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
@@ -31,15 +31,17 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
     Returns:
         float64 (N,), in the unit of values.
     """
-    going_on = 1.0 - steps.ended
-    deltas = (reward_scale * steps.earned.astype(np.float64)
-              + gamma * going_on * steps.next_value - steps.value)
-    decay = gamma * lmbda * going_on
-    decay[steps.bounds[1:] - 1] = 0
-    result, running = np.empty(len(steps)), 0.0
-    for t in reversed(range(len(steps))):
-        running = deltas[t] + decay[t] * running
-        result[t] = running
+    values = steps.value.astype(np.float64)
+    rewards = reward_scale * steps.reward.astype(np.float64)
+    result = np.empty(len(values))
+    for number in range(len(steps)):
+        rows = range(*steps.steps(number).indices(len(values)))
+        next_value, running = float(steps.next_value[number]), 0.0
+        for t in reversed(rows):
+            going_on = 0.0 if steps.done[t] else 1.0
+            delta = rewards[t] + gamma * going_on * next_value - values[t]
+            running = delta + gamma * lmbda * going_on * running
+            result[t], next_value = running, values[t]
     return result
 
 
@@ -48,7 +50,7 @@ def scale_of_rewards(rows: pd.DataFrame) -> float:
     is discounted by 0.99 and begins at 0 with each episode; 1 where nothing was ever earned.
 
     Args:
-        rows: of a recording, with columns episode, reward and done (R,).
+        rows: of a recording, with columns episode and reward (R,).
     """
     running, found = 0.0, np.empty(len(rows))
     rewards = rows["reward"].to_numpy(np.float64)

@@ -61,7 +61,7 @@ export class Clarity {
   async load() {
     try {
       this.manifest = await loadManifest(FORMAT)
-      this.labels = this.manifest.labels.map((names) => ({ ...names }))
+      this.labels = this.manifest.labels.map((names) => [...names])
       this.view.layer = Math.floor(this.manifest.layers.length / 2)
       this.view.rows = [this.layer.outputs[0]]
       const brought = this.#address.brought()
