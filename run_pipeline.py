@@ -9,12 +9,13 @@ from pathlib import Path
 from common.cli import Parser
 from common.config import yaml_given
 from common.errors import UserError, nearest, script_main
-from common.parameters import ParameterSet
 from pipeline.presets import load_preset, read_hyperparams
 from pipeline.records import Experiment
 from pipeline.report import write_report
 from pipeline.runner import Pipeline
-from pipeline.stages import PathResolver, all_stages
+from pipeline.sections import page_of
+from pipeline.stage import PathResolver
+from pipeline.stages import all_stages
 from pipeline.summary import print_plan, print_table
 
 FORBIDDEN = set("/\\\0")
@@ -23,9 +24,9 @@ FORBIDDEN = set("/\\\0")
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--preset", required=True,
-                       help="one of hyperparams/pipeline.yml (demo, full, tiny), or section:NAME "
-                            "for the shipped agent in the sizes of a parameter set of "
-                            "hyperparams/interpreting_configs.yml")
+                       help="one of hyperparams/pipeline.yml (demo, full, tiny, maze), or "
+                            "section:NAME for the shipped agent in the sizes of a parameter set "
+                            "of hyperparams/interpreting_configs.yml")
     flags.add_argument("--output_dir", type=Path,
                        help="folder to write to; <preset>_output if not given")
     flags.add_argument("--exp_name", help="name of the experiment; the preset's if not given")
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     if FORBIDDEN & set(name) or name.startswith("."):
         raise UserError(f"--exp_name is in the names of folders; choose another than '{name}'")
     output = args.output_dir or Path(f"{plain}_output")
-    stages = all_stages(preset, ParameterSet(preset.parameters), name)
+    stages = all_stages(preset, name)
     experiment = Experiment(output)
     experiment.check(args.preset)
     pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
                 print(sentence)
             return 0
         outcomes = list(pipeline.run())
-        page = write_report(experiment, stages, preset)
+        page = write_report(experiment, stages, page_of(preset))
     print_table(outcomes)
     print(f"\nopen {page.absolute()}")
     return outcomes[-1].status

@@ -28,8 +28,9 @@ from maze.level.regions import add_cheese_region_flag, cheese_region
 from maze.level.state import GAME, WORLD_DIMS
 from maze.studies.behaviour_files import EPISODES_FIGURE, REGRESSIONS_FIGURE, BehaviourFolder
 from maze.studies.behaviour_report import draw_episodes, draw_regressions, report
-from maze.studies.behaviour_rows import EXACT, GOT, of_tables, share
+from maze.studies.behaviour_rows import EXACT, GOT, of_tables
 from maze.studies.episodes import check_entries, entries_of, playable, table_of
+from maze.studies.finding import share
 from maze.studies.prediction import FEWEST, check_outcomes, regressions
 
 

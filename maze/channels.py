@@ -31,9 +31,7 @@ from maze.studies.multiplied import EFFECT_COLUMNS, Decisions, effects, factor
 from maze.studies.probing import COLUMNS as PROBE_COLUMNS
 from maze.studies.probing import got_cheese, probes
 from maze.studies.stored import stored
-from maze.studies.tracks import COLUMNS, choose, score
-
-CHOOSING, REPORTING = "choosing", "reporting"
+from maze.studies.tracks import CHOOSING, COLUMNS, REPORTING, choose, score
 
 
 def parser() -> Parser:
@@ -83,6 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         "levels": {name: [state.level_seed for state in of] for name, of in sets.items()},
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
         "layers": [layer.name for layer in layers], "layer": args.layer, "factors": args.factors,
+        "num_forks": len(decisions.states),
         "num_channels": args.num_channels, "num_controls": args.num_controls,
         "num_shuffles": args.num_shuffles, "seed": args.seed, "precision": compute.precision,
         "versions": versions()},

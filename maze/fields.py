@@ -24,7 +24,7 @@ from common.cli import (
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from interventions.flags import add_patch_flags, asked_arms, open_arm
+from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
 from interventions.layers import layers_named
 from maze.field.arms import (
     Look,
@@ -46,6 +46,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import Grid
 from maze.level.patch_words import marked_squares, register_maze_words
 from maze.level.state import WORLD_DIMS, MazeState
+from maze.studies.own_vectors import add_own_vector_flags, own_vectors
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 
@@ -53,6 +54,7 @@ COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to look at", num_mazes=10)
+    add_own_vector_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--facing", default="0", choices=("0", "1", "both"),
                        help="of the mouse, 1 as after an action to the right; both also give exact "
@@ -84,10 +86,13 @@ def main(argv: list[str] | None = None) -> None:
     levels = by_name(levels_of(args))
     env = game_of(levels.values())
     register_maze_words()
-    arms = {UNPATCHED: None, **{arm.name: arm for arm in asked_arms(args)}}
+    asked = {arm.name: arm for arm in asked_arms(args)}
+    steered = {name.replace(" ", "_"): patch
+               for name, patch in own_vectors(args, policy, [*levels.values()]).items()}
+    arms = [UNPATCHED, *steered, *asked]
     if COEFFICIENTS in args.films and len(arms) < 3:
-        raise UserError(f"--films {COEFFICIENTS} needs several arms: give --patch_file with a list "
-                        "of coefficients")
+        raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
+                        "or --patch_file with a list of coefficients")
     checkpoints = checkpoints_of(args)
     if args.dry_run:
         print("\n".join(f"{name}: {describe(state.grid)}" for name, state in levels.items()))
@@ -104,9 +109,10 @@ def main(argv: list[str] | None = None) -> None:
     reference = functools.cache(functools.partial(
         reference_pictures, env, {state.level_seed for state in levels.values()}))
     found, moved = {}, []
-    for name, arm in arms.items():
-        opened = open_arm(
-            arm, args, policy, env, reference,
+    for name in arms:
+        opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}, True
+                               ) if name in steered else open_arm(
+            asked.get(name), args, policy, env, reference,
             functools.partial(as_played, levels.values()))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
@@ -121,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     drawn = list(levels)[:args.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in found.items():
-        marked = marked_squares(arms[arm].patches) if arms[arm] else ()
+        marked = marked_squares(asked[arm].patches) if arm in asked else ()
         draw_arm(folder, arm, fields, found[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):

@@ -30,12 +30,22 @@ from interventions.resumed import CutPass
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
-from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
+from maze.studies.channel_sets import (
+    add_channel_flags,
+    channels_asked,
+    map_layer,
+    write_nothing_chosen,
+)
 from maze.studies.retarget_report import by_part, effects, plot, report
-from maze.studies.retargets import COLUMNS, CONTROL_COLUMNS, Retargeted, Setting, targets_of
+from maze.studies.retargets import (
+    COLUMNS,
+    CONTROL_COLUMNS,
+    MOVED_CHEESE,
+    Retargeted,
+    Setting,
+    targets_of,
+)
 from maze.studies.stored import stored
-
-MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
 
 
 def parser() -> Parser:
@@ -96,8 +106,11 @@ def main(argv: list[str] | None = None) -> None:
         "targets": args.targets, "control_targets": args.control_targets, "seed": args.seed,
         "precision": compute.precision, "versions": versions()},
         ("settings.json", "*/channels.json", "*/*.csv", "*/levels/*.csv", "*/controls/*.csv",
-         "*/report.md", "*/retargeting.png"),
+         "*/report.md", "*/retargeting.png", "report.md"),
         "retargeted mazes", "--output_dir", args.overwrite, ("versions", "agent_file"))
+    if not channels:
+        write_nothing_chosen(folder / "report.md", layer)
+        return
     controls = []
     if args.num_controls:
         reference = reference_pictures(env, set(seeds), REFERENCE_SIZE, args.seed)

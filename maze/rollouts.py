@@ -30,21 +30,14 @@ from maze.field.files import UNPATCHED
 from maze.level.environment import as_played, game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.patch_words import register_maze_words
-from maze.studies.films import Reel, own_vector
-from maze.studies.vectors import THINGS
-
-LAYER = "embedder.block2.res1.resadd"
+from maze.studies.films import Reel
+from maze.studies.own_vectors import add_own_vector_flags, own_vectors
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags, "agent to play", num_mazes=5)
-    flags.add_argument("--vectors", nargs="+", choices=tuple(THINGS), default=[],
-                       help="arms that add each level's own cheese vector or top right vector")
-    flags.add_argument("--coefficients", nargs="+", type=float,
-                       help="of --vectors, one each; -1 for cheese and 1 for top_right if not "
-                            "given")
-    flags.add_argument("--layer", default=LAYER, help="of --vectors")
+    add_own_vector_flags(flags)
     add_patch_flags(flags)
     flags.add_argument("--max_steps", type=count, default=150, help="steps that a film shows")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
@@ -62,11 +55,6 @@ def main(argv: list[str] | None = None) -> None:
     if not asked and not args.vectors:
         raise UserError("films show arms beside the agent as it is; give --vectors, --patch or "
                         "--patch_file")
-    coefficients = args.coefficients or [{"cheese": -1.0, "top_right": 1.0}[name]
-                                         for name in args.vectors]
-    if len(coefficients) != len(args.vectors):
-        raise UserError(f"there are {len(coefficients)} --coefficients for {len(args.vectors)} "
-                        "--vectors")
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     states = levels_of(args)
@@ -74,8 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     env, edit = game_of(states), functools.partial(as_played, states)
     for state in states:
         as_played(states, state.to_bytes())  # refuses two levels of one seed
-    steered = {f"{name} {c:+g}": own_vector(policy, args.layer, THINGS[name], states, c)
-               for name, c in zip(args.vectors, coefficients)}
+    steered = own_vectors(args, policy, states)
     if args.dry_run:
         print(f"levels: {', '.join(map(str, seeds))}")
         print(f"arms: {', '.join([UNPATCHED, *steered, *(arm.name for arm in asked)])}")

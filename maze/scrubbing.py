@@ -40,7 +40,12 @@ from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import FORK
 from maze.level.state import MazeState
-from maze.studies.channel_sets import add_channel_flags, channels_asked, map_layer
+from maze.studies.channel_sets import (
+    add_channel_flags,
+    channels_asked,
+    map_layer,
+    write_nothing_chosen,
+)
 from maze.studies.scrub_report import plot, report
 from maze.studies.scrubs import OUTCOMES, Sources, target_of
 from maze.studies.stored import stored
@@ -94,6 +99,9 @@ def main(argv: list[str] | None = None) -> None:
         "precision": compute.precision, "versions": versions()},
         ("settings.json", "*.csv", "levels/*.csv", "report.md", "scrubbing.png"),
         "scrubbed levels", "--output_dir", args.overwrite, ("versions", "agent_file"))
+    if not channels:
+        write_nothing_chosen(folder / "report.md", layer)
+        return
     cut = CutPass(policy, compute, layer.name)
     sources = Sources(env, set(seeds), args.seed)
     make = functools.partial(target_of, cut, sources=sources, num_sources=args.num_sources,

@@ -15,6 +15,7 @@ from common.parameters import parameter_sets
 ROOT = Path(__file__).parent.parent
 HYPERPARAMS = ROOT / "hyperparams"
 PRESETS_FILE = HYPERPARAMS / "pipeline.yml"
+AGENT, SIMULATOR, MAZE_AGENT = "{agent}", "{simulator}", "{maze agent}"  # places of stages' flags
 SECTION = "section"  # the preset of section:NAME, for every set of interpreting_configs.yml
 
 
@@ -57,6 +58,14 @@ class Interventions:
 
 
 @dataclasses.dataclass(frozen=True)
+class MazePieces:
+    """What is shown of a maze agent beside the experiment."""
+
+    agent_file: str
+    num_mazes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Preset:
     """One preset."""
 
@@ -75,6 +84,7 @@ class Preset:
     recorded_videos: bool
     manual_action_starts: int
     interventions: Interventions
+    mazes: MazePieces | None
 
     def __post_init__(self):
         for what, file, training in (("agent", self.agent_file, self.agent_training),
@@ -82,9 +92,62 @@ class Preset:
             if file is None and training is None:
                 raise UserError(f"a preset needs a file of its {what}, or {what}_training")
 
+    @property
+    def given_files(self) -> dict[str, Path | None]:
+        """Files by the places that stand for them; None where a stage makes it."""
+        files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
+        if self.mazes is not None:
+            files[MAZE_AGENT] = self.mazes.agent_file
+        return {place: None if file is None else ROOT / file for place, file in files.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class MazePreset:
+    """Preset of the studies of maze agents, whose numbers fill the table of findings."""
+
+    agent_files: tuple[str, ...]
+    distribution_mode: str
+    seed: int
+    region: int
+    evaluated_levels: int
+    behaviour_forks: int
+    steering_forks: int
+    num_controls: int
+    source_forks: int
+    layer_forks: int
+    field_forks: int
+    channel_mazes: int
+    retargeted_mazes: int
+    scrubbed_mazes: int
+    drawn_mazes: int
+    films: int
+    exact: bool
+
+    def __post_init__(self):
+        if not self.agent_files or len(self.agents) < len(self.agent_files):
+            raise UserError("agent_files must name agents, each in a folder or with a file name of "
+                            "its own")
+
+    @property
+    def agents(self) -> dict[str, Path]:
+        """The agents' files by name: that of their folder if the file is ``model.pth``."""
+        files = [ROOT / file for file in self.agent_files]
+        return {file.parent.name if file.name == "model.pth" else file.stem: file
+                for file in files}
+
+    @property
+    def given_files(self) -> dict[str, Path | None]:
+        """As of ``Preset``."""
+        return {place_of(name): file for name, file in self.agents.items()}
+
+
+def place_of(agent: str) -> str:
+    """The place that stands for the file of one of several agents."""
+    return f"{{agent {agent}}}"
+
 
 def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
-                path: Path = PRESETS_FILE) -> Preset:
+                path: Path = PRESETS_FILE) -> Preset | MazePreset:
     """A preset.
 
     Args:
@@ -104,10 +167,16 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
     values = presets.get(known[name])
     if known[name] == SECTION and isinstance(values, dict):
         values = {**values, "parameters": name.removeprefix(f"{SECTION}:")}
-    preset = typed(Preset, values, f"{path.name}, '{known[name]}'")
+    of_mazes = isinstance(values, dict) and "agent_files" in values
+    preset = typed(MazePreset if of_mazes else Preset, values, f"{path.name}, '{known[name]}'")
+    if of_mazes and model_file is not None:
+        raise UserError(f"the preset '{name}' has no simulator; leave --model_file out")
     for file, flag in ((agent_file, "--agent_file"), (model_file, "--model_file")):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}; see {flag}")
+    if of_mazes:
+        return preset if agent_file is None else dataclasses.replace(
+            preset, agent_files=(str(agent_file.absolute()),))
     if agent_file is not None:
         training = preset.simulator_training or SimulatorTrainingPreset(0, None, None)
         preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None,

@@ -28,169 +28,18 @@ from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
-from pipeline.presets import Preset
 from pipeline.records import DONE, Experiment
-from pipeline.stages import FOLDERS, Stage
+from pipeline.sections import STRIP_SAMPLES, Files, Page
+from pipeline.stage import Stage
+from pipeline.stages import FOLDERS
 from pipeline.summary import duration, figures
 
 REPORT = Path("report")
 PAGE_NAME = "index.html"
 TEMPLATES = Path(__file__).parent / "templates"
 PAGE, DOCUMENT = "report.html.j2", "document.html.j2"
-STRIP_SAMPLES, STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 3, 96
+STRIP_FUNCTIONS, STRIP_HEIGHT = 3, 96
 SHOWN_STEPS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """Files of a stage that a section shows; Markdown becomes a page of the report.
-
-    Attributes:
-        stage: that writes them.
-        patterns: in the output folder; the first files of each are shown.
-        caption: what is to be seen.
-        limit: at most so many of each pattern.
-        newest: show the last ones instead of the first.
-    """
-
-    stage: str
-    patterns: tuple[str, ...]
-    caption: str
-    limit: int = 1
-    newest: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A section of the page: a question, and the files that answer it.
-
-    Attributes:
-        answered_by: the stage whose result is beside the title at the head of the page.
-        text: what was asked and done.
-        look_for: how to read what is shown.
-        parts: what is shown.
-    """
-
-    anchor: str
-    title: str
-    answered_by: str
-    text: str
-    look_for: str
-    parts: tuple[Files, ...]
-
-
-SECTIONS = (
-    Section("agent", "The agent", "evaluate", (
-        "An agent with a memory learns by trial and error (PPO) to play levels that are generated "
-        "for each episode. It sees frames of 64 x 64 pixels, and its hidden state is what it "
-        "remembers."), (
-        "Look for a return on unseen levels that rises with that on training levels and stays "
-        "near it, and for episodes in which the agent makes for its goal."), (
-        Files("plot_agent", ("agent/**/plot_for_fig.png",),
-              "Training curve: the return on levels it trains on and on levels it never saw."),
-        Files("render", ("videos/*_strip.png",), "Moments of one episode of the agent that is "
-              "analysed below; the mark shows the action."),
-        Files("render", ("videos/*_person.mp4",), "Episodes on levels it has not seen.", 3))),
-    Section("simulator", "The simulator", "simulate", (
-        "A differentiable copy of the environment, with the agent frozen inside, is trained on "
-        "recorded episodes. Once it is good enough, one can ask by gradients what caused what."), (
-        "Look for imagined objects that stay where the truth has them, and for nine futures "
-        "that differ as the forced actions do."), (
-        Files("plot_simulator", ("simulator/**/plot.png",), "Training: each term of the loss."),
-        Files("train_simulator", ("simulator/**/recons_v_preds/*.mp4",),
-              "From left to right: the truth, its reconstruction, and what the simulator imagines "
-              "from a few first frames and the actions.", newest=True),
-        Files("simulate", ("samples/informed_init/videos/*.mp4",), "Rollouts imagined from "
-              "recorded frames. Arrow: action; blue box: probability that the episode ends; green "
-              "box: reward.", 3),
-        Files("simulate_at_random", ("samples/rand_init/videos/*.mp4",),
-              "Rollouts imagined from nowhere.", 3),
-        Files("simulate_actions", ("samples/manual_actions/videos/start_*.mp4",),
-              "One start, nine futures: each action is forced where it points."))),
-    Section("loss", "How long imagination stays true", "loss_over_time", (
-        "The loss on held-out episodes against the simulated step, beside three predictors that "
-        "any simulator must beat: the last frame, the mean frame, and itself with the actions of "
-        "another episode."), (
-        "Look for a curve of the simulator below all others: where it meets one of them, its "
-        "images say no more than that predictor's."), (
-        Files("loss_over_time", ("loss_over_time/*plot.png",), "Each kind of loss."),
-        Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
-              "Above: recorded frames. Below: imagined ones.", 3))),
-    Section("hidden", "What the hidden state looks like", "hidden_states", (
-        "The hidden states of all recorded steps, seen along their principal and independent "
-        "components, and as a map in which neighbours stay neighbours (t-SNE)."), (
-        "Look for colours that form regions: there the hidden state tells values, actions or "
-        "situations apart, and mixed colours mean that it does not."), (
-        Files("plot_hidden_states", (f"{FOLDERS.hidden_state_plots}/variance_explained.png",),
-              "How many components hold how much of the variance."),
-        Files("plot_hidden_states", tuple(f"{FOLDERS.hidden_state_plots}/{name}.png" for name in (
-            "pca_value", "pca_cluster", "tsne_value", "tsne_cluster", "tsne_action", "paths")),
-              "Embeddings; the title of each says what its colours are."),
-        Files("plot_hidden_states", (f"{FOLDERS.hidden_state_plots}/rotating_cluster.gif",),
-              "Three components, turning."))),
-    Section("saliency", "What raises value, actions and directions", "saliency", (
-        "Gradients through the simulator say which pixels, had they been different, would have "
-        "raised a number that is read off the agent some steps later: its value, the chance of "
-        "its action, a direction of its hidden state. Blue raises, red lowers."), (
-        "Look for colour on what matters in the game, such as obstacles and rewards, and for "
-        "rows that differ: each should show what its own function depends on."), (
-        Files("saliency", ("report/saliency_*.png",), "From top to bottom: what the agent sees, "
-              "then the saliency of its value, of its action and of one direction.",
-              STRIP_SAMPLES),
-        Files("saliency", ("samples/informed_init/sample_*/sample_*_saliency_value.mp4",),
-              "Saliency of the value, as films.", 3),
-        Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
-              "Beside the frames: saliency with gradients through the environment, without, and "
-              "the difference.", 2))),
-    Section("states", "Environment, behaviours, starts", "behaviours", (
-        "The same maps of the simulated environment's states, of behaviours (clusters of what "
-        "agent and environment do together), of the vectors from which simulations start, and of "
-        "how the components of the hidden state depend on earlier states."), (
-        "Look for behaviours of many samples in which few actions prevail, and for regions of "
-        "one colour in the maps."), (
-        Files("plot_env_states", (f"{FOLDERS.env_state_plots}/tsne_value.png",
-                                  f"{FOLDERS.env_state_plots}/tsne_cluster.png"),
-              "States of the simulated environment (t-SNE)."),
-        Files("plot_behaviours", (f"{FOLDERS.behaviour_plots}/behaviours_overview.png",),
-              "Behaviours: samples, steps and actions of each."),
-        Files("plot_bottleneck_vectors", (f"{FOLDERS.bottleneck_plots}/variance_spectrum.png",
-                                          f"{FOLDERS.bottleneck_plots}/cosines.png"),
-              "Vectors that the encoder gives, beside random ones: how far from uniform they are."),
-        Files("plot_jacobians", (f"{FOLDERS.jacobian_plots}/tsne_*cluster.png",
-                                 f"{FOLDERS.jacobian_plots}/variance_explained.png"),
-              "Gradients of the components in each sample (t-SNE), and their variance."))),
-    Section("causes", "What causes what", "consistency", (
-        "Correlation says what goes together; gradients through the simulator say what brings "
-        "about what. An influence is claimed where both agree, sample by sample, beyond chance."), (
-        "Look for pairs that are strong in both pictures with the same sign; what is strong "
-        "in the correlations alone may have a common cause."), (
-        Files("correlations", (f"{FOLDERS.correlation_plots}/xcorr_all.png",
-                               f"{FOLDERS.correlation_plots}/xcaus_all.png"),
-              "Cross-correlation of the components some steps apart, and cross-causation."),
-        Files("consistency", (f"{FOLDERS.comparison_plots}/all_t-1.png",),
-              "Gradients beside correlations, and where they agree, one step apart."),
-        Files("readout_weights", (f"{FOLDERS.readout}/value_weights.png",
-                                  f"{FOLDERS.readout}/action_weights.png"),
-              "What each component does to the value and to the actions."),
-        Files("causal_stories", (f"{FOLDERS.stories}/index.md",),
-              "Causal stories: a page a behaviour, with what is claimed and what is not."))),
-    Section("interventions", "What changes when a direction is altered", "interventions", (
-        "The agent plays the same unseen levels with and without a direction of its hidden state. "
-        "An effect is claimed only if it is clear in itself and larger than those of random "
-        "directions of equal size."), (
-        "Look for intervals that leave out zero and lie beyond the grey of the random "
-        "directions."), (
-        Files("interventions", (f"{FOLDERS.interventions}/effects.png",),
-              "Effects with their 95 % intervals; grey: random directions."),
-        Files("interventions", (f"{FOLDERS.interventions}/effects.md",),
-              "All effects, and what may be claimed."))),
-    Section("panel", "The interpretability panel", "panel", (
-        "Scrub through simulated rollouts while seeing what the agent sees, what its hidden state "
-        "does and what caused it."), (
-        "Look for steps at which a component moves, and for what the saliency marks at the "
-        "steps before."), (
-        Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,7 +103,7 @@ class Row:
     log: Medium | None
 
 
-def write_report(experiment: Experiment, stages: Sequence[Stage], preset: Preset) -> Path:
+def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
     """Write the page from what lies in the output folder; returns its path."""
     folder = experiment.path / REPORT
     shutil.rmtree(folder, ignore_errors=True)
@@ -271,16 +120,15 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], preset: Preset
     sections = [(section, [_part(experiment.path, files, done, names) for files in section.parts],
                  _table(experiment.path, section.anchor, done),
                  experiment.record(section.answered_by).result
-                 if section.answered_by in done else "") for section in SECTIONS]
-    for document in _documents(experiment.path, done):
-        page = templates.get_template(DOCUMENT).render(
+                 if section.answered_by in done else "") for section in page.sections]
+    for document in _documents(experiment.path, page, done):
+        text = templates.get_template(DOCUMENT).render(
             name=name, body=_rendered(experiment.path, document))
-        _write(folder / _page_of(experiment.path, document), page)
+        _write(folder / _page_of(experiment.path, document), text)
     _write(folder / PAGE_NAME, templates.get_template(PAGE).render(
         name=name, preset=experiment.description().get("preset", ""),
         date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections,
-        agent_file=preset.agent_file, model_file=preset.model_file,
-        both_trained=preset.agent_training is not None and preset.simulator_training is not None,
+        page=page,
         rows=[_row(experiment, stage) for stage in stages],
         total=duration(sum(record.seconds for stage in stages
                            if (record := experiment.record(stage.name)))),
@@ -328,9 +176,10 @@ def _poster(output: Path, film: Path) -> str:
     return quote(str(poster))
 
 
-def _documents(output: Path, done: set[str]) -> list[Path]:
+def _documents(output: Path, page: Page, done: set[str]) -> list[Path]:
     """The Markdown files in the folders of those that sections show."""
-    shown = [path for section in SECTIONS for files in section.parts if files.stage in done
+    shown = [path for section in page.sections for files in section.parts
+             if files.stage in done
              for pattern in files.patterns for path in output.glob(pattern)]
     return sorted({document for path in shown if path.suffix == ".md"
                    for document in path.parent.glob("*.md")})

@@ -30,11 +30,12 @@ from pipeline.records import (
     find,
     matches,
 )
-from pipeline.stages import PathResolver, Stage
+from pipeline.stage import PathResolver, Stage
 
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
 NOT_RUN = "it has not been run yet"
 SECONDS_BETWEEN_LOOKS = 0.1
+YOUNGER_ROOMS = ("maze", "clarity")  # whose scripts are run as modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +191,10 @@ class Pipeline:
 
     def command(self, stage: Stage) -> str:
         """The command line that does the same."""
-        return shlex.join(["python", f"{stage.script.replace('.', '/')}.py",
-                           *self._places.fill_in(stage.argv)])
+        room = stage.script.partition(".")[0]
+        script = (["-m", stage.script] if room in YOUNGER_ROOMS
+                  else [f"{stage.script.replace('.', '/')}.py"])
+        return shlex.join(["python", *script, *self._places.fill_in(stage.argv)])
 
     def _sources(self, stage: Stage) -> list[str]:
         """The stages whose output a stage reads."""

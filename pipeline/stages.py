@@ -1,13 +1,10 @@
 """The stages of the experiment, in order: which script, what it reads and writes, its parameters.
 
-Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
-file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained, and
-``{page}`` the page of the panel as it was built.
+Flags and files are text with places in it, see ``pipeline.stage``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,13 +15,10 @@ from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
-from analysis.panel_export.files import PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
-from common.agent_file import agent_files
 from common.analysis_folders import AnalysisFolders
 from common.description import read_description
-from common.errors import UserError
 from common.files import read_array
 from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
@@ -36,11 +30,23 @@ from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
 from interventions.files import InterventionsFolder
-from pipeline.presets import ROOT, Preset
+from pipeline.maze_stages import maze_stages, pieces
+from pipeline.presets import AGENT, ROOT, SIMULATOR, MazePreset, Preset
 from pipeline.records import find
+from pipeline.stage import (
+    OUTPUT,
+    PAGE,
+    TRAIN_AGENT,
+    TRAIN_SIMULATOR,
+    Stage,
+    agent_experiment,
+    from_start,
+    number_of,
+    simulator_experiment,
+    success_rate,
+)
 
 FOLDERS = AnalysisFolders(Path("analysis"))  # below the output folder
-OUTPUT, AGENT, SIMULATOR, PAGE = "{output}", "{agent}", "{simulator}", "{page}"
 SAMPLES = f"{OUTPUT}/samples/informed_init"
 
 
@@ -63,125 +69,6 @@ DIRECTIONS = {"hidden_states": (f"{FOLDERS.hidden_states}/*.npy",)}
 BEHAVIOURS = {"behaviours": (f"{FOLDERS.behaviours}/*.npy",)}
 CORRELATIONS = (str(FOLDERS.correlations), str(FOLDERS.correlation_plots))
 COMPARISONS = (str(FOLDERS.comparison), str(FOLDERS.comparison_plots))
-TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
-MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
-
-# Flags that continue an interrupted stage, or None to begin again.
-Continuation = Callable[[list[str], Path], "list[str] | None"]
-
-
-def same_command(argv: list[str], _folder: Path) -> list[str] | None:
-    """The script finds out itself what it has done already."""
-    return argv
-
-
-def from_start(_argv: list[str], _folder: Path) -> list[str] | None:
-    """The script writes everything at its end, or is quick."""
-    return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """One run of one script.
-
-    Attributes:
-        name: of the stage.
-        script: module of the script.
-        argv: its flags, with places.
-        outputs: patterns of the files that it writes, below the output folder; each of them is
-            matched by a file at least.
-        result: the outcome in a few words, from the output folder.
-        needs: patterns of what it reads of what earlier stages have written, by stage.
-        files: other files that it reads: AGENT, SIMULATOR, PAGE.
-        parameters: those that it depends on beyond its flags, by dotted name.
-        clears: patterns of what is deleted before it runs again, if not ``outputs``.
-        continued: how it goes on when it was interrupted.
-    """
-
-    name: str
-    script: str
-    argv: tuple[str, ...]
-    outputs: tuple[str, ...]
-    result: Callable[[Path], str]
-    needs: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    parameters: dict[str, object] = dataclasses.field(default_factory=dict)
-    clears: tuple[str, ...] = ()
-    continued: Continuation = same_command
-
-
-class PathResolver:
-    """Fills in the places that flags and files name.
-
-    Args:
-        output: the output folder.
-    """
-
-    def __init__(self, output: Path, preset: Preset):
-        self._output, self._preset = output, preset
-
-    def sources(self, files: Sequence[str]) -> list[str]:
-        """The stages that make files."""
-        given = {AGENT: self._preset.agent_file, SIMULATOR: self._preset.model_file}
-        return [MADE_BY[file] for file in files if file in given and given[file] is None]
-
-    def fill_in(self, argv: Sequence[str]) -> list[str]:
-        """Flags as the script gets them; what is not there yet stays as it is."""
-        filled = []
-        for word in argv:
-            if word in (AGENT, SIMULATOR):
-                path = self._agent() if word == AGENT else self._simulator()
-                word = word if path is None else str(path)
-            filled.append(word.replace(OUTPUT, str(self._output)))
-        return filled
-
-    def files(self, names: Sequence[str]) -> list[tuple[str, Path]]:
-        """Files by the names that do not change with the place where they lie.
-
-        Raises:
-            UserError: if one is missing.
-        """
-        found = []
-        for name in names:
-            if name == PAGE:
-                page = PanelFolder.built()
-                found += [(f"{name}, {path.relative_to(page)}", path)
-                          for path in find(page, ["**/*"])]
-                continue
-            path = self._agent() if name == AGENT else self._simulator()
-            if path is None or not path.is_file():
-                made_by = " ".join(self.sources([name]))
-                raise UserError(f"there is no {name.strip('{}')} "
-                                + (f"yet; run {made_by} first" if made_by else f"file {path}"))
-            found.append((name, path))
-            settings = path.with_name(SETTINGS_NAME)
-            if name == SIMULATOR and settings.is_file():
-                found.append((f"{name}, {settings.name}", settings))
-        return found
-
-    def _agent(self) -> Path | None:
-        if self._preset.agent_file is not None:
-            return ROOT / self._preset.agent_file
-        try:
-            return agent_files(newest_run(agent_experiment(self._output)))[-1]
-        except (UserError, IndexError):
-            return None
-
-    def _simulator(self) -> Path | None:
-        if self._preset.model_file is not None:
-            return ROOT / self._preset.model_file
-        run = newest_simulator_run(simulator_experiment(self._output))
-        return (checkpoints(run) or [None])[-1] if run else None
-
-
-def agent_experiment(output: Path) -> Path:
-    """The folder with the runs of the agent's training; its name says game and experiment."""
-    return next(iter(sorted(output.glob("agent/procgen/*/*"))), output / "agent")
-
-
-def simulator_experiment(output: Path) -> Path:
-    """The folder with the runs of the simulator's training."""
-    return next(iter(sorted(output.glob("simulator/results/*"))), output / "simulator")
 
 
 def resumed_agent(_argv: list[str], folder: Path) -> list[str] | None:
@@ -200,12 +87,14 @@ def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
     return [*argv[:2], "--resume", str(run)]  # with the agent's file
 
 
-def all_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> tuple[Stage, ...]:
+def all_stages(preset: Preset | MazePreset, exp_name: str) -> tuple[Stage, ...]:
     """Every stage of the experiment, in the order in which they run."""
-    build = _Builder(preset, parameters, exp_name)
+    if isinstance(preset, MazePreset):
+        return maze_stages(preset)
+    build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
-            *build.interventions(), *build.panel())
+            *build.interventions(), *build.panel(), *pieces(preset.mazes, preset.seed))
 
 
 class _Builder:
@@ -263,11 +152,12 @@ class _Builder:
                   ("--model_file", AGENT, *self._game,
                    "--num_episodes", str(preset.evaluated_levels), *self._seed,
                    "--output", f"{OUTPUT}/evaluation.json"),
-                  ("evaluation.json",), _success_rate, files=(AGENT,), continued=from_start),
+                  ("evaluation.json",), success_rate("evaluation.json"), files=(AGENT,),
+                  continued=from_start),
             Stage("render", "render",
                   ("--model_file", AGENT, *self._game, "--num_eps", str(preset.rendered_episodes),
                    "--strip", *self._seed, "--vid_dir", f"{OUTPUT}/videos"),
-                  ("videos/*.*",), _number("videos/*.mp4", "videos"), files=(AGENT,),
+                  ("videos/*.*",), number_of("videos/*.mp4", "videos"), files=(AGENT,),
                   clears=("videos",), continued=from_start),
             Stage("record", "record",
                   ("--model_file", AGENT, *self._game, "--param_name", preset.recording_param_name,
@@ -312,7 +202,7 @@ class _Builder:
             stages.append(Stage(
                 name, "record_gen_samples",
                 (*self._simulated, "--data_save_dir", f"{OUTPUT}/samples", *more),
-                (f"samples/{folder}/**/*.*",), _number(f"samples/{folder}/sample_*", "samples"),
+                (f"samples/{folder}/**/*.*",), number_of(f"samples/{folder}/sample_*", "samples"),
                 needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
                 parameters={**self._of(size, "analysis.saliency.num_sim_steps"),
                             **self._parameters.named(SwapConfig), **self._sizes},
@@ -336,7 +226,7 @@ class _Builder:
                   clears=(str(FOLDERS.hidden_states),)),
             Stage("plot_hidden_states", "analysis.hidden_analysis_plotting", flags,
                   (f"{FOLDERS.hidden_state_plots}/**/*.*",),
-                  _number(f"{FOLDERS.hidden_state_plots}/**/*.png", "figures"),
+                  number_of(f"{FOLDERS.hidden_state_plots}/**/*.png", "figures"),
                   needs={**ROLLOUTS, **DIRECTIONS}, parameters=self._of("analysis.agent_h.num_"),
                   clears=(str(FOLDERS.hidden_state_plots),), continued=from_start)]
 
@@ -370,7 +260,7 @@ class _Builder:
                   (f"{precomputed}/*.*",), _clusters(precomputed),
                   needs=needs, parameters=parameters, clears=(str(precomputed),)),
             Stage(f"plot_{name}", f"analysis.{script}_plotting", flags,
-                  (f"{plots}/**/*.*",), _number(f"{plots}/**/*.png", "figures"),
+                  (f"{plots}/**/*.*",), number_of(f"{plots}/**/*.png", "figures"),
                   needs={**SIMULATED, name: (f"{precomputed}/*.npy",)},
                   parameters=parameters, clears=(str(plots),), continued=from_start)]
 
@@ -404,7 +294,7 @@ class _Builder:
         return [
             Stage("correlations", "xcorr_and_xcaus_plots", self._of_samples,
                   tuple(f"{folder}/**/*.*" for folder in CORRELATIONS),
-                  _number(f"{FOLDERS.correlation_plots}/*.png", "figures"),
+                  number_of(f"{FOLDERS.correlation_plots}/*.png", "figures"),
                   needs=needs, parameters=parameters,
                   clears=CORRELATIONS, continued=from_start),
             Stage("consistency", "analysis.dynamics_grads_consistency_plots",
@@ -414,7 +304,7 @@ class _Builder:
                   files=(AGENT,), parameters=parameters,
                   clears=COMPARISONS, continued=from_start),
             Stage("causal_stories", "analysis.causal_stories", (*self._of_samples, *self._seed),
-                  (f"{FOLDERS.stories}/**/*.*",), _number(f"{FOLDERS.stories}/*.md", "pages"),
+                  (f"{FOLDERS.stories}/**/*.*",), number_of(f"{FOLDERS.stories}/*.md", "pages"),
                   needs={**SIMULATED, **DIRECTIONS,
                          "consistency": tuple(f"{folder}/**/*.*" for folder in COMPARISONS)},
                   parameters=self._of("analysis.saliency.extrema_threshold",
@@ -422,7 +312,7 @@ class _Builder:
                   clears=(str(FOLDERS.stories),), continued=from_start),
             Stage("readout_weights", "plot_value_and_action_weights",
                   (*self._inside, *self._set, *self._analyses, *self._precomputed),
-                  (f"{FOLDERS.readout}/*.*",), _number(f"{FOLDERS.readout}/*.png", "figures"),
+                  (f"{FOLDERS.readout}/*.*",), number_of(f"{FOLDERS.readout}/*.png", "figures"),
                   needs=DIRECTIONS, files=(AGENT,),
                   parameters=self._of("analysis.agent_h.num_episodes"),
                   clears=(str(FOLDERS.readout),), continued=from_start)]
@@ -447,7 +337,7 @@ class _Builder:
             ("--exp_name", self._exp_name, *self._set, *self._analyses,
              "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
             (f"{FOLDERS.panel}/**/*.*",),
-            _number(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
+            number_of(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
             needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
             clears=(str(FOLDERS.panel),), continued=from_start)]
@@ -455,10 +345,6 @@ class _Builder:
 
 def _given(flag: str, value: object | None) -> tuple[str, ...]:
     return () if value is None else (flag, str(value))
-
-
-def _number(pattern: str, unit: str) -> Callable[[Path], str]:
-    return lambda output: f"{len(list(output.glob(pattern)))} {unit}"
 
 
 def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path], str]:
@@ -474,14 +360,6 @@ def _newest(pattern: str) -> Callable[[Path], str]:
 def _return_on_unseen_levels(output: Path) -> str:
     last = read_log(newest_run(agent_experiment(output))).iloc[-1]
     return f"return {last['val_mean_episode_rewards']:.2f} on unseen levels"
-
-
-def _success_rate(output: Path) -> str:
-    path = output / "evaluation.json"
-    rate = read_description(path).get("success_rate")
-    if not isinstance(rate, int | float):
-        raise UserError(f"{path} has no success_rate; evaluate.py writes it")
-    return f"{100 * rate:.1f} % of levels solved"
 
 
 def _episodes(output: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.records import DONE, Record
 from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Pipeline, StageOutcome
-from pipeline.stages import MADE_BY
+from pipeline.stage import MADE_BY
 
 WOULD = {SKIP: "would be skipped", CONTINUE: "would go on", RUN: "would run", LEAVE: "is left"}
 DID = {SKIP: "skipped", CONTINUE: "continued", RUN: "ran", LEAVE: "left"}

@@ -17,8 +17,11 @@ from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
 from maze.field.reaching import Chain, path_probability
 from maze.level.environment import stock_state
+from maze.studies import results
 from maze.studies.channel_sets import LAYER
+from maze.studies.results import StudiesFolder
 from maze.studies.retargets import Retargeted, Setting, targets_of
+from maze.studies.study_rows import findings_of
 from maze.studies.tracks import choose
 
 PLANTED, OTHER = 7, 20  # channels of LAYER
@@ -247,10 +250,23 @@ def test_a_folder_of_other_settings_and_channels_of_other_layers_are_refused(
     assert "another levels" in capsys.readouterr().err
     assert retarget(agent, channels_folder, channels_folder / "channels.csv", "--layer",
                     "embedder.block1.res1.resadd") == 2
-    assert "has no chosen channel of embedder.block1.res1.resadd" in capsys.readouterr().err
+    assert "has no scores of embedder.block1.res1.resadd" in capsys.readouterr().err
     effects = channels_folder / "effects.csv"
     whole = effects.read_text()
     effects.write_text(whole.replace("p_cheese,", "p_cheese,x", 1))
     assert channels.main(channel_arguments(agent, channels_folder)) == 2
     assert "effects.csv is damaged" in capsys.readouterr().err
     effects.write_text(whole)
+
+
+def test_where_no_channel_was_chosen_studies_say_so(agent, channels_folder, tmp_path, capsys):
+    table = pd.read_csv(channels_folder / "channels.csv")
+    chosen = tmp_path / "channels.csv"
+    table.assign(chosen=False).to_csv(chosen, index=False)
+    for study, main in ((results.RETARGETING, retarget), (results.SCRUBBING, scrub)):
+        capsys.readouterr()
+        assert main(agent, tmp_path / study, chosen) == 0
+        assert "was chosen as following the cheese" in capsys.readouterr().out
+        assert "was chosen" in (tmp_path / study / "report.md").read_text()
+    found, reasons = findings_of(StudiesFolder(tmp_path))
+    assert not found and all("no channel" in reasons[row] for row in (16, 17))

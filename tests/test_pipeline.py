@@ -23,16 +23,17 @@ from PIL import Image
 
 import run_pipeline
 from common.errors import UserError
-from common.parameters import ParameterSet
 from interventions.files import InterventionsFolder
-from pipeline import code_closure, stages
+from pipeline import code_closure
+from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
-from pipeline.report import PAGE_NAME, REPORT, SECTIONS
+from pipeline.report import PAGE_NAME, REPORT
+from pipeline.sections import SECTIONS
 from pipeline.stages import all_stages
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
-STAGES = all_stages(load_preset("tiny"), ParameterSet("tiny-whole"), NAME)
+STAGES = all_stages(load_preset("tiny"), NAME)
 NAMES = [stage.name for stage in STAGES]
 
 
@@ -200,8 +201,8 @@ def test_changed_code_invalidates_what_runs_it(run, finished, project):
 
 
 def test_a_page_built_otherwise_invalidates_the_panel(run, finished, monkeypatch, tmp_path):
-    page = shutil.copytree(stages.PanelFolder.built(), tmp_path / "page")
-    monkeypatch.setattr(stages.PanelFolder, "built", lambda: page)
+    page = shutil.copytree(stage_module.PanelFolder.built(), tmp_path / "page")
+    monkeypatch.setattr(stage_module.PanelFolder, "built", lambda: page)
     assert not planned(run(finished, "--dry_run"))
     with open(page / "index.html", "a") as file:
         file.write("<!-- more -->")
@@ -386,22 +387,30 @@ def test_two_at_a_time_are_refused(refused, output):
         assert "another run_pipeline.py is at work" in refused(output, "--only", "evaluate")
 
 
+def check_stages(found):
+    """Each reads what earlier ones write, and its script knows its flags."""
+    names = [stage.name for stage in found]
+    assert len(set(names)) == len(names)
+    for number, stage in enumerate(found):
+        assert set(stage.needs) <= set(names[:number]), stage.name
+        flags = __import__(stage.script, fromlist=["parser"]).parser()
+        flags.parse_args(list(stage.argv))
+
+
 def test_every_preset_and_set_has_its_stages():
     trained = {"demo": True, "full": True, "tiny": True, "section:demo": False,
                "section:tiny": False, "section:defaults": False}
     for name, is_trained in trained.items():
         preset = load_preset(name)
+        check_stages(all_stages(preset, name))
         assert (preset.agent_training is not None) == is_trained
         if not is_trained:
             assert preset.parameters == name.removeprefix("section:")
-        found = all_stages(preset, ParameterSet(preset.parameters), name)
-        names = [stage.name for stage in found]
-        assert len(set(names)) == len(names)
-        for number, stage in enumerate(found):
-            assert set(stage.needs) <= set(names[:number]), stage.name
-            flags = __import__(stage.script, fromlist=["parser"]).parser()
-            flags.parse_args(list(stage.argv))
+        names = [stage.name for stage in all_stages(preset, name)]
         assert ("train_agent" in names) == is_trained
+    for name in ("maze", "maze-tiny"):
+        check_stages(all_stages(load_preset(name), name))
+        assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None

@@ -20,12 +20,11 @@ from maze.studies.behaviour_rows import (
     GOT,
     PLAYED_LABEL,
     TARGET_LABELS,
-    Finding,
     groups_of,
     mean,
-    share,
 )
 from maze.studies.episodes import CHEESE, NEITHER, REGION
+from maze.studies.finding import Finding, share
 from maze.studies.prediction import ALL, FOLDS, NUM_SUBSETS, RESAMPLINGS, SET, SETS, SINGLE
 
 _BINS = 10  # of exact probabilities

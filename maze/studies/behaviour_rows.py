@@ -5,55 +5,23 @@ Row 3, agents of other regions, is rows 1 and 2 of each of them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
 from common.bootstrap import ClusterBootstrap
 from maze.level.grid import FORK, KINDS
 from maze.studies.behaviour_files import BehaviourFolder
 from maze.studies.episodes import CHEESE, NEITHER, REGION
+from maze.studies.finding import Finding, share
 from maze.studies.prediction import SET, SINGLE
 
 GOT, EXACT = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes
 SUCCESS, EXACT_LABEL, PLAYED_LABEL = "gets the cheese", "exact probability", "got the cheese"
 FORKS_OUTSIDE = "forks, cheese outside the region"
 TARGET_LABELS = {GOT: PLAYED_LABEL, EXACT: EXACT_LABEL}
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A number of ours.
-
-    Attributes:
-        row: of the table, 1, 2, 4 or 5.
-        levels: over which levels, in words.
-        measure: in words.
-        value, low_95, high_95: with its interval, NaN without.
-        num_levels: how many.
-        base: the same of the base rate, NaN where there is none.
-        p_holm: corrected p of the gain over the base rate, NaN where there is none.
-    """
-
-    row: int
-    levels: str
-    measure: str
-    value: float
-    low_95: float
-    high_95: float
-    num_levels: int
-    base: float = np.nan
-    p_holm: float = np.nan
-
-
-def share(successes: int, number: int) -> tuple[float, float, float]:
-    """A share of at least one with Wilson's 95 % interval (1927)."""
-    ends = binomtest(int(successes), int(number)).proportion_ci(0.95, method="wilson")
-    return successes / number, float(ends.low), float(ends.high)
 
 
 def mean(values: pd.Series, seed: int) -> tuple[float, float, float]:

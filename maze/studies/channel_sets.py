@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.errors import UserError
+from common.files import atomic_path
 from common.networks import Policy
 from common.tables import read_table
 from interventions.layers import Layer, all_layers, find_layer
@@ -41,24 +42,32 @@ def map_layer(policy: Policy, name: str) -> Layer:
 
 
 def channels_asked(texts: Sequence[str], policy: Policy, layer: Layer) -> tuple[int, ...]:
-    """The channels of :func:`add_channel_flags`, ascending.
+    """The channels of :func:`add_channel_flags`, ascending; none if none was chosen.
 
     Raises:
-        UserError: if a text is no list of channels, the layer has no such channel, or none was
-            chosen.
+        UserError: if a text is no list of channels, or the layer has no such channel.
     """
     found: set[int] = set()
     for text in texts:
         if text.endswith(".csv"):
             table = read_table(Path(text), {"layer": str, "channel": int, "chosen": bool},
                                written_by=f"python -m {GAME}.channels")
-            chosen = table[(table["layer"] == layer.name) & table["chosen"]]["channel"]
-            if chosen.empty:
-                raise UserError(f"{text} has no chosen channel of {layer.name}; name channels, or "
-                                "take another --layer")
-            found |= set(chosen)
+            table = table[table["layer"] == layer.name]
+            if table.empty:
+                raise UserError(f"{text} has no scores of {layer.name}; name channels, or take "
+                                "another --layer")
+            found |= set(table[table["chosen"]]["channel"])
         else:
             found |= set(parse_patch(f"zero@{layer.name}:{text}").channels)
     channels = tuple(sorted(map(int, found)))
-    Zero(layer.name, channels=channels).place(policy, layer)  # refuses one that is not there
+    if channels:
+        Zero(layer.name, channels=channels).place(policy, layer)  # refuses one that is not there
     return channels
+
+
+def write_nothing_chosen(path: Path, layer: Layer) -> None:
+    """Write the report of a study that had no channels to look at."""
+    text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
+    with atomic_path(path) as temporary:
+        temporary.write_text(text + "\n")
+    print(text)

@@ -1,6 +1,6 @@
 """Films of an agent's arms side by side, on the same level and with the same random numbers.
 
-Letters in shape comments: T steps, … a layer's shape, R pictures.
+Letters in shape comments: T steps.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from common.env import EnvConfig, LevelEdit
 from common.files import save_json
 from common.networks import Policy
 from common.video import mark_action, side_by_side, write_video
-from interventions.layers import layers_named
-from interventions.patch import Patch, Rows
-from interventions.patches import Add
+from interventions.patch import Patch
 from interventions.scopes import patched
 from maze.level.state import MazeState
-from maze.studies.vectors import Thing, differences
 
 SIDE = 256  # pixels of an arm's film
 
@@ -82,21 +79,3 @@ def small_film(episode: Episode, max_steps: int) -> np.ndarray:
     return np.stack([mark_action(np.asarray(Image.fromarray(view).resize(
         (SIDE, SIDE), Image.Resampling.BOX)), action)
         for view, action in zip(episode.person_views[:-1][:max_steps], episode.actions)])
-
-
-def own_vector(policy: Policy, layer: str, thing: Thing, states: Sequence[MazeState],
-               coefficient: float) -> Add:
-    """A patch that adds to each level its own vector.
-
-    Args:
-        states: all levels that may be played, by seeds that differ.
-    """
-    [layer] = layers_named(policy, layer)
-    vectors = dict(zip((state.level_seed for state in states),
-                       differences(policy, [layer.name], thing, states)[layer.name]))
-
-    def of_rows(rows: Rows) -> np.ndarray:
-        nothing = np.zeros(layer.shape, np.float32)  # of rows that fill a pass up
-        return np.stack([vectors.get(level, nothing) for level in rows.level.tolist()])
-
-    return Add(layer.name, vector=of_rows, coefficient=coefficient)

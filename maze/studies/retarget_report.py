@@ -13,6 +13,7 @@ from common.palette import BLUE, DPI, VERMILION
 from interventions.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
 from maze.studies.retargets import CELLS, CHANNELS, PATCHED, UNPATCHED
 
+ALL = "all"  # targets, as a part
 OUTCOME = Outcome("path", "path probability", probability=True)
 _DISTANCES = ((0, 0), (1, 2), (3, 5), (6, 10), (11, 25), (26, 10**6))  # off the corner's path
 _SIZES = ((3, 7), (9, 11), (13, 15), (17, 21), (23, 31))
@@ -28,7 +29,7 @@ def by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
         targets: see ``retargets.COLUMNS``.
         seed: of the bootstrap.
     """
-    parts = [("all", "", np.ones(len(targets), bool))]
+    parts = [(ALL, ALL, np.ones(len(targets), bool))]
     for name, column, bins in (("off the corner's path", "off_corner_path", _DISTANCES),
                                ("rows of the maze", "maze_dim", _SIZES)):
         for low, high in bins:

@@ -29,6 +29,7 @@ from maze.studies.cut_levels import PASSES_AT_A_TIME, CutLevel
 
 CHANNELS, CELLS = "channels", "cells"  # kinds of controls
 UNPATCHED, PATCHED = "unpatched", "patched"
+MOVED_CHEESE = "cheese"  # the arm with the cheese itself at the target
 COLUMNS = {"seed": int, "row": int, "column": int, "maze_dim": int, "steps": int,
            "off_corner_path": int, **{f"{what}_{when}": float for what in ("path", "exact")
                                       for when in (UNPATCHED, PATCHED)}}

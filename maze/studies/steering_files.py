@@ -29,9 +29,10 @@ from maze.studies.steering import SIZES, Measured
 
 DECISIONS, FIELDS, CHOOSING = "decisions", "fields", "choosing"
 _DIMENSIONS = {"before": 2, "after": 4, "sizes": 4}
-_EFFECTS = {"arm": str, "label": str, "control": bool, "outcome": str, "unaltered": float,
-            "altered": float, "effect": float, "low_95": float, "high_95": float, "p_holm": float,
-            "p_control": float, "claimed": bool}
+_EFFECTS = {"arm": str, "label": str, "control": bool, "outcome": str,
+            **dict.fromkeys(("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm",
+                             "p_control"), float), "claimed": bool, **dict.fromkeys(
+                ("median_unaltered", "median_altered"), float), "verdict": str}
 
 
 class SteeringFolder:
@@ -106,10 +107,15 @@ class SteeringFolder:
         self._lock.check()
         write_table(path, table)
 
-    def effects(self) -> pd.DataFrame:
-        """The effects at decision squares, a row for each arm and outcome.
+    def effects(self, fields: bool = False) -> pd.DataFrame:
+        """The effects, a row for each arm, control and outcome.
+
+        Args:
+            fields: those over whole fields instead of those at decision squares.
 
         Raises:
             UserError: if the file is missing or damaged.
         """
-        return read_table(self.effects_file, _EFFECTS, written_by="python -m maze.steering")
+        return read_table(self.field_effects_file if fields else self.effects_file, _EFFECTS,
+                          ("median_unaltered", "median_altered"),
+                          "python -m maze.steering")

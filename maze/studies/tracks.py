@@ -23,6 +23,7 @@ from maze.level.state import MazeState
 
 CHEESE, MOUSE, A_WALL = "cheese", "mouse", "wall"
 THINGS = (CHEESE, MOUSE, A_WALL)
+CHOOSING, REPORTING = "choosing", "reporting"  # sets of levels
 PUBLISHED, CENTRED = "published", "centred"  # how squares are mapped to cells
 _SEEN = ((CHEESE, PUBLISHED), (CHEESE, CENTRED), (MOUSE, PUBLISHED), (A_WALL, PUBLISHED))
 COLUMNS = {"set": str, "layer": str, "thing": str, "mapping": str, "channel": int,

@@ -1,0 +1,100 @@
+"""The table of findings on disk: ``findings.csv``, a row a number of ours, and ``table.md``, a row
+a published claim."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from common.files import atomic_path
+from common.tables import read_table, write_table
+from interventions.effects import LEVEL, holm
+from maze.studies.claims import CLAIMS
+from maze.studies.finding import Finding
+
+_COLUMNS = {"agent": str, "row": int, "primary": bool, "claimed": bool}
+
+
+class FindingsFolder:
+    """Names, writer and reader.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.findings_file = self.path / "findings.csv"
+        self.table_file = self.path / "table.md"
+
+    def save(self, found: Mapping[str, Sequence[Finding]], reasons: Mapping[str, Mapping[int, str]],
+             notes: Sequence[str]) -> None:
+        """Write both files.
+
+        Args:
+            found: findings by agent.
+            reasons: of each agent, why a row has none.
+            notes: sentences below the table.
+        """
+        table = findings_table(found)
+        write_table(self.findings_file, table)
+        with atomic_path(self.table_file) as temporary:
+            temporary.write_text(markdown(found, reasons, table, notes), encoding="utf-8")
+
+    def result(self) -> str:
+        """How many rows have a number, and how many primary ones are claimed, in words."""
+        table = read_table(self.findings_file, _COLUMNS, (), "python -m maze.table")
+        primary = table[table["primary"]]
+        return (f"{table['row'].nunique()} of {len(CLAIMS)} rows have numbers; "
+                f"{primary['claimed'].sum()} of {len(primary)} tested ones are claimed")
+
+
+def findings_table(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
+    """A row a finding: ``agent``, the attributes of ``Finding``, and for primary ones ``p_table``,
+    after Holm's correction over the agent's table, and ``claimed``: the interval leaves 0 out,
+    ``p_table`` and ``p_control`` are at most 0.05."""
+    tables = []
+    for agent, numbers in found.items():
+        table = pd.DataFrame([dataclasses.asdict(each) for each in numbers],
+                             columns=[field.name for field in dataclasses.fields(Finding)])
+        table.insert(0, "agent", agent)
+        primary = table["primary"].astype(bool)
+        table["p_table"] = np.nan
+        if primary.any():
+            table.loc[primary, "p_table"] = holm(table.loc[primary, "p"].to_numpy())
+        table["claimed"] = (primary & ((table["low_95"] > 0) | (table["high_95"] < 0))
+                            & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def markdown(found: Mapping[str, Sequence[Finding]], reasons: Mapping[str, Mapping[int, str]],
+             table: pd.DataFrame, notes: Sequence[str]) -> str:
+    """The table as Markdown, a row a claim and a column an agent."""
+    lines = ["| # | published | measured here as | " + " | ".join(found) + " |",
+             "| --- " * (3 + len(found)) + "|"]
+    for row, claim in CLAIMS.items():
+        cells = []
+        for agent in found:
+            mine = table[(table["agent"] == agent) & (table["row"] == row)]
+            cells.append(_cell(mine) if len(mine) else
+                         f"no number: {reasons[agent].get(row, 'it has not been run')}")
+        lines.append(f"| {row} | {claim.published} | {claim.measured} | " + " | ".join(cells)
+                     + " |")
+    return "\n".join([*lines, "", *(f"{note}\n" for note in notes)])
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    parts = []
+    names = [field.name for field in dataclasses.fields(Finding)]
+    for row in rows[rows["shown"].astype(bool)].itertuples():
+        text = Finding(**{name: getattr(row, name) for name in names}).text()
+        if row.primary:
+            text = (f"**{text}**, p = {row.p_table:.2g}, controls {row.p_control:.2g}: "
+                    + ("**claimed**" if row.claimed else "not claimed"))
+        parts.append(text.replace("|", "\\|"))
+    return "<br>".join(parts)

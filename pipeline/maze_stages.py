@@ -1,0 +1,148 @@
+"""The stages of the studies of maze agents, in order: those of each agent, then what joins them.
+
+Channels are chosen on other levels than those on which they are used.
+"""
+
+from __future__ import annotations
+
+from maze.studies import results
+from maze.studies.table_files import FindingsFolder
+from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
+from pipeline.stage import OUTPUT, Stage, from_start, number_of, success_rate
+
+ROOM = "analysis/maze"  # below the output folder
+TABLE = "maze_table"
+COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
+CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")
+EVERYWHERE = "-0.05"  # coefficient at all layers at once
+OFFSETS = ("1", "2", "3", "5")
+EXACT_FORKS = 20  # whose exact probabilities are computed for the vector to the corner
+CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
+REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")
+FILM_STEPS = "100"
+
+
+def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
+    """Every stage of the studies of maze agents, and the table of what was found."""
+    stages = [stage for name in preset.agents for stage in _AgentStages(preset, name).all()]
+    tables = {f"{name}_{study}": (f"{ROOM}/{name}/{study}/**/*.csv",)
+              for name in preset.agents for study in results.STUDIES}
+    tables |= {f"{name}_{results.EVALUATED}_{place}": (
+        f"{ROOM}/{name}/{results.EVALUATED}/{place}.json",)
+        for name in preset.agents for place in results.PLACES}
+    return (*stages, Stage(
+        TABLE, "maze.table",
+        ("--studies", *(f"{OUTPUT}/{ROOM}/{name}" for name in preset.agents),
+         "--output_dir", f"{OUTPUT}/{ROOM}/table"),
+        (f"{ROOM}/table/*",), lambda output: FindingsFolder(output / ROOM / "table").result(),
+        needs=tables, continued=from_start))
+
+
+def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
+    """Fields of a few mazes, as a piece of that beside another experiment."""
+    if preset is None:
+        return []
+    return [_fields("maze_fields", "fields", MAZE_AGENT, preset.num_mazes, seed)]
+
+
+class _AgentStages:
+    """The stages of one agent, whose names begin with its own."""
+
+    def __init__(self, preset: MazePreset, agent: str):
+        self._preset, self._agent, self._place = preset, agent, place_of(agent)
+
+    def all(self) -> list[Stage]:
+        preset = self._preset
+        forks, controls = str(preset.steering_forks), str(preset.num_controls)
+        exact = ("--exact",) if preset.exact else ()
+        both = ("--controls", "permuted", "gaussian")
+        steer = {
+            results.STEERING: ("--num_mazes", forks, "--coefficients", *COEFFICIENTS, *both,
+                               "--num_fields", "0"),
+            results.FIELDS: ("--num_mazes", str(preset.field_forks), "--coefficients", "-1",
+                             *both, "--num_fields", str(preset.field_forks)),
+            results.SOURCES: ("--num_mazes", str(preset.source_forks), "--coefficients", "-1",
+                              "--sources", "own", "same_square", "other", "mean", "--offsets",
+                              *OFFSETS, "--num_fields", "0"),
+            results.LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients", "-1",
+                             "--layers", "each", "--num_fields", "0", "--num_vectors", "0"),
+            results.ALL_LAYERS: ("--num_mazes", str(preset.layer_forks), "--coefficients",
+                                 EVERYWHERE, "--layers", "all", "--num_fields", "0",
+                                 "--num_vectors", "0"),
+            results.TOP_RIGHT: ("--num_mazes", forks, "--vector", "top_right", "--coefficients",
+                                *CORNER_COEFFICIENTS, "--num_fields",
+                                str(min(EXACT_FORKS, preset.steering_forks)), *exact),
+            results.BOTH: ("--num_mazes", forks, "--compose", "--num_fields", "0"),
+        }
+        return [
+            *(self._evaluated(name, region) for name, region in (
+                (results.REGION, preset.region), (results.ANYWHERE, 0), (results.CORNER, 1))),
+            self._study(results.BEHAVIOUR, "maze.behaviour", (
+                "--kind", "fork", "--num_mazes", str(preset.behaviour_forks), "--max_tried",
+                str(10 * preset.behaviour_forks), "--region", str(preset.region), "--regress",
+                *exact)),
+            *(self._study(name, "maze.steering", (*argv, "--num_controls", controls))
+              for name, argv in steer.items()),
+            self._study(results.CHANNELS, "maze.channels", (
+                "--kind", "fork", "--num_mazes", str(preset.channel_mazes), "--num_controls",
+                controls), CHOOSING),
+            self._of_channels(results.RETARGETING, (
+                "--num_mazes", str(preset.retargeted_mazes), "--move_cheese")),
+            self._of_channels(results.SCRUBBING, ("--num_mazes", str(preset.scrubbed_mazes))),
+            _fields(f"{self._agent}_fields", f"{self._agent}/fields", self._place,
+                    preset.drawn_mazes, preset.seed, self._game),
+            *([self._films()] if preset.films else [])]
+
+    @property
+    def _game(self) -> tuple[str, ...]:
+        return "--distribution_mode", self._preset.distribution_mode
+
+    def _evaluated(self, name: str, region: int) -> Stage:
+        path = f"{ROOM}/{self._agent}/{results.EVALUATED}/{name}.json"
+        return Stage(
+            f"{self._agent}_{results.EVALUATED}_{name}", "evaluate",
+            ("--model_file", self._place, "--env_name", "maze", *self._game, "--cheese_region",
+             str(region), "--num_episodes", str(self._preset.evaluated_levels), "--seed",
+             str(self._preset.seed), "--output", f"{OUTPUT}/{path}"),
+            (path,), success_rate(path), files=(self._place,), continued=from_start)
+
+    def _study(self, name: str, script: str, argv: tuple[str, ...],
+               levels: tuple[str, ...] = REPORTING,
+               needs: dict[str, tuple[str, ...]] | None = None) -> Stage:
+        folder = f"{ROOM}/{self._agent}/{name}"
+        return Stage(
+            f"{self._agent}_{name}", script,
+            ("--agent_file", self._place, *self._game, *argv, *levels, "--seed",
+             str(self._preset.seed), "--output_dir", f"{OUTPUT}/{folder}"),
+            (f"{folder}/**/*.*",), number_of(f"{folder}/**/*.csv", "tables"),
+            needs=needs or {}, files=(self._place,), clears=(folder,))
+
+    def _of_channels(self, name: str, argv: tuple[str, ...]) -> Stage:
+        table = f"{ROOM}/{self._agent}/channels/channels.csv"
+        return self._study(name, f"maze.{name}", (
+            *argv, "--channels", f"{OUTPUT}/{table}", "--num_controls",
+            str(self._preset.num_controls)), needs={f"{self._agent}_channels": (table,)})
+
+    def _films(self) -> Stage:
+        folder = f"{ROOM}/{self._agent}/rollouts"
+        return Stage(
+            f"{self._agent}_rollouts", "maze.rollouts",
+            ("--agent_file", self._place, *self._game, "--kind", "fork", "--size", "9:13",
+             "--num_mazes", str(self._preset.films), "--vectors", "cheese", "top_right",
+             "--max_steps", FILM_STEPS, *REPORTING, "--seed", str(self._preset.seed),
+             "--output_dir", f"{OUTPUT}/{folder}"),
+            (f"{folder}/*",), number_of(f"{folder}/*.mp4", "films"), files=(self._place,),
+            clears=(folder,))
+
+
+def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
+            game: tuple[str, ...] = ()) -> Stage:
+    """Fields of forks with and without the two vectors; room for the path to the corner."""
+    folder = f"{ROOM}/{folder}"
+    return Stage(
+        name, "maze.fields",
+        ("--agent_file", agent, *game, "--kind", "fork", "--size", "9:13", "--num_mazes",
+         str(num_mazes), "--vectors", "cheese", "top_right", *REPORTING, "--seed", str(seed),
+         "--output_dir", f"{OUTPUT}/{folder}"),
+        (f"{folder}/**/*.*",), number_of(f"{folder}/**/field_*.npz", "fields"), files=(agent,),
+        clears=(folder,))

@@ -1,0 +1,199 @@
+"""The table of findings on maze agents, and the preset that fills it."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, small_policy, start, wait_for
+
+import run_pipeline
+from common.agent_file import save_agent
+from interventions.controls import PERMUTED
+from interventions.effects import holm
+from interventions.layers import find_layer
+from maze import steering, table
+from maze.level.search import Filters, find_levels
+from maze.studies import results
+from maze.studies.claims import CLAIMS
+from maze.studies.finding import Finding
+from maze.studies.results import StudiesFolder
+from maze.studies.steering import DECISIONS, Group, Study, Term
+from maze.studies.steering_tables import effects
+from maze.studies.study_rows import findings_of
+from maze.studies.table_files import FindingsFolder, findings_table, markdown
+from maze.studies.vectors import CHEESE, OWN
+from pipeline.maze_stages import maze_stages
+from pipeline.presets import load_preset
+
+LAYER = "embedder.block2.res1.resadd"
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory):
+    path = tmp_path_factory.mktemp("agent") / "model.pth"
+    save_agent(path, small_policy(recurrent=False), {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def studies(agent, tmp_path_factory):
+    """The folder of an agent that has been evaluated, and steered on 12 forks."""
+    folder = tmp_path_factory.mktemp("studies") / "small"
+    assert steering.main([
+        "--agent_file", str(agent), "--device", "cpu", "--num_mazes", "12", "--size", "3:7",
+        "--num_controls", "2", "--num_fields", "0", "--coefficients", "-1", "1",
+        "--output_dir", str(folder / results.STEERING)]) == 0
+    (folder / results.EVALUATED).mkdir()
+    (folder / results.EVALUATED / "region.json").write_text(json.dumps({
+        "success_rate": 0.9, "success_interval": [0.8, 0.95], "num_episodes": 100}))
+    return folder
+
+
+def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys):
+    assert table.main(["--studies", str(studies), "--output_dir", str(tmp_path)]) == 0
+    assert "small: numbers in 3 of 18 rows" in capsys.readouterr().out
+    found = pd.read_csv(tmp_path / "findings.csv")
+    steered = pd.read_csv(studies / results.STEERING / "effects.csv")
+    for row, label, outcome in ((6, "own -1", "p_cheese"), (7, "own +1", "log_odds")):
+        [mine] = found[(found["row"] == row) & found["primary"]].itertuples()
+        [theirs] = steered[(steered["label"] == label) & (steered["outcome"] == outcome)
+                           & ~steered["control"]].itertuples()
+        np.testing.assert_allclose(
+            [mine.base, mine.altered, mine.value, mine.low_95, mine.high_95, mine.p_control],
+            [theirs.unaltered, theirs.altered, theirs.effect, theirs.low_95, theirs.high_95,
+             theirs.p_control], rtol=1e-5)
+        assert mine.num_levels == 12
+    lines = (tmp_path / "table.md").read_text().splitlines()[2:]
+    numbers = [int(line.split("|")[1]) for line in lines if line.startswith("|")]
+    assert numbers == list(range(1, 19)) == list(CLAIMS)
+    assert "0.900 (0.800 to 0.950)" in lines[0]
+    assert "no number: no agents with other regions" in lines[2]
+    assert "no number: retargeting has not been run" in lines[15]
+
+
+def test_one_test_a_row_is_corrected_over_the_table():
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.001, 0.06, 12)
+    found = [Finding(row, "", "x", 1.0, 0.5, 1.5, 10, p=p[row - 6], p_control=0.05, primary=True)
+             for row in range(6, 18)]
+    found += [Finding(6, "", "more", 1.0, 0.5, 1.5, 10, p=1e-9, p_control=0.05)]
+    made = findings_table({"a": found, "b": found[:1]})
+    mine = made[(made["agent"] == "a") & made["primary"]]
+    np.testing.assert_allclose(mine["p_table"], holm(p))
+    assert mine["claimed"].tolist() == (holm(p) <= 0.05).tolist()
+    assert not made[~made["primary"]]["claimed"].any()
+    assert made[made["agent"] == "b"]["p_table"].item() == p[0]
+
+
+@pytest.mark.parametrize("change", (
+    {"p": 0.2}, {"p_control": 0.1}, {"low_95": -0.5}, {"p_control": np.nan}))
+def test_nothing_is_claimed_that_one_condition_speaks_against(change):
+    good = Finding(6, "", "x", 1.0, 0.5, 1.5, 10, p=0.001, p_control=0.04, primary=True,
+                   shown=True)
+    made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
+    assert made["claimed"].tolist() == [True, False]
+    text = markdown({"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made, ())
+    assert ": **claimed** |" in text
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """Outcomes of a random network on 30 forks: three arms, and 19 controls."""
+    policy = small_policy(recurrent=False)
+    forks = find_levels("easy", range(2000), 30, Filters(kind="fork", size=(3, 9)))
+    std = {LAYER: torch.ones(find_layer(policy, LAYER).shape)}
+    study = Study(policy, FLOAT32, (), {}, std, (PERMUTED,), 19, 0, 5, False)
+    names = tuple(map("{:+g}".format, (-3, -1, 3)))
+    group = Group("own", LAYER, (Term(CHEESE, OWN),), names, names, ((-3.0,), (-1.0,), (3.0,)))
+    return group, study.at_decision_squares(group, forks)
+
+
+def false_claims(group, measured, num_tables):
+    """How many tables hold a claim, if nothing happens on average."""
+    rng, found = np.random.default_rng(1), 0
+    for number in range(num_tables):
+        signs = 2 * rng.integers(0, 2, (len(measured.before), 1)) - 1
+        flipped = dataclasses.replace(
+            measured, after=measured.before + signs * (measured.after - measured.before))
+        made = effects([group], [flipped], (PERMUTED,), 19, DECISIONS, number)
+        arms = made[~made["control"]]
+        numbers = [Finding(6 + place % 12, "", "", row.effect, row.low_95, row.high_95, 30,
+                           p=row.p, p_control=row.p_control, primary=True)
+                   for place, row in enumerate(arms.itertuples())]
+        found += findings_table({"a": numbers})["claimed"].any() or arms["claimed"].any()
+    return found
+
+
+@pytest.mark.slow
+def test_tables_of_flipped_outcomes_rarely_hold_a_claim(outcomes):
+    group, measured = outcomes
+    assert np.abs(measured.after - measured.before)[..., 0].mean() > 1e-3
+    assert false_claims(group, measured, 200) <= 16
+
+
+def test_a_few_tables_of_flipped_outcomes_hold_no_more_claims(outcomes):
+    assert false_claims(*outcomes, 12) <= 3
+
+
+@pytest.mark.parametrize("arguments, message", (
+    (["missing"], "there is no folder"),
+    (["a/x", "b/x"], "the same name"),
+    (["a/x"], "none of the folders holds a study"),
+))
+def test_bad_folders_are_answered_in_a_sentence(arguments, message, tmp_path, capsys):
+    for name in ("a/x", "b/x"):
+        (tmp_path / name).mkdir(parents=True)
+    assert table.main(["--studies", *(str(tmp_path / each) for each in arguments),
+                       "--output_dir", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_study_is_named(studies, tmp_path, capsys):
+    copy = shutil.copytree(studies, tmp_path / "small")
+    path = copy / results.STEERING / "effects.csv"
+    path.write_text(path.read_text().replace("p_cheese,", "p_cheese,x", 1))
+    assert table.main(["--studies", str(copy), "--output_dir", str(tmp_path / "out")]) == 2
+    assert f"{path} is damaged" in capsys.readouterr().err
+
+
+def test_every_study_of_the_preset_fills_rows_of_the_table():
+    preset = load_preset("maze")
+    stages = maze_stages(preset)
+    names = {stage.name for stage in stages}
+    for agent in preset.agents:
+        for study in results.STUDIES:
+            assert f"{agent}_{study}" in names
+    assert set(stages[-1].needs) < names
+
+
+@pytest.mark.slow
+def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, capsys):
+    """All studies in small, in order, on an untrained network."""
+    def arguments(folder):
+        return ["--preset", "maze-tiny", "--agent_file", str(agent), "--output_dir", str(folder)]
+
+    whole = tmp_path / "whole"
+    assert run_pipeline.main(arguments(whole)) == 0
+    name = agent.parent.name
+    found, reasons = findings_of(StudiesFolder(whole / "analysis" / "maze" / name))
+    assert {each.row for each in found} | set(reasons) == set(range(1, 19))
+    assert len({each.row for each in found}) >= 12
+    assert "of 18 rows have numbers" in capsys.readouterr().out
+
+    stopped = tmp_path / "stopped"
+    for pattern in (f"{name}/behaviour/levels.jsonl", f"{name}/steering_layers/decisions/*/*.npz"):
+        process = start("run_pipeline.py", *arguments(stopped))
+        wait_for(lambda pattern=pattern: [*stopped.glob(f"analysis/maze/{pattern}")], process, 900)
+        process.kill()
+        process.communicate()
+    assert run_pipeline.main(arguments(stopped)) == 0
+    for path in ("findings.csv", "table.md"):
+        assert ((stopped / "analysis/maze/table" / path).read_bytes()
+                == (whole / "analysis/maze/table" / path).read_bytes())
+    assert (stopped / "report" / "index.html").is_file()
+    assert FindingsFolder(stopped / "analysis/maze/table").result()
