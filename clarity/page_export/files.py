@@ -46,6 +46,7 @@ STRIP_COLUMNS = slice(42, 44)  # of a frame, as published: a little ahead of the
 STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
 LEVELS = 127  # of a quantised cell, on both sides of 0
 _QUALITY, _EFFORT = 92, 2
+NUM_PARTS = 24  # of a histogram
 NUM_STRONGEST = 8  # steps of a feature, one an episode
 
 
@@ -207,6 +208,8 @@ class Summary:
         baseline: lowest and highest.
         means: of each feature's totals, the residual's last (F + 1,).
         strongest: for each feature [trajectory, step, total] of its largest |totals|.
+        spread: for each feature how many frames have which largest |cell| of it: {"low", "high",
+            "counts"}; equal parts of that range.
     """
 
     layer: int
@@ -216,6 +219,7 @@ class Summary:
     baseline: tuple[float, float]
     means: list[float]
     strongest: list[list[list[float]]]
+    spread: list[dict]
 
 
 def write_page(path: Path, content: PageContent) -> None:
@@ -290,7 +294,7 @@ def _write_attributions(folder: ClarityFolder, content: PageContent, layer: int,
             cells=cells, peak=peak,
             **{name: getattr(found, name).astype(np.float32)
                for name in ("totals", "output", "baseline", "gap")}))
-        peaks.append(np.abs(found.cells[..., :-1].astype(np.float32)).max(axis=(1, 2, 3)))
+        peaks.append(np.abs(found.cells[..., :-1].astype(np.float32)).max(axis=(1, 2)))
         gaps.append(found.gap)
         totals.append(found.totals)
         baselines.append(found.baseline)
@@ -307,7 +311,8 @@ def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, gaps: np.ndarray,
              totals: np.ndarray, baselines: np.ndarray) -> Summary:
-    scale = float(np.median(peaks)) or float(peaks.max()) or 1.0
+    largest = peaks.max(axis=1)
+    scale = float(np.median(largest)) or float(largest.max()) or 1.0
     strongest = [[[*content.place(step), float(feature[step])]
                   for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
                  for feature in totals[:, :-1].T]
@@ -317,7 +322,12 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, g
          "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
          "steps": len(gaps)},
         (float(baselines.min()), float(baselines.max())),
-        totals.mean(axis=0).astype(float).tolist(), strongest)
+        totals.mean(axis=0).astype(float).tolist(), strongest, list(map(_spread, peaks.T)))
+
+
+def _spread(values: np.ndarray) -> dict:
+    counts, edges = np.histogram(values, bins=NUM_PARTS)
+    return {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
 
 
 def _write_examples(folder: ClarityFolder, number: int, layer: PageLayer) -> None:

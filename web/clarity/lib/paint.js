@@ -133,13 +133,15 @@ export function smoothed(colours, [high, wide], weights) {
   return found
 }
 
+const DIM = 0.6 // of the frame behind, so that colours stand out
+
 /** Pixels of a picture (ImageData's order) over the frame in grey, or over black without one. */
 export function composed(colours, places, frame) {
   const found = new Uint8ClampedArray(4 * places.length)
   for (let pixel = 0; pixel < places.length; pixel++) {
     const at = 4 * pixel
     const grey = frame === null ? 0
-      : 0.299 * frame[at] + 0.587 * frame[at + 1] + 0.114 * frame[at + 2]
+      : DIM * (0.299 * frame[at] + 0.587 * frame[at + 1] + 0.114 * frame[at + 2])
     const cell = 3 * places[pixel]
     const length = cell < 0 ? 0 : Math.hypot(colours[cell], colours[cell + 1], colours[cell + 2])
     const bright = Math.min(1, length)

@@ -49,40 +49,47 @@ export function totalsAt(found, step, count) {
   return found.totals.subarray(step * count, (step + 1) * count)
 }
 
+/** A quantile, between neighbours by interpolation. */
+export function quantile(values, share) {
+  const sorted = Float64Array.from(values).sort()
+  const at = share * (sorted.length - 1)
+  const below = Math.floor(at)
+  return sorted[below] + (at - below) * ((sorted[below + 1] ?? sorted[below]) - sorted[below])
+}
+
 /** The range that bars of totals have in a whole trajectory, as published: [lowest, highest]. */
 export function barRange(totals, count) {
   const highest = []
-  const lowest = []
+  const depths = []
   for (let begin = 0; begin < totals.length; begin += count) {
     const step = totals.subarray(begin, begin + count)
     highest.push(Math.max(...step))
-    lowest.push(Math.min(...step))
+    depths.push(-Math.min(...step))
   }
-  const quantile = (values) => {
-    const sorted = Float64Array.from(values).sort()
-    const at = 0.9 * (sorted.length - 1)
-    const below = Math.floor(at)
-    return sorted[below] + (at - below) * ((sorted[below + 1] ?? sorted[below]) - sorted[below])
-  }
-  const top = Math.max(0, quantile(highest), rangeOf(highest)[1] / 5)
-  const bottom = -Math.max(0, quantile(lowest.map((value) => -value)), -rangeOf(lowest)[0] / 5)
+  const reach = (values) => Math.max(0, quantile(values, 0.9), rangeOf(values)[1] / 5)
+  const [bottom, top] = [0 - reach(depths), reach(highest)]
   return top > bottom ? [bottom, top] : [-1, 1]
 }
 
-/** The range of a waterfall in a whole trajectory: all its levels, from baseline to output. */
+const ORDINARY = 0.98 // of the frames of a trajectory fit into the chart of a waterfall
+
+/** The range of a waterfall in a trajectory: all levels from baseline to output, but for odd frames. */
 export function waterfallRange({ totals, baseline, output }, count) {
-  let low = Infinity
-  let high = -Infinity
+  const lowest = []
+  const highest = []
   for (let t = 0; t < output.length; t++) {
     let level = baseline[t]
-    low = Math.min(low, level, output[t])
-    high = Math.max(high, level, output[t])
+    let low = Math.min(level, output[t])
+    let high = Math.max(level, output[t])
     for (let f = 0; f < count; f++) {
       level += totals[t * count + f]
       low = Math.min(low, level)
       high = Math.max(high, level)
     }
+    lowest.push(low)
+    highest.push(high)
   }
+  const [low, high] = [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)]
   return high > low ? [low, high] : [low - 1, low + 1]
 }
 
@@ -115,6 +122,9 @@ function line(ctx, x0, y0, x1, y1) {
   ctx.stroke()
 }
 
+/** Levels beyond a chart are drawn at its edge. */
+const within = ([low, high], value) => Math.max(low, Math.min(high, value))
+
 function bar(ctx, x, w, from, to, fill, colours, dashed) {
   ctx.fillStyle = fill
   const box = [x, Math.min(from, to), w, Math.max(Math.abs(to - from), 1)]
@@ -138,12 +148,11 @@ function under(ctx, text, middle, bottom, colours, bold) {
 export function drawBars(ctx, box, totals, range, on, features, colours) {
   const sy = axis(ctx, box, range, colours)
   const width = (box.w - LEFT) / totals.length
-  const clip = (value) => Math.max(range[0], Math.min(range[1], value))
   totals.forEach((total, f) => {
     const last = f === totals.length - 1
     const x = box.x + LEFT + f * width
     ctx.globalAlpha = on[f] || last ? 1 : 0.25
-    bar(ctx, x + width * 0.14, width * 0.72, sy(0), sy(clip(total)),
+    bar(ctx, x + width * 0.14, width * 0.72, sy(0), sy(within(range, total)),
       last ? colours.surface : css(features[f]), colours, last)
     ctx.globalAlpha = 1
     under(ctx, last ? 'res.' : f + 1, x + width / 2, box.y + box.h - BOTTOM, colours, on[f])
@@ -152,7 +161,8 @@ export function drawBars(ctx, box, totals, range, on, features, colours) {
 
 /** From the baseline, feature by feature, to the output. */
 export function drawWaterfall(ctx, box, { baseline, totals, output }, range, on, features, colours) {
-  const sy = axis(ctx, box, range, colours)
+  const onAxis = axis(ctx, box, range, colours)
+  const sy = (value) => onAxis(within(range, value))
   const width = (box.w - LEFT) / (totals.length + 2)
   const bottom = box.y + box.h - BOTTOM
   const place = (k) => box.x + LEFT + (k + 0.5) * width
@@ -360,4 +370,25 @@ function drawPatch(ctx, { x, y, w, h }, sheet, tile, top, left, side, frame, til
   const scale = w / side
   ctx.drawImage(sheet, (tile % tiles) * frame + x0, Math.floor(tile / tiles) * frame + y0, x1 - x0, y1 - y0,
     x + (x0 - left) * scale, y + (y0 - top) * (h / side), (x1 - x0) * scale, (y1 - y0) * (h / side))
+}
+
+/** Counts as bars, from the lowest value to the highest. */
+export function drawCounts(ctx, { x, y, w, h }, { low, high, counts }, colour, colours) {
+  const most = Math.max(...counts, 1)
+  const bottom = y + h - BOTTOM
+  counts.forEach((count, k) => {
+    const tall = count / most * (h - BOTTOM - 4)
+    ctx.fillStyle = colour
+    ctx.fillRect(x + k * w / counts.length, bottom - tall, w / counts.length - 1, tall)
+  })
+  ctx.strokeStyle = colours.muted
+  ctx.lineWidth = 1
+  line(ctx, x, bottom + 0.5, x + w, bottom + 0.5)
+  ctx.fillStyle = colours.muted
+  ctx.font = `11px ${FONT}`
+  ctx.textBaseline = 'top'
+  for (const [align, at, value] of [['left', x, low], ['right', x + w, high]]) {
+    ctx.textAlign = align
+    ctx.fillText(shown(value), at, bottom + 4)
+  }
 }
