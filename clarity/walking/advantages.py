@@ -6,11 +6,12 @@ Letters in shape comments: N steps, R rows of a recording.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pandas as pd
 
-from clarity.walking.trajectories import Trajectories
+from clarity.attributing.clarity_files import Trajectories
 from common.env import RewardNormalizer
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
@@ -31,15 +32,17 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
     Returns:
         float64 (N,), in the unit of values.
     """
-    going_on = 1.0 - steps.ended
-    deltas = (reward_scale * steps.earned.astype(np.float64)
-              + gamma * going_on * steps.next_value - steps.value)
-    decay = gamma * lmbda * going_on
-    decay[steps.bounds[1:] - 1] = 0
-    result, running = np.empty(len(steps)), 0.0
-    for t in reversed(range(len(steps))):
-        running = deltas[t] + decay[t] * running
-        result[t] = running
+    values = steps.value.astype(np.float64)
+    rewards = reward_scale * steps.reward.astype(np.float64)
+    result = np.empty(len(values))
+    for number in range(len(steps)):
+        rows = range(*steps.steps(number).indices(len(values)))
+        next_value, running = float(steps.next_value[number]), 0.0
+        for t in reversed(rows):
+            going_on = 0.0 if steps.done[t] else 1.0
+            delta = rewards[t] + gamma * going_on * next_value - values[t]
+            running = delta + gamma * lmbda * going_on * running
+            result[t], next_value = running, values[t]
     return result
 
 
@@ -48,7 +51,7 @@ def scale_of_rewards(rows: pd.DataFrame) -> float:
     is discounted by 0.99 and begins at 0 with each episode; 1 where nothing was ever earned.
 
     Args:
-        rows: of a recording, with columns episode, reward and done (R,).
+        rows: of a recording, with columns episode and reward (R,).
     """
     running, found = 0.0, np.empty(len(rows))
     rewards = rows["reward"].to_numpy(np.float64)
@@ -65,9 +68,10 @@ class Calibration:
     """How the values of a recording go with the discounted returns that came.
 
     Attributes:
-        slope: of the return on the value by least squares: 1 where values are right on average, and
-            in the unit of the scaled rewards; NaN where values do not differ.
-        r2: share of the variance of the returns that this line explains; NaN likewise.
+        slope: of the return on the value by least squares, through the origin: 1 where values are
+            right on average and in the unit of the scaled rewards, whether they differ much or not;
+            NaN where all are 0.
+        r2: squared correlation of both; NaN where one of them does not differ.
         num_steps: that were compared.
     """
 
@@ -96,7 +100,8 @@ def calibration_of(rows: pd.DataFrame, reward_scale: float, gamma: float = GAMMA
         returns[t] = to_come
         to_come = rewards[t] + gamma * to_come
     values, returns = rows["value"].to_numpy(np.float64)[~ends], returns[~ends]
-    if len(values) < 2 or values.std() == 0 or returns.std() == 0:
-        return Calibration(float("nan"), float("nan"), len(values))
-    slope = np.cov(values, returns, bias=True)[0, 1] / values.var()
-    return Calibration(float(slope), float(np.corrcoef(values, returns)[0, 1] ** 2), len(values))
+    squares = values @ values
+    differ = len(values) > 1 and values.std() > 0 and returns.std() > 0
+    return Calibration(float(values @ returns / squares) if squares > 0 else math.nan,
+                       float(np.corrcoef(values, returns)[0, 1] ** 2) if differ else math.nan,
+                       len(values))
