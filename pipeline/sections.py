@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from maze.studies import results
+from pipeline.clarity_stages import ROOM as CLARITY
 from pipeline.maze_stages import ROOM, TABLE
 from pipeline.presets import MazePreset, Preset
 from pipeline.stages import FOLDERS
@@ -164,6 +165,15 @@ SECTIONS = (
         "Look for steps at which a component moves, and for what the saliency marks at the "
         "steps before."), (
         Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
+    Section("clarity", "What the outputs are made of", "clarity_features", (
+        "The value is attributed to the activations of the agent's layers (integrated gradients), "
+        "and the channels of each layer are reduced to a few features. The page walks through "
+        "trajectories and shows what raised or lowered the value at each step, and by how much the "
+        "attributions miss it."), (
+        "Look for features whose examples show one thing, and for steps at which the value jumps: "
+        "what was it made of before and after?"), (
+        Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
+              "disk."),)),
 )
 
 

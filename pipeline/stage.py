@@ -2,8 +2,8 @@
 
 Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
 file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained,
-``{page}`` and ``{maze page}`` the pages as they were built, and others are files that a preset
-gives.
+``{page}``, ``{maze page}`` and ``{clarity page}`` the pages as they were built, and others are
+files that a preset gives.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
+from clarity.page_export.files import ClarityFolder
 from common.agent_file import agent_files
 from common.description import read_description
 from common.errors import UserError
@@ -23,8 +24,9 @@ from maze.field.page_export import MazePageFolder
 from pipeline.presets import AGENT, SIMULATOR, MazePreset, Preset
 from pipeline.records import find
 
-OUTPUT, PAGE, MAZE_PAGE = "{output}", "{page}", "{maze page}"
-PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder}  # as they were built
+OUTPUT, PAGE, MAZE_PAGE, CLARITY_PAGE = "{output}", "{page}", "{maze page}", "{clarity page}"
+# As they were built.
+PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, CLARITY_PAGE: ClarityFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
