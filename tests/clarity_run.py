@@ -10,8 +10,9 @@ import numpy as np
 
 import record
 from clarity import attribution, features, page
-from clarity.attributing.clarity_files import AttributionFolder, Trajectories
+from clarity.attributing.clarity_files import AttributionFolder
 from clarity.page_export.files import ClarityFolder
+from clarity.walking.trajectories import Trajectories
 from common.rollout_files import RolloutFolder
 
 LAYERS = ("block3", "embedder.relufc")  # a map, and units

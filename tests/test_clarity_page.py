@@ -133,7 +133,7 @@ class Reference:
     def scale(self, output):
         """Median over all frames of the largest |cell| of a feature."""
         cells = [self.run.attributions.attributed(MAP, output, number).cells
-                 for number in range(len(self.steps))]
+                 for number in range(len(self.steps.bounds) - 1)]
         return np.median(np.abs(np.concatenate(cells)[..., :-1].astype(float)).max(axis=(1, 2, 3)))
 
     def picture(self, output, trajectory, step, kind, on=None, gain=1.0, smoothing=1.0,
@@ -201,7 +201,7 @@ def test_opens_from_disk_and_from_a_server_and_asks_nobody_else(browser, folder)
 def test_a_frame_shows_its_numbers(page, run, reference):
     steps = run.steps
     advantages = advantages_of(steps, 0.5, GAMMA, LAMBDA)
-    (first_end, *_) = np.flatnonzero(steps.done)
+    (first_end, *_) = np.flatnonzero(steps.ended)
     for at in (0, 7, first_end, first_end + 1):
         assert at < NUM_STEPS
         show(page, f"trajectory=1&frame={at + 1}")
@@ -209,12 +209,12 @@ def test_a_frame_shows_its_numbers(page, run, reference):
         assert number(found["Value"]) == pytest.approx(steps.value[at], rel=6e-3, abs=1e-3)
         assert number(found["Advantage"]) == pytest.approx(advantages[at], rel=6e-3, abs=1e-3)
         assert (found["Episode"], found["Level"]) == (str(steps.episode[at]),
-                                                      str(steps.level_seed[at]))
+                                                      str(steps.level[at]))
         action, share = steps.action[at], np.exp(steps.log_probs[at, steps.action[at]])
         assert found["Next action"] == f"{ACTION_LABELS[action]} {100 * share:.0f} %"
         isnew = at in (0, first_end + 1)
         assert ("new episode" in found["Frame"]) == isnew
-        reward = steps.reward[at - 1] if at else 0
+        reward = steps.earned[at - 1] if at else 0
         match = re.search(r"last reward (\S+)", found["Frame"])
         assert (number(match[1]) if match else 0) == pytest.approx(reward, abs=0.01)
         drawn = pixels(page.locator(".picture canvas").first)
@@ -224,7 +224,7 @@ def test_a_frame_shows_its_numbers(page, run, reference):
 def test_the_pad_has_the_policy_by_direction(page, run):
     steps = run.steps
     show(page, "trajectory=2&frame=5")
-    at = steps.steps(1).start + 4
+    at = steps.bounds[1] + 4
     shares = np.exp(steps.log_probs[at])
     cells = page.locator(".pad .cell")
     expected = [shares[ACTION_DIRECTIONS.index((right, up))] for up in (1, 0, -1)
@@ -447,7 +447,7 @@ def test_curves_show_their_numbers_and_ranges(page, run):
     label = page.locator(".strip canvas").get_attribute("aria-label")
     right = run.attributions.attributed(MAP, "log_prob_any_right", 1).totals[:, 1]
     value = run.attributions.attributed(MAP, "value", 1).output
-    advantage = advantages_of(run.steps, 0.5, GAMMA, LAMBDA)[run.steps.steps(1)]
+    advantage = advantages_of(run.steps, 0.5, GAMMA, LAMBDA)[run.steps.bounds[1]:]
     parts = label.partition(": ")[2].split("; ")
     assert len(parts) == 3
     for part, title, of in zip(parts, ("advantage", VALUE, f"2 coins in {RIGHT}"),
@@ -554,7 +554,7 @@ def test_bookmarks_go_where_they_say(page, run, reference):
     lists = {each["title"]: each["steps"] for each in reference.manifest["bookmarks"]}
     worst = lists["Unexpected failures"]
     for trajectory, step, score in worst:
-        rows = run.steps.steps(trajectory)
+        rows = slice(*run.steps.bounds[trajectory:trajectory + 2])
         of_episode = run.steps.episode[rows] == run.steps.episode[rows.start + step]
         assert score == pytest.approx(scores[rows][of_episode].min())
     assert [each[2] for each in worst] == sorted(each[2] for each in worst)
