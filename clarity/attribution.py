@@ -6,20 +6,19 @@ A killed run goes on behind the last trajectory; more layers and outputs can be 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from agents.acting import run_policy
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
     Attributed,
     AttributionFolder,
     FeaturesFolder,
     LayerFeatures,
-    Trajectories,
     finished_layers,
     quantiles,
 )
@@ -31,21 +30,21 @@ from clarity.attributing.flags import (
 )
 from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
 from clarity.attributing.layers import Cut
-from clarity.attributing.recordings import (
+from clarity.attributing.recordings import batches, check_finite_frames
+from clarity.attributing.reduction import cells_first
+from clarity.walking.trajectories import (
     CHOICES,
     FAILURES,
     IN_ORDER,
-    Recording,
-    check_finite_frames,
+    Trajectories,
+    gather_trajectories,
 )
-from clarity.attributing.reduction import cells_first
 from common.cli import Parser, count, from_zero, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
 from common.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
 from common.progress import Progress
 
-FRAMES_A_PASS = 64
 NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
 PUBLISHED = Integration(10, RIGHT, None)
 
@@ -75,7 +74,7 @@ def parser() -> Parser:
     flags.add_argument("--num_trajectories", type=count, default=8,
                        help="trajectories, each of consecutive episodes")
     flags.add_argument("--num_steps", type=count, default=512, help="steps of a trajectory")
-    flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE",
+    flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
                        help="numbers of the recorded episodes that trajectories are made of, in "
                             "this order; all of them if not given")
     flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
@@ -100,8 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
     outputs, integration = asked(args)
-    places = opened.recording.trajectories(args.num_trajectories, args.num_steps, args.choose,
-                                           args.episodes)
+    steps = steps_of(opened, args)
+    places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
     features = {cut.name: features_of(args.features_dir, cut, opened) for cut in opened.cuts}
     described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places)))} steps; "
                  f"layers: {', '.join(features)}; outputs: "
@@ -119,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
         "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
         "versions": versions()}, args.overwrite)
     if not folder.trajectories_file.exists():
-        folder.add_trajectories(steps_of(opened, places))
+        folder.add_trajectories(steps)
     deviations = deviations_of(opened, outputs, args.seed)
     for cut in opened.cuts:
         folder.open_layer(features[cut.name], {
@@ -168,46 +167,26 @@ def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
     return features
 
 
-def steps_of(opened: Opened, places: Sequence[np.ndarray]) -> Trajectories:
-    """What happened along trajectories, and what the agent made of it."""
-    recording = opened.recording
-    values, log_probs, columns, behind = [], [], [], []
-    for trajectory in places:
-        for begin in range(0, len(trajectory), FRAMES_A_PASS):
-            rows = recording.rows(trajectory[begin:begin + FRAMES_A_PASS])
-            output = run_policy(opened.policy, opened.compute, rows.frames,
-                                torch.from_numpy(rows.entering).to(opened.compute.device))
-            values.append(output.values.cpu().numpy())
-            log_probs.append(output.log_probs.cpu().numpy())
-        columns += [step_columns(recording, some) for some in np.split(
-            trajectory, np.flatnonzero(np.diff(trajectory[:, 0])) + 1)]
-        episode, row = trajectory[-1]
-        last = recording.steps(int(episode)).iloc[row + 1]
-        behind.append(0.0 if last["done"] else float(last["value"]))
-    steps = np.concatenate(places)
-    return Trajectories(
-        np.array([len(each) for each in places]), steps[:, 0], steps[:, 1],
-        *(np.concatenate(column) for column in zip(*columns)), np.concatenate(values),
-        np.concatenate(log_probs), np.array(behind))
+def steps_of(opened: Opened, args: argparse.Namespace) -> Trajectories:
+    """The trajectories of the flags, with the log-probabilities of the policy without noise."""
+    steps = gather_trajectories(opened.recording.folder, args.num_trajectories, args.num_steps,
+                                args.episodes, args.choose)
+    if not opened.recording.description.get("action_noise"):
+        return steps
+    log_probs = [opened.run(some)[0].log_probs.cpu().numpy() for some in batches(places_of(steps))]
+    return dataclasses.replace(steps, log_probs=np.concatenate(log_probs))
 
 
-def step_columns(recording: Recording, places: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Level seed, action, reward that it earned and whether it ended the episode, of steps of one
-    episode (T, 2)."""
-    table, rows = recording.steps(int(places[0, 0])), places[:, 1]
-    return (table["level_seed"].to_numpy()[rows], table["action"].to_numpy()[rows],
-            table["reward"].to_numpy()[rows + 1], table["done"].to_numpy()[rows + 1])
+def places_of(steps: Trajectories) -> np.ndarray:
+    """Episode and row of each step, int32 (N, 2)."""
+    return np.stack([steps.episode, steps.row], axis=1)
 
 
 def deviations_of(opened: Opened, outputs: Sequence[Output], seed: int) -> dict[str, float]:
     """Deviation of each output over observations of the recording, by its name."""
     found = []
-    places = opened.recording.observations(NUM_REFERENCE, seed)
-    for begin in range(0, len(places), FRAMES_A_PASS):
-        rows = opened.recording.rows(places[begin:begin + FRAMES_A_PASS])
-        output = run_policy(opened.policy, opened.compute, rows.frames,
-                            torch.from_numpy(rows.entering).to(opened.compute.device))
-        actions = torch.from_numpy(rows.actions).to(opened.compute.device)
+    for some in batches(opened.recording.observations(NUM_REFERENCE, seed)):
+        output, actions = opened.run(some)
         found.append(torch.stack([each(output, actions) for each in outputs]).double().cpu())
     return dict(zip((output.name for output in outputs),
                     torch.cat(found, dim=1).numpy().std(axis=1).tolist()))
@@ -253,8 +232,7 @@ def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
     cut, reducer = attributor.cut, features.reducer
     all_activations: list[np.ndarray] = []
     pieces: list[list[Attributed]] = [[] for _ in attributor.outputs]
-    for begin in range(0, len(trajectory), FRAMES_A_PASS):
-        batch = trajectory[begin:begin + FRAMES_A_PASS]
+    for batch in batches(trajectory):
         rows = opened.recording.rows(batch)
         begun = attributor.begin(rows.frames, rows.entering)
         held = begun.activations.cpu().numpy().reshape(len(batch), *cut.shape)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from clarity.attributing.flags import (
 )
 from clarity.attributing.integration import Attributor, Integration, gaps_of
 from clarity.attributing.layers import Cut
-from clarity.attributing.recordings import check_finite_frames
+from clarity.attributing.recordings import batches, check_finite_frames
 from clarity.attributing.reduction import cells_first
 from common.cli import Parser, count, set_up_logging, whole
 from common.errors import UserError, script_main
@@ -40,7 +40,6 @@ from common.progress import Progress
 from interventions.layers import all_layers
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
-FRAMES_A_PASS = 64
 PASSES_A_PART = 4
 
 logger = logging.getLogger(__name__)
@@ -124,19 +123,18 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
     """
     make = functools.partial(Attributor, opened.policy, opened.compute, cut,
                              outputs_named([VALUE]), integration)
-    batches = [observations[begin:begin + FRAMES_A_PASS]
-               for begin in range(0, len(observations), FRAMES_A_PASS)]
-    activations = np.concatenate(list(activations_of(opened, cut, make(), batches)))
+    passes = list(batches(observations))
+    activations = np.concatenate(list(activations_of(opened, cut, make(), passes)))
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
     attributor = make(mean if from_mean else None)
     found: dict[str, list[np.ndarray]] = {}
     with Progress(len(observations), f"{cut.name} observation") as progress:
-        for begin in range(0, len(batches), PASSES_A_PART):
+        for begin in range(0, len(passes), PASSES_A_PART):
             number = begin // PASSES_A_PART
             part = folder.part(number)
             if part is None:
                 part = joined([attributed_batch(opened, attributor, batch)
-                               for batch in batches[begin:begin + PASSES_A_PART]])
+                               for batch in passes[begin:begin + PASSES_A_PART]])
                 folder.store_part(number, part)
             for name, array in part.items():
                 found.setdefault(name, []).append(array)
@@ -147,13 +145,13 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
 
 
 def activations_of(opened: Opened, cut: Cut, attributor: Attributor,
-                   batches: list[np.ndarray]) -> Iterator[np.ndarray]:
+                   passes: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
     """Activations (B, C, H, W) of observations, a batch at a time.
 
     Raises:
         UserError: if one is not finite; its frame is named.
     """
-    for batch in batches:
+    for batch in passes:
         rows = opened.recording.rows(batch)
         found = attributor.begin(rows.frames, rows.entering).activations.cpu().numpy()
         check_finite_frames(found, batch, f"activations of the layer {cut.name}")
@@ -205,8 +203,8 @@ def examples_of(features: Features, held: Held, cut: Cut) -> dict:
     if not cut.layer.is_map:
         return {}
     found = np.concatenate([
-        features.reducer.activations(cells_first(held.activations[begin:begin + FRAMES_A_PASS]))
-        .astype(np.float32) for begin in range(0, len(held.episodes), FRAMES_A_PASS)])
+        features.reducer.activations(cells_first(some)).astype(np.float32)
+        for some in batches(held.activations)])
     found = np.moveaxis(found.reshape(len(held.episodes), *cut.shape[1:], -1), -1, 1)
     return {**{subdivision: spatial_examples(found, cut, subdivision)
                for subdivision in SUBDIVISIONS}, THUMBNAIL: thumbnail_examples(found, cut)}

@@ -26,7 +26,7 @@ there were too few; of the value over the observations ``value_mean``, ``value_d
 Attributions, below them a folder a layer and in it one an output::
 
     attribution/settings.json                  what made them, whichever layers and outputs
-    attribution/trajectories.npz               see Trajectories
+    attribution/trajectories.npz               see clarity.walking.trajectories
     attribution/<layer>/settings.json          checksum of the features and where they were
     attribution/<layer>/activations/trajectory_00000.npz     cells, of the features' activations:
                                                float16 (T, H, W, F), in units of the slots
@@ -50,6 +50,7 @@ import numpy as np
 
 from clarity.attributing.examples import SUBDIVISIONS, Examples
 from clarity.attributing.reduction import Reducer
+from clarity.walking.trajectories import Trajectories, read_trajectories, save_trajectories
 from common.description import first_difference, open_described_folder, read_description
 from common.errors import UserError
 from common.files import (
@@ -63,7 +64,6 @@ from common.files import (
     save_json,
     sha256,
 )
-from common.game_constants import NUM_ACTIONS
 from common.locks import FolderLock
 
 FEATURES_SCRIPT, ATTRIBUTION_SCRIPT = "python -m clarity.features", "python -m clarity.attribution"
@@ -228,43 +228,6 @@ class FeaturesFolder:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trajectories:
-    """Steps of N trajectories below each other.
-
-    Attributes:
-        lengths: steps of each trajectory, int32 (N,).
-        episode, row: in the recording, int32 (sum,).
-        level_seed: int64 (sum,).
-        action: that was taken, int16 (sum,).
-        reward: that the action earned (which the recording has in the next row), float32 (sum,).
-        done: whether the action ended the episode, bool (sum,).
-        value: the agent's, in float32 (sum,).
-        log_probs: of the policy, without noise, float32 (sum, A).
-        next_value: of the row behind the last one of each trajectory, as recorded; 0 if it ended
-            an episode. float32 (N,).
-    """
-
-    lengths: np.ndarray
-    episode: np.ndarray
-    row: np.ndarray
-    level_seed: np.ndarray
-    action: np.ndarray
-    reward: np.ndarray
-    done: np.ndarray
-    value: np.ndarray
-    log_probs: np.ndarray
-    next_value: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def steps(self, number: int) -> slice:
-        """Which rows are those of a trajectory."""
-        end = int(self.lengths[:number + 1].sum())
-        return slice(end - int(self.lengths[number]), end)
-
-
-@dataclasses.dataclass(frozen=True)
 class Attributed:
     """Attribution of one output to the features of one layer, along a trajectory of T steps.
 
@@ -286,9 +249,6 @@ class Attributed:
     steps: np.ndarray
 
 
-_TRAJECTORY_KINDS = {"lengths": "i4", "episode": "i4", "row": "i4", "level_seed": "i8",
-                     "action": "i2", "reward": "f4", "done": "?", "value": "f4", "log_probs": "f4",
-                     "next_value": "f4"}
 _ATTRIBUTED_KINDS = {"cells": "f2", "totals": "f4", "output": "f4", "baseline": "f4", "gap": "f4",
                      "steps": "i2"}
 
@@ -349,7 +309,7 @@ class AttributionFolder:
     def add_trajectories(self, trajectories: Trajectories) -> None:
         """Write the steps."""
         self._lock.check()
-        _save(self.trajectories_file, vars(trajectories), _TRAJECTORY_KINDS)
+        save_trajectories(self.trajectories_file, trajectories)
 
     def add(self, layer: str, output: str, number: int, attributed: Attributed) -> None:
         """Write the attributions of a trajectory."""
@@ -408,14 +368,7 @@ class AttributionFolder:
         Raises:
             UserError: if the file is missing or damaged.
         """
-        found = Trajectories(**_read(self.trajectories_file, _TRAJECTORY_KINDS))
-        steps = int(found.lengths.sum())
-        shapes = {name: (len(found),) if name in ("lengths", "next_value") else (steps,)
-                  for name in _TRAJECTORY_KINDS} | {"log_probs": (steps, NUM_ACTIONS)}
-        if {name: getattr(found, name).shape for name in shapes} != shapes:
-            raise UserError(f"{self.trajectories_file} is damaged: its arrays do not fit each "
-                            "other")
-        return found
+        return read_trajectories(self.trajectories_file)
 
     def attributed(self, layer: str, output: str, number: int) -> Attributed:
         """Attributions along a trajectory.

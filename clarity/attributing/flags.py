@@ -5,6 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.acting import run_policy
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
@@ -13,7 +18,7 @@ from common.cli import Parser, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
 from common.files import sha256
-from common.networks import Policy
+from common.networks import Policy, PolicyOutput
 
 
 def add_agent_flags(parser: Parser) -> None:
@@ -83,4 +88,11 @@ class Opened:
         self.cuts = find_cuts(self.policy, args.layers or layers, args.allow_partial)
         self.description = {
             "agent_file": args.agent_file.name, "agent_sha256": checksum,
-            "data_index_sha256": self.recording.sha256, "game": self.recording.game}
+            "recording_sha256": self.recording.sha256, "game": self.recording.game}
+
+    def run(self, places: np.ndarray) -> tuple[PolicyOutput, Tensor]:
+        """What the agent makes of rows of the recording (B, 2), and the actions taken (B,)."""
+        rows = self.recording.rows(places)
+        return (run_policy(self.policy, self.compute, rows.frames,
+                           torch.from_numpy(rows.entering).to(self.compute.device)),
+                torch.from_numpy(rows.actions).to(self.compute.device))

@@ -1,12 +1,13 @@
-"""Frames of a recording that attributions are of: observations, and trajectories.
+"""Frames of a recording that attributions are of.
 
-Letters in shape comments: O observations, T steps of a trajectory, D hidden state.
+Letters in shape comments: O observations, B frames, D hidden state.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from common.files import sha256
 from common.networks import Policy
 from common.rollout_files import EpisodeFiles, RolloutFolder
 
-IN_ORDER, FAILURES = CHOICES = ("in_order", "failures")
+_FRAMES_A_PASS = 64
 _ALTERED = {"swap": "swapped directions of the hidden state", "patches": "patched layers"}
 _AGAIN = "record this agent with record.py --no_action_noise --no_videos"
 
@@ -91,8 +92,9 @@ class Recording:
 
     @property
     def sha256(self) -> str:
-        """Checksum of which frames it holds."""
-        return sha256(self.folder.index_file)
+        """Checksum of what made it and which frames it holds."""
+        files = self.folder.index_file, self.folder.description_file
+        return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
     @property
     def game(self) -> str | None:
@@ -141,46 +143,6 @@ class Recording:
             np.full(share, name), np.sort(rng.permutation(length)[:share])], axis=1)
             for name, length, share in zip(names, lengths, shares)]).astype(np.int32)
 
-    def trajectories(self, number: int, num_steps: int, choose: str = IN_ORDER,
-                     episodes: Sequence[int] | None = None) -> list[np.ndarray]:
-        """Consecutive episodes as trajectories, each cut at some number of steps.
-
-        A trajectory begins with an episode that no other one has. The last one may be shorter.
-
-        Args:
-            number: at most how many.
-            choose: ``in_order`` of the recording, or ``failures``: episodes with the smallest sum
-                of rewards first.
-            episodes: numbers of those to take instead, in this order.
-
-        Returns:
-            Of each, episode and row of its steps, int32 (T, 2); no terminal rows.
-
-        Raises:
-            UserError: if there is no such episode.
-        """
-        names = list(self.lengths)
-        if episodes is not None:
-            for episode in episodes:
-                if episode not in self.lengths:
-                    raise UserError(f"{self.folder.path} has no episode {episode} with frames; "
-                                    f"they are numbered {min(names)} to {max(names)}")
-            names = list(dict.fromkeys(episodes))
-        if choose == FAILURES:
-            names.sort(key=lambda name: float(self.steps(name)["reward"].sum()))
-        waiting = iter(names)
-        found = []
-        for _ in range(number):
-            pieces, length = [], 0
-            while length < num_steps and (name := next(waiting, None)) is not None:
-                rows = np.arange(min(self.lengths[name], num_steps - length))
-                pieces.append(np.stack([np.full(len(rows), name), rows], axis=1))
-                length += len(rows)
-            if not pieces:
-                break
-            found.append(np.concatenate(pieces).astype(np.int32))
-        return found
-
 
 def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndarray:
     """How many of ``number`` each gives that has ``lengths``: as equal as they allow; those that
@@ -194,6 +156,12 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
     longer = order[lengths[order] > low]
     shares[longer[:number - shares.sum()]] += 1
     return shares
+
+
+def batches(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Frames, or what belongs to them (B, …), as many at a time as run through a network."""
+    for begin in range(0, len(values), _FRAMES_A_PASS):
+        yield values[begin:begin + _FRAMES_A_PASS]
 
 
 def check_finite_frames(values: np.ndarray, places: np.ndarray, what: str) -> None:
