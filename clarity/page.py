@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> None:
     begin = time.perf_counter()
     with OUTPUT.replaced(output.path, {
             "exp_name": args.exp_name, "agent_sha256": checksum,
-            "data_index_sha256": recording.sha256, "bookmarks": args.bookmarks,
+            "recording_sha256": recording.sha256, "bookmarks": args.bookmarks,
             "features": {name: each.checksum for name, each in sources.features.items()},
             "unit": content.unit, "labels": labels}) as temporary:
         write_page(temporary, content)

@@ -1,45 +1,107 @@
-"""Advantages along trajectories, their unit, and bookmarks."""
+"""Trajectories of a recording, and advantages along them."""
+
+import dataclasses
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import write_recording
 
-from clarity.attributing.clarity_files import Trajectories
 from clarity.walking.advantages import (
     LAMBDA,
     advantages_of,
     calibration_of,
     scale_of_rewards,
 )
-from clarity.walking.bookmarks import best_of_episodes, failures, spikes, stretches
+from clarity.walking.bookmarks import best_of_episodes, failures, spikes
+from clarity.walking.trajectories import (
+    FAILURES,
+    Trajectories,
+    chosen_episodes,
+    gather_trajectories,
+    read_trajectories,
+    save_trajectories,
+)
 from common.env import RewardNormalizer
+from common.errors import UserError
+from common.rollout_files import RolloutFolder
 
+LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
 GAMMA = 0.9
-EPISODES = [5, 3, 2, 4]  # steps of each; the third one goes on behind its trajectory
 
 
-def trajectories(seed=5) -> Trajectories:
-    """Two: episodes 0 and 1 and the beginning of 2, and episode 3. Episode 1 brings nothing."""
-    rng = np.random.default_rng(seed)
-    episode = np.repeat(np.arange(4), EPISODES)
-    row = np.concatenate([np.arange(length) for length in EPISODES])
-    done = np.zeros(14, bool)
-    done[[4, 7, 13]] = True
-    reward = rng.uniform(0.1, 2, 14) * (episode != 1)
-    return Trajectories(np.array([10, 4]), episode, row, episode + 100, rng.integers(0, 15, 14),
-                        reward, done, rng.normal(size=14), rng.normal(size=(14, 15)),
-                        np.array([1.7, 0.0]))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> RolloutFolder:
+    """A recording of four episodes; the second brings nothing."""
+    path = tmp_path_factory.mktemp("recording") / "data"
+    write_recording(path, LENGTHS)
+    folder, rng = RolloutFolder(path), np.random.default_rng(5)
+    for number, length in enumerate(LENGTHS):
+        steps = folder.steps(number)
+        steps["reward"] = np.round(rng.uniform(0.1, 2, length), 2) * (number != 1)
+        steps.loc[0, "reward"] = 0
+        steps["done"] = steps["done"].astype(int)
+        steps.to_csv(folder.steps_file(number))
+    return folder
 
 
-def test_advantages_are_the_sum_written_out_over_three_episodes_and_a_cut():
-    steps, scale, expected = trajectories(), 0.5, []
-    for first, last, behind in ((0, 5, 0), (5, 8, 0), (8, 10, 1.7), (10, 14, 0)):
-        values = [*steps.value[first:last], behind]
-        rewards = scale * steps.reward[first:last]
-        deltas = [reward + GAMMA * values[k + 1] - values[k] for k, reward in enumerate(rewards)]
+def test_trajectories_are_consecutive_episodes_without_terminal_rows_and_are_cut(folder):
+    steps = gather_trajectories(folder, 2, 10)
+    # Episodes 0 and 1 whole and two steps of the third; the next trajectory: the fourth episode.
+    assert steps.episode.tolist() == [0] * 5 + [1] * 3 + [2] * 2 + [3] * 4
+    assert steps.row.tolist() == [*range(5), *range(3), *range(2), *range(4)]
+    assert steps.trajectory.tolist() == [0] * 10 + [1] * 4
+    assert steps.bounds.tolist() == [0, 10, 14]
+    assert np.flatnonzero(steps.ended).tolist() == [4, 7, 13]
+    rows = [folder.steps(number) for number in range(4)]
+    assert steps.earned[:5].tolist() == pytest.approx(rows[0]["reward"][1:].tolist())
+    assert steps.earned[9] == pytest.approx(rows[2]["reward"][2])
+    assert steps.next_value[[4, 9]].tolist() == pytest.approx([0, rows[2]["value"][2]])
+    assert steps.level.tolist() == steps.episode.tolist()
+    np.testing.assert_array_equal(steps.log_probs[5:8], folder.episode(1).log_probs[:3])
+    part = steps.part(1)
+    assert (len(part), part.bounds.tolist(), part.episode[0]) == (4, [0, 4], 3)
+
+
+def test_advantages_are_the_sum_written_out_over_three_episodes_and_a_cut(folder):
+    steps = gather_trajectories(folder, 1, 10)
+    scale, expected = 0.5, []
+    for number, first, last in ((0, 0, 5), (1, 0, 3), (2, 0, 2)):
+        rows = folder.steps(number)
+        reward, value, done = (rows[name].to_numpy(float) for name in ("reward", "value", "done"))
+        deltas = [scale * reward[t + 1] + (0 if done[t + 1] else GAMMA * value[t + 1]) - value[t]
+                  for t in range(first, last)]
         expected += [sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:]))
-                     for t in range(len(deltas))]
-    np.testing.assert_allclose(advantages_of(steps, scale, GAMMA), expected, atol=1e-9)
+                     for t in range(last)]
+    np.testing.assert_allclose(advantages_of(steps, scale, GAMMA), expected, atol=1e-6)
+
+
+def test_advantages_of_a_trajectory_do_not_depend_on_the_next(folder):
+    both = gather_trajectories(folder, 2, 7)
+    alone = [advantages_of(both.part(number), 1.0) for number in (0, 1)]
+    np.testing.assert_allclose(advantages_of(both, 1.0), np.concatenate(alone))
+
+
+def test_failures_come_first_when_they_are_asked_for(folder):
+    assert chosen_episodes(folder) == [0, 1, 2, 3]
+    assert chosen_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
+    assert chosen_episodes(folder, (3, 1)) == [3, 1]
+    with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
+        chosen_episodes(folder, (7,))
+
+
+def test_trajectories_are_read_as_they_were_written(folder, tmp_path):
+    steps = gather_trajectories(folder, 2, 6)
+    save_trajectories(tmp_path / "trajectories.npz", steps)
+    again = read_trajectories(tmp_path / "trajectories.npz")
+    for name, array in vars(steps).items():
+        assert getattr(again, name).dtype == array.dtype
+        np.testing.assert_array_equal(getattr(again, name), array)
+    np.savez(tmp_path / "other.npz", **{**vars(steps), "row": steps.row[:3]})
+    with pytest.raises(UserError, match="does not hold the arrays of trajectories"):
+        read_trajectories(tmp_path / "other.npz")
+    with pytest.raises(UserError, match=r"no trajectories file .*none\.npz"):
+        read_trajectories(tmp_path / "none.npz")
 
 
 def test_rewards_are_scaled_as_in_training():
@@ -85,24 +147,20 @@ def test_calibration_finds_values_of_another_unit():
     assert np.isnan(flat.slope) and flat.is_off
 
 
-def test_episodes_end_with_their_trajectory():
-    assert stretches(trajectories()) == [slice(0, 5), slice(5, 8), slice(8, 10), slice(10, 14)]
-
-
-def test_the_best_steps_are_one_an_episode():
-    steps = trajectories()
-    scores = np.full(14, -1.0)
+def test_the_best_steps_are_one_an_episode(folder):
+    steps = gather_trajectories(folder, 2, 10)
+    scores = np.full(len(steps), -1.0)
     scores[[1, 3, 6, 11, 12]] = 2, 5, 3, 4, 4
     assert best_of_episodes(scores, steps, 16).tolist() == [3, 11, 6]  # nothing in the third
     assert best_of_episodes(scores, steps, 2).tolist() == [3, 11]
 
 
-def test_spikes_are_within_episodes_and_failures_bring_nothing():
-    steps = trajectories()
+def test_spikes_are_within_episodes_and_failures_bring_nothing(folder):
+    steps = gather_trajectories(folder, 2, 10)
     found = spikes(steps)
     assert found[2] == pytest.approx(abs(steps.value[2] - (steps.value[1] + steps.value[3]) / 2))
     assert np.flatnonzero(found == 0).tolist() == [0, 4, 5, 7, 8, 9, 10, 13]
     assert failures(steps, 16).tolist() == [7]
-    steps.reward[:] = 0
-    assert failures(steps, 2).tolist() == [4, 7]  # and not the one that goes on
-    assert failures(steps, 16).tolist() == [4, 7, 13]
+    nothing = dataclasses.replace(steps, earned=np.zeros_like(steps.earned))
+    assert isinstance(nothing, Trajectories)
+    assert failures(nothing, 2).tolist() == [4, 7]

@@ -131,7 +131,7 @@ class Sources:
         found = attributions.settings()
         for key, expected, what in (
                 ("agent_sha256", agent_sha256, "another agent"),
-                ("data_index_sha256", recording.sha256, "another recording")):
+                ("recording_sha256", recording.sha256, "another recording")):
             if found.get(key) != expected:
                 raise UserError(f"the attributions in {attributions.path} are of {what}: its "
                                 f"checksum is {str(found.get(key))[:12]}, not {expected[:12]}")
@@ -157,13 +157,12 @@ class Sources:
     def has_activations(self, layer: str) -> bool:
         """Whether the activations of a layer's features are there, for all trajectories."""
         return all(self.attributions.file(layer, ACTIVATIONS, number).is_file()
-                   for number in range(len(self.steps)))
+                   for number in range(len(self.steps.bounds) - 1))
 
     def frames(self, trajectory: int) -> np.ndarray:
         """uint8 (T, 64, 64, 3)."""
-        rows = self.steps.steps(trajectory)
-        return self.recording.rows(
-            np.stack([self.steps.episode[rows], self.steps.row[rows]], axis=1)).frames
+        part = self.steps.part(trajectory)
+        return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
         """Attributions along a trajectory, or activations, which have no residual."""
@@ -311,7 +310,7 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
 def _errors(sources: Sources, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
     """Gaps of all steps, and what share of |attribution| the residual is, (N,) each."""
     gaps, shares = [], []
-    for trajectory in range(len(sources.steps)):
+    for trajectory in range(len(sources.steps.bounds) - 1):
         found = sources.attribution(layer, output, trajectory)
         sizes = np.abs(found.cells.astype(np.float32)).sum(axis=(1, 2))
         gaps.append(found.gap)

@@ -34,8 +34,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clarity.attributing.clarity_files import Trajectories
 from clarity.walking.bookmarks import best_of_episodes
+from clarity.walking.trajectories import Trajectories
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, base64_text, data_script, encoded, packed
 from common.progress import with_progress
@@ -188,13 +188,12 @@ class PageContent:
 
     @property
     def num_trajectories(self) -> int:
-        return len(self.steps)
+        return len(self.steps.bounds) - 1
 
     def place(self, step: int) -> tuple[int, int]:
         """Trajectory of a step, and its number there."""
-        ends = np.cumsum(self.steps.lengths)
-        trajectory = int(np.searchsorted(ends, step, side="right"))
-        return trajectory, int(step - self.steps.steps(trajectory).start)
+        trajectory = int(self.steps.trajectory[step])
+        return trajectory, int(step - self.steps.bounds[trajectory])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,9 +246,9 @@ def write_page(path: Path, content: PageContent) -> None:
     for number, layer in enumerate(content.layers):
         _write_examples(folder, number, layer)
     _write(folder.data_file("steps"), encoded(
-        **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "value")},
-        earned=content.steps.reward, level=content.steps.level_seed.astype(np.uint32),
-        ended=content.steps.done.astype(np.uint8),
+        **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "earned",
+                                                           "value")},
+        level=content.steps.level.astype(np.uint32), ended=content.steps.ended.astype(np.uint8),
         advantage=content.advantages.astype(np.float32),
         probabilities=np.exp(content.steps.log_probs).astype(np.float32)))
     _write(folder.data_file("manifest"), _manifest(content, summaries))
@@ -267,7 +266,7 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
         "actions": [{"name": name, "direction": direction}
                     for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
         "outputs": [dataclasses.asdict(output) for output in content.outputs],
-        "trajectories": content.steps.lengths.tolist(),
+        "trajectories": np.diff(content.steps.bounds).tolist(),
         "layers": [{
             "name": layer.name, "path": layer.path, "grid": layer.grid,
             "first_pixel": layer.first_pixel, "stride": layer.stride,

@@ -11,7 +11,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from clarity.attributing.clarity_files import Trajectories
+from clarity.walking.trajectories import Trajectories
 from common.env import RewardNormalizer
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
@@ -32,17 +32,15 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
     Returns:
         float64 (N,), in the unit of values.
     """
-    values = steps.value.astype(np.float64)
-    rewards = reward_scale * steps.reward.astype(np.float64)
-    result = np.empty(len(values))
-    for number in range(len(steps)):
-        rows = range(*steps.steps(number).indices(len(values)))
-        next_value, running = float(steps.next_value[number]), 0.0
-        for t in reversed(rows):
-            going_on = 0.0 if steps.done[t] else 1.0
-            delta = rewards[t] + gamma * going_on * next_value - values[t]
-            running = delta + gamma * lmbda * going_on * running
-            result[t], next_value = running, values[t]
+    going_on = 1.0 - steps.ended
+    deltas = (reward_scale * steps.earned.astype(np.float64)
+              + gamma * going_on * steps.next_value - steps.value)
+    decay = gamma * lmbda * going_on
+    decay[steps.bounds[1:] - 1] = 0
+    result, running = np.empty(len(steps)), 0.0
+    for t in reversed(range(len(steps))):
+        running = deltas[t] + decay[t] * running
+        result[t] = running
     return result
 
 
