@@ -560,6 +560,36 @@ def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
     assert not (tmp_path / "page").exists()
 
 
+def test_seeds_come_in_each_mode_and_level_files_once(tmp_path, capsys):
+    save_agent(tmp_path / "small.pth", small_policy())
+    save_levels(tmp_path / "level_1.json", [edited("hard", 1)])
+    assert script.main(["--agent_file", str(tmp_path / "small.pth"), "--levels", "0-1",
+                        str(tmp_path / "level_1.json"), "--output_dir", str(tmp_path / "page"),
+                        "--dry_run"]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == [
+        "easy 0", "easy 1", "hard 1", "hard 0", "hard 1_2"]
+    assert not (tmp_path / "page").exists()
+
+
+@needs_browser
+def test_everything_has_a_name_for_screen_readers(page):
+    for text in ("+ Cheese vector", "+ Set a channel at a square", "+ Multiply a channel"):
+        page.get_by_role("button", name=text).click()
+    page.get_by_role("button", name="Channel", exact=True).click()
+    open_text(page)
+    page.wait_for_selector(SHOWN)
+    nameless = [each.evaluate("each => each.outerHTML")
+                for role in ("button", "combobox", "spinbutton", "slider", "textbox", "checkbox",
+                             "img", "application")
+                for each in page.get_by_role(role).all()
+                if not re.search("[A-Za-z]{2}", each.evaluate("""(each) =>
+                    each.getAttribute('aria-label')
+                    || [...(each.labels ?? [])].map((label) => label.textContent).join('')
+                    || each.textContent"""))]
+    assert not nameless
+    assert page.locator("canvas:not([role]):not([aria-hidden=true])").count() == 0
+
+
 def test_levels_and_names_that_do_not_fit_are_refused(tmp_path, capsys):
     save_agent(tmp_path / "small.pth", small_policy())
     save_levels(tmp_path / "level_3.json", [stock_state("easy", 3, use_backgrounds=True)])
