@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 import torch
-from browser import SHOWN, opened_page, running_browser
+from browser import SHOWN, opened_page, running_browser, served
 from conftest import FLOAT32, ROOT
 
 from agents.acting import run_policy
@@ -380,6 +380,7 @@ def test_the_address_holds_maze_patches_and_view(browser, page, exported):
     page.get_by_role("checkbox", name="in force").first.uncheck()
     page.get_by_role("textbox", name="Notes").fill("a & b = <i>c</i>")
     page.wait_for_selector(SHOWN)
+    page.get_by_role("combobox", name="Cheese in training").select_option("5")
     page.wait_for_timeout(300)
     with opened_page(browser, page.url) as again:
         def facts(each):
@@ -400,6 +401,24 @@ def test_the_address_holds_maze_patches_and_view(browser, page, exported):
         assert here[6].keys() == there[6].keys() == {"original", "patched"}
         again.wait_for_timeout(300)
         assert again.url == page.url
+
+
+@needs_browser
+def test_the_page_opens_from_a_server_too_and_asks_nobody_else(browser, exported, fork):
+    said, asked = [], []
+    with served(exported.folder.path) as server:
+        for where in (exported.folder.page_file.as_uri(), server):
+            start = where.removesuffix("index.html")
+            context = browser.new_context(accept_downloads=True)
+            page = context.new_page()
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{where}#{fragment(fork, SHIPPED)}")
+            page.wait_for_selector(SHOWN)
+            said.append(list(answers(page)["original"]))
+            assert asked and all(url.startswith((start, "data:", "blob:")) for url in asked), asked
+            asked.clear()
+            context.close()
+    assert said[0] == said[1]
 
 
 @needs_browser
@@ -540,12 +559,23 @@ def test_levels_sizes_and_modes_are_shown(page):
             assert text_of(page) == maze_text(stock_state(mode, seed).grid)
         page.get_by_role("button", name="level after").click()
         assert text_of(page) == maze_text(stock_state(mode, 3).grid)
+    rows = [".####", ".....", ".#.#.", "M#.#."]
+    for region, outside in (("2", True), ("5", False)):
+        page.get_by_role("combobox", name="Cheese in training").select_option(region)
+        for column in (4, 2):
+            text = "\n".join([f"{'....'[:column]}C{'....'[column:]}", *rows])
+            page.get_by_role("textbox", name="Maze as text").fill(text)
+            page.get_by_role("button", name="Show this text").click()
+            said = page.get_by_text("Not as in training: cheese lies outside the region.").count()
+            wanted = from_text(text, "easy").grid.departures_from_training(int(region))
+            assert bool(said) == bool(wanted) == (outside and column == 2)
+    page.get_by_role("combobox", name="Cheese in training").select_option("anywhere")
     page.get_by_role("combobox", name="Size").select_option("13")
     for _ in range(3):
         page.get_by_role("button", name="Random maze").click()
         grid = from_text(text_of(page), "easy").grid
         assert grid.maze_dim == 13 and not grid.departures_from_training()
-        assert page.get_by_text("Procgen generates such mazes.").count()
+        assert page.get_by_text("Such a maze may come up in training.").count()
 
 
 def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):

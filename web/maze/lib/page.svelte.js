@@ -19,7 +19,7 @@ export class Page {
   manifest = $state.raw(null)
   error = $state('') // that leaves nothing to show
   problem = $state('') // of an edit, or the address
-  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, level: null, notes: '' })
+  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, region: 0, level: null, notes: '' })
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
   stamps = $state.raw(new Map()) // by mode, those that have been needed
