@@ -38,10 +38,11 @@ export class Page {
   #start = null
   #address = new Address()
 
-  mode = $derived(this.manifest?.modes.find(({ name }) => name === this.maze?.mode))
+  #modeName = $derived(this.maze?.mode) // the same after most edits, so what follows from it is, too
+  mode = $derived(this.manifest?.modes.find(({ name }) => name === this.#modeName))
   layers = $derived(this.manifest?.agents[this.view.agent].layers ?? [])
   layer = $derived(this.layers.find(({ name }) => name === this.view.layer))
-  levels = $derived(this.manifest?.levels.filter(({ mode }) => mode === this.maze?.mode) ?? [])
+  levels = $derived(this.manifest?.levels.filter(({ mode }) => mode === this.#modeName) ?? [])
   decision = $derived(this.maze ? decisionOf(this.maze) : null)
   /** Of each patch: {patch, or problem: why there is none}. */
   read = $derived(this.maze ? this.#readPatches() : [])
