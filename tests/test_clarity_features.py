@@ -176,8 +176,8 @@ def test_no_observation_is_shown_too_often_and_weaker_claims_take_their_next_bes
     assert examples.observations[0, 7, 7] == 5, "the strongest claim"
     assert examples.observations[0, 0, 0] == 6, "of equal ones the first"
     assert np.bincount(examples.observations[0].ravel()).max() == 1
-    few = spatial_examples(found[:16], cut(), 1)
-    assert np.bincount(few.observations[0].ravel()).max() == 40  # ceil(64 / 1.6)
+    few = spatial_examples(found[:15], cut(), 1)
+    assert np.bincount(few.observations[0].ravel()).max() == 43  # ceil(64 / 1.5)
 
 
 def test_finer_and_coarser_grids_are_interpolated_with_held_edges():

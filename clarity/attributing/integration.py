@@ -32,7 +32,7 @@ FLOOR = 0.1  # of an output's deviation: smaller differences do not make a gap l
 # Refinement goes on until a gap is below this share of the tolerance, so that gaps do not crowd
 # below it, and parts of a path whose error is below another share of that are left as they are.
 _AIM, _SMALL = 0.5, 0.25
-_NUMBERS_A_PASS = 2**21  # of a layer's activations: what fits into the caches
+_NUMBERS_A_PASS = 2**20  # of a layer's activations: what fits into the caches
 
 
 @dataclasses.dataclass(frozen=True)
