@@ -345,9 +345,19 @@ def test_touch_draws(browser, exported, fork):
                      viewport={"width": 390, "height": 840}, has_touch=True,
                      is_mobile=True) as page:
         open_text(page)
-        wall = Square(*np.argwhere((fork.grid.cells == WALL) & fork.grid.region(15))[0].tolist())
-        page.touchscreen.tap(*at_square(page, fork, wall))
-        assert text_of(page) == maze_text(fork.with_cells({wall: FREE}).grid)
+        walls = [Square(*place) for place in np.argwhere(
+            (fork.grid.cells == WALL) & fork.grid.region(15)).tolist()]
+        page.touchscreen.tap(*at_square(page, fork, walls[0]))
+        assert text_of(page) == maze_text(fork.with_cells({walls[0]: FREE}).grid)
+        fingers = page.context.new_cdp_session(page)
+        # A column of the maze, which would scroll the page if the maze let it.
+        column = [wall for wall in walls if wall.column == walls[-1].column]
+        for kind, touched in [("touchStart", column[:1]), *(("touchMove", [wall]) for wall in
+                                                            column[1:]), ("touchEnd", [])]:
+            fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [
+                dict(zip("xy", at_square(page, fork, wall))) for wall in touched]})
+        assert text_of(page) == maze_text(fork.with_cells(dict.fromkeys(
+            [walls[0], *column], FREE)).grid)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -543,7 +553,7 @@ def test_a_field_grows_square_by_square(page):
         }).observe(canvas, { attributes: true, attributeFilter: ['aria-label'] })
     }""")
     large = next(state for seed in range(100)
-                 if (state := stock_state("hard", seed)).grid.maze_dim > 20)
+                 if (state := stock_state("hard", seed)).grid.maze_dim == 25)
     show(page, fragment(large, SHIPPED))
     counts, of = zip(*page.evaluate("window.counts.filter(([, of]) => of > 100)"))
     assert len(set(counts)) > 3 and counts[-1] == of[-1]
@@ -567,7 +577,9 @@ def test_levels_sizes_and_modes_are_shown(page):
             page.get_by_role("textbox", name="Maze as text").fill(text)
             page.get_by_role("button", name="Show this text").click()
             said = page.get_by_text("Not as in training: cheese lies outside the region.").count()
-            wanted = from_text(text, "easy").grid.departures_from_training(int(region))
+            state = from_text(text, "easy")
+            np.testing.assert_array_equal(frame(page), draw([state])[0])
+            wanted = state.grid.departures_from_training(int(region))
             assert bool(said) == bool(wanted) == (outside and column == 2)
     page.get_by_role("combobox", name="Cheese in training").select_option("anywhere")
     page.get_by_role("combobox", name="Size").select_option("13")
