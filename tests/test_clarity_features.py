@@ -79,6 +79,7 @@ def planted(overlapping: bool, signed: bool) -> tuple[Held, np.ndarray]:
     size = (NUM, GRID, GRID)
     weights = rng.gamma(1, np.array([1, 8, 3]), (*size, 3)) * (rng.random((*size, 3)) < 0.3)
     positive = rng.random(size)[..., None] < 0.5
+    weights[..., 2:] *= ~positive  # the last one only ever lowers the value
     rows = np.where(positive, 1, -1) * (weights @ directions)
     if signed:
         negative = weights[..., 2:] > 0  # a channel has one sign at a time
