@@ -220,7 +220,7 @@ def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_pa
 
 @pytest.mark.parametrize(("labels", "words"), [
     ({"block4": {"1": "x"}}, "a layer 'block4', which is not shown (did you mean 'block3'?)"),
-    ({MAP: {"4": "x"}}, "a name for feature '4' of block3, whose features are numbered 1 to 3"),
+    ({MAP: {"6": "x"}}, "a name for feature '6' of block3, whose features are numbered 1 to 5"),
     ({MAP: {"0": "x"}}, "feature '0'"), ({MAP: {"1": 3}}, "no text of at most 60 letters"),
     ({MAP: {"1": "x" * 61}}, "no text of at most 60 letters"), ([1], "holds no names of features")])
 def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path, capsys):
@@ -731,7 +731,7 @@ def test_names_are_saved_and_come_back(page, run, tmp_path):
         MAP: {"1": NAME[:60], "2": "coins", "3": "<i>saws</i>"}}
     again = exported(run, tmp_path / "page", "--labels", str(tmp_path / "labels.json"))
     assert read_script(again.data_file("manifest"))["labels"][0] == [
-        NAME[:60], "coins", "<i>saws</i>"]
+        NAME[:60], "coins", "<i>saws</i>", "", ""]
 
 
 def test_a_rows_picture_is_saved(page, tmp_path):
