@@ -291,7 +291,9 @@ def test_a_frame_shows_its_numbers(page, run, reference):
     steps = run.steps
     advantages = advantages_of(steps, 0.5, GAMMA, LAMBDA)
     (first_end, *_) = np.flatnonzero(steps.ended)
-    for at in (0, 7, first_end, first_end + 1):
+    rewarded = int(np.flatnonzero(steps.earned[:first_end])[0])
+    assert steps.earned[rewarded] != steps.earned[rewarded + 1]
+    for at in (0, rewarded, rewarded + 1, first_end, first_end + 1):
         assert at < NUM_STEPS
         show(page, f"trajectory=1&frame={at + 1}")
         found = facts(page)
