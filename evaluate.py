@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
+from agents.likeness import described, likeness
 from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
@@ -21,6 +22,7 @@ from common.cli import (
     output_file,
     seed,
     set_up_logging,
+    whole,
 )
 from common.devices import resolve_compute
 from common.errors import script_main
@@ -47,6 +49,12 @@ def parser() -> Parser:
                        help="episodes played at a time")
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     flags.add_argument("--output", type=output_file, help="write the result as JSON here, too")
+    flags.add_argument("--other_agent", type=Path,
+                       help="agent file; also say how alike the two are, on frames that the first "
+                            "one meets, a level each: divergences of their policies and CKA of "
+                            "their layers")
+    flags.add_argument("--num_compared", type=whole(2, 100_000), default=500,
+                       help="levels on which the two are compared")
     add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("num_threads",))
@@ -63,6 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
     edit = cheese_region(config, args.cheese_region)
     policy = load_agent(args.model_file, compute.device)
+    other = args.other_agent and load_agent(args.other_agent, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
@@ -73,14 +82,20 @@ def main(argv: list[str] | None = None) -> None:
                                  args.greedy, keep_frames=False, edit=edit,
                                  with_squares=patches.reads_rows)
         result = evaluate(with_progress(episodes, len(levels), "episode"))
+    alike = {} if other is None else {"alike": {
+        "other_agent_sha256": sha256(args.other_agent),
+        **likeness(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
+    if alike:
+        print(f"against {args.other_agent} on {args.num_compared} frames: "
+              f"{described(alike['alike'])}")
     if args.output:
         save_json(args.output, {
             "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
             "env": vars(config), **region_described(edit), "seed": args.seed,
             "greedy": args.greedy,
-            "precision": compute.precision, **patches.metadata,
+            "precision": compute.precision, **patches.metadata, **alike,
             **({"moved": [dataclasses.asdict(size) for size in scope.moved()]} if arm else {}),
             **dataclasses.asdict(result), "versions": versions()})
         print(f"wrote {args.output}")

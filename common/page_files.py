@@ -2,8 +2,9 @@
 
 A page that is opened from disk may read neither files nor modules, only classic scripts. So every
 file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
-itself when it needs it. Arrays in it are [type, base64 of their little-endian numbers]. Names that
-a user chose are values there, never keys, and pages show them as text.
+itself when it needs it. Arrays in it are [type, base64 of their little-endian numbers], or [type,
+base64 of a gzip file of these, "gzip"]. Names that a user chose are values there, never keys, and
+pages show them as text.
 
 ``web/shared/lib/data.js`` is the reader.
 """
@@ -11,6 +12,7 @@ a user chose are values there, never keys, and pages show them as text.
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +23,8 @@ import numpy as np
 from common.errors import UserError
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
-_TYPES = {"float32": "<f4", "int16": "<i2", "int32": "<i4", "uint8": "u1", "uint32": "<u4"}
+_TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8": "u1",
+          "uint32": "<u4"}
 
 
 class PageFolder:
@@ -75,8 +78,18 @@ def data_script(path: Path, content: dict) -> str:
 
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
     """Arrays by name, of one of the types that pages read, as [type, base64]."""
-    return {name: [array.dtype.name, base64_text(array.astype(_TYPES[array.dtype.name]).tobytes())]
+    return {name: [array.dtype.name, base64_text(_little_endian(array))]
             for name, array in arrays.items()}
+
+
+def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
+    """The same as [type, base64, "gzip"], compressed: for large arrays."""
+    return {name: [array.dtype.name, base64_text(gzip.compress(_little_endian(array), mtime=0)),
+                   "gzip"] for name, array in arrays.items()}
+
+
+def _little_endian(array: np.ndarray) -> bytes:
+    return array.astype(_TYPES[array.dtype.name]).tobytes()
 
 
 def base64_text(data: bytes) -> str:

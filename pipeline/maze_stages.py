@@ -5,10 +5,12 @@ Channels are chosen on other levels than those on which they are used.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from maze.studies import results
 from maze.studies.table_files import FindingsFolder
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
-from pipeline.stage import OUTPUT, Stage, from_start, number_of, success_rate
+from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
 
 ROOM = "analysis/maze"  # below the output folder
 TABLE = "maze_table"
@@ -30,7 +32,9 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
     tables |= {f"{name}_{results.EVALUATED}_{place}": (
         f"{ROOM}/{name}/{results.EVALUATED}/{place}.json",)
         for name in preset.agents for place in results.PLACES}
-    return (*stages, Stage(
+    page = [_page("maze_page", [place_of(name) for name in preset.agents], [*preset.agents])
+            ] if preset.page else []
+    return (*stages, *page, Stage(
         TABLE, "maze.table",
         ("--studies", *(f"{OUTPUT}/{ROOM}/{name}" for name in preset.agents),
          "--output_dir", f"{OUTPUT}/{ROOM}/table"),
@@ -39,10 +43,12 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
 
 
 def pieces(preset: MazePieces | None, seed: int) -> list[Stage]:
-    """Fields of a few mazes, as a piece of that beside another experiment."""
+    """Fields of a few mazes and the page of mazes, as a piece of that beside another
+    experiment."""
     if preset is None:
         return []
-    return [_fields("maze_fields", "fields", MAZE_AGENT, preset.num_mazes, seed)]
+    return [_fields("maze_fields", "fields", MAZE_AGENT, preset.num_mazes, seed),
+            _page("maze_page", [MAZE_AGENT], ["agent"])]
 
 
 class _AgentStages:
@@ -146,3 +152,12 @@ def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
          "--output_dir", f"{OUTPUT}/{folder}"),
         (f"{folder}/**/*.*",), number_of(f"{folder}/**/field_*.npz", "fields"), files=(agent,),
         clears=(folder,))
+
+
+def _page(name: str, agents: Sequence[str], names: Sequence[str]) -> Stage:
+    folder = f"{ROOM}/page"
+    return Stage(
+        name, "maze.page",
+        ("--agent_file", *agents, "--name", *names, "--output_dir", f"{OUTPUT}/{folder}"),
+        (f"{folder}/**/*.*",), number_of(f"{folder}/data/*.js", "files of data"),
+        files=(*agents, MAZE_PAGE), clears=(folder,), continued=from_start)

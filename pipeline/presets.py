@@ -122,6 +122,7 @@ class MazePreset:
     drawn_mazes: int
     films: int
     exact: bool
+    page: bool
 
     def __post_init__(self):
         if not self.agent_files or len(self.agents) < len(self.agent_files):

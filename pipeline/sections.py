@@ -6,11 +6,14 @@ from __future__ import annotations
 import dataclasses
 
 from maze.studies import results
+from pipeline.clarity_stages import ROOM as CLARITY
 from pipeline.maze_stages import ROOM, TABLE
 from pipeline.presets import MazePreset, Preset
 from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
+MAZE_PAGE_CAPTION = ("Edit a maze and see what the agents do in it, with and without patches; it "
+                     "opens in the browser, from disk.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +165,15 @@ SECTIONS = (
         "Look for steps at which a component moves, and for what the saliency marks at the "
         "steps before."), (
         Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
+    Section("clarity", "What the outputs are made of", "clarity_features", (
+        "The value is attributed to the activations of the agent's layers (integrated gradients), "
+        "and the channels of each layer are reduced to a few features. The page walks through "
+        "trajectories and shows what raised or lowered the value at each step, and by how much the "
+        "attributions miss it."), (
+        "Look for features whose examples show one thing, and for steps at which the value jumps: "
+        "what was it made of before and after?"), (
+        Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
+              "disk."),)),
 )
 
 
@@ -219,7 +231,8 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
         "findings", "What was published, and what these agents show", TABLE,
         "A row a published claim, a column an agent.",
         "Look for rows that say claimed, and for those that do not: nulls are results.",
-        (Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),))]
+        (Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),
+         Files("maze_page", (f"{ROOM}/page/index.html",), MAZE_PAGE_CAPTION)))]
     for agent in preset.agents:
         folder = f"{ROOM}/{agent}"
         sections.append(Section(
@@ -255,4 +268,5 @@ PIECE_OF_MAZES = Section(
     "each square; beside them with each level's cheese vector taken out, or the vector to the "
     "corner added, and the difference.",
     "Look for arrows that no longer turn to the cheese.",
-    (Files("maze_fields", (f"{ROOM}/fields/*/field_*.png",), "Fields of forks.", 3),))
+    (Files("maze_fields", (f"{ROOM}/fields/*/field_*.png",), "Fields of forks.", 3),
+     Files("maze_page", (f"{ROOM}/page/index.html",), MAZE_PAGE_CAPTION)))

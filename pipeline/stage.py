@@ -2,7 +2,8 @@
 
 Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
 file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained,
-``{page}`` the page of the panel as it was built, and others are files that a preset gives.
+``{page}``, ``{maze page}`` and ``{clarity page}`` the pages as they were built, and others are
+files that a preset gives.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from pathlib import Path
 
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
+from clarity.page_export.files import ClarityFolder
 from common.agent_file import agent_files
 from common.description import read_description
 from common.errors import UserError
 from common.settings import SETTINGS_NAME
 from generative.runs import checkpoints, newest_simulator_run
+from maze.field.page_export import MazePageFolder
 from pipeline.presets import AGENT, SIMULATOR, MazePreset, Preset
 from pipeline.records import find
 
-OUTPUT, PAGE = "{output}", "{page}"
+OUTPUT, PAGE, MAZE_PAGE, CLARITY_PAGE = "{output}", "{page}", "{maze page}", "{clarity page}"
+# As they were built.
+PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, CLARITY_PAGE: ClarityFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 
@@ -51,7 +56,7 @@ class Stage:
             matched by a file at least.
         result: the outcome in a few words, from the output folder.
         needs: patterns of what it reads of what earlier stages have written, by stage.
-        files: other files that it reads: AGENT, SIMULATOR, PAGE.
+        files: other files that it reads: AGENT, SIMULATOR, a page of PAGES.
         parameters: those that it depends on beyond its flags, by dotted name.
         clears: patterns of what is deleted before it runs again, if not ``outputs``.
         continued: how it goes on when it was interrupted.
@@ -101,8 +106,8 @@ class PathResolver:
         """
         found = []
         for name in names:
-            if name == PAGE:
-                page = PanelFolder.built()
+            if name in PAGES:
+                page = PAGES[name].built()
                 found += [(f"{name}, {path.relative_to(page)}", path)
                           for path in find(page, ["**/*"])]
                 continue

@@ -30,6 +30,7 @@ from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
 from interventions.files import InterventionsFolder
+from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
 from pipeline.presets import AGENT, ROOT, SIMULATOR, MazePreset, Preset
 from pipeline.records import find
@@ -94,7 +95,9 @@ def all_stages(preset: Preset | MazePreset, exp_name: str) -> tuple[Stage, ...]:
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
-            *build.interventions(), *build.panel(), *pieces(preset.mazes, preset.seed))
+            *build.interventions(), *build.panel(),
+            *clarity_stages(preset, ParameterSet(preset.parameters), exp_name),
+            *pieces(preset.mazes, preset.seed))
 
 
 class _Builder:

@@ -139,6 +139,10 @@ def test_calibration_finds_values_of_another_unit():
     small = calibration_of(recording_of_values(lambda to_come: to_come / 5), 1.0, GAMMA)
     assert small.slope == pytest.approx(5) and small.is_off
     assert not calibration_of(recording_of_values(lambda to_come: to_come / 5), 0.2, GAMMA).is_off
+    noise = np.random.default_rng(2)
+    constant = calibration_of(recording_of_values(
+        lambda to_come: to_come.mean() + noise.normal(0, 0.01, len(to_come))), 1.0, GAMMA)
+    assert constant.slope == pytest.approx(1, abs=0.1) and constant.r2 < 0.9
     flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
     assert np.isnan(flat.slope) and flat.is_off
 

@@ -593,7 +593,7 @@ def test_levels_sizes_and_modes_are_shown(page):
 def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
     nature = Policy(NatureEmbedder(), None)
     for name, policy, said in (("gru", build_policy("impala", 16, True, True), "GRU"),
-                               ("nature", nature, "Nature")):
+                               ("nature", nature, "no IMPALA network")):
         save_agent(tmp_path / f"{name}.pth", policy)
         assert script.main(["--agent_file", str(tmp_path / f"{name}.pth"), "--output_dir",
                             str(tmp_path / "page")]) == 2

@@ -184,6 +184,24 @@ def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, c
     assert {each.row for each in found} | set(reasons) == set(range(1, 19))
     assert len({each.row for each in found}) >= 12
     assert "of 18 rows have numbers" in capsys.readouterr().out
+    primary = {each.row: each for each in found if each.primary}
+    for row, study, file, label, outcome in (
+            (9, results.SOURCES, "effects", "same_square -1", "p_cheese"),
+            (10, results.FIELDS, "field_effects", "own -1", "distance_to_other_level"),
+            (11, results.ALL_LAYERS, "effects", "own -0.05", "p_cheese"),
+            (12, results.TOP_RIGHT, "effects", "own +1", "p_corner"),
+            (13, results.BOTH, "effects", "interaction", "log_odds")):
+        made = pd.read_csv(whole / "analysis" / "maze" / name / study / f"{file}.csv")
+        [theirs] = made[(made["label"] == label) & (made["outcome"] == outcome)
+                        & ~made["control"]].itertuples()
+        mine = primary[row]
+        np.testing.assert_allclose([mine.value, mine.low_95, mine.high_95, mine.p],
+                                   [theirs.effect, theirs.low_95, theirs.high_95, theirs.p])
+    by_row = {row: [each for each in found if each.row == row] for row in range(1, 19)}
+    assert [each.num_levels for each in by_row[1]] == [8, 8, 8]
+    scores = pd.read_csv(whole / "analysis" / "maze" / name / "channels" / "probes.csv")
+    assert max(each.value for each in by_row[18] if "square is free, auc" in each.measure) == (
+        scores[(scores["target"] == "square is free") & (scores["metric"] == "auc")]["score"].max())
 
     stopped = tmp_path / "stopped"
     for pattern in (f"{name}/behaviour/levels.jsonl", f"{name}/steering_layers/decisions/*/*.npz"):

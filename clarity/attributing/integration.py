@@ -13,7 +13,6 @@ one cell), D hidden state.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,6 +29,9 @@ from interventions.resumed import CutPass
 GAUSS, RIGHT = RULES = ("gauss", "right")
 MAX_STEPS = 256
 FLOOR = 0.1  # of an output's deviation: smaller differences do not make a gap look larger
+# Refinement goes on until a gap is below this share of the tolerance, so that gaps do not crowd
+# below it, and parts of a path whose error is below another share of that are left as they are.
+_AIM, _SMALL = 0.5, 0.25
 _NUMBERS_A_PASS = 2**21  # of a layer's activations: what fits into the caches
 
 
@@ -41,8 +43,8 @@ class Integration:
         steps: S, nodes of a path at first.
         rule: "gauss", the nodes of Gauss and Legendre; or "right", the right ends of equal parts,
             as published.
-        tolerance: gap above which a frame is done again with twice the nodes, up to MAX_STEPS;
-            None to do nothing again.
+        tolerance: gap above which a path is refined, to at most MAX_STEPS nodes; None for no
+            refinement.
     """
 
     steps: int = 16
@@ -55,14 +57,6 @@ class Integration:
             return np.arange(1, steps + 1) / steps, np.full(steps, 1 / steps)
         places, weights = np.polynomial.legendre.leggauss(steps)
         return (places + 1) / 2, weights / 2
-
-    def refinements(self) -> list[int]:
-        """The numbers of nodes of all attempts, the first one included."""
-        if self.tolerance is None:
-            return [self.steps]
-        return list(itertools.takewhile(
-            lambda steps: steps <= max(MAX_STEPS, self.steps),
-            (self.steps * 2**times for times in itertools.count())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +88,13 @@ def gaps_of(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
         deviations: of the outputs over many observations (K,).
     """
     change = outputs - baselines
-    scale = np.maximum(np.abs(change), FLOOR * deviations[:, None])
-    return np.abs(sums - change) / np.maximum(scale, np.finfo(np.float32).tiny)
+    return np.abs(sums - change) / _scales(change, deviations)
+
+
+def _scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """What gaps are a share of (K, B)."""
+    return np.maximum(np.maximum(np.abs(change), FLOOR * deviations[:, None]),
+                      np.finfo(np.float32).tiny)
 
 
 class Attributor:
@@ -156,38 +155,38 @@ class Attributor:
 
     def attribute(self, begun: Beginning, actions: np.ndarray,
                   deviations: np.ndarray) -> Attributions:
-        """Attributions of all outputs in some frames.
+        """Attributions of all outputs in some frames; those of a frame and output depend neither
+        on the other frames nor on the other outputs.
+
+        Most kinks of a path lie near its start, where activations are smaller than biases. So a
+        path whose gap is too large is cut, nearer to the baseline than to the frame, and each part
+        is integrated by itself; since the outputs at both of its ends are known, so is its error,
+        and the parts whose errors are too large are cut again.
 
         Args:
             actions: that were taken, (B,).
             deviations: of the outputs over many observations (K,), for the gaps.
         """
-        taken = torch.from_numpy(actions).to(self._compute.device)
-        baselines = self.outputs_at(Beginning(
-            self._start(begun.activations), begun.also_read), actions)
-        outputs = self.outputs_at(begun, actions)
-        found = None
-        again = np.arange(len(actions))  # frames that are to be done
-        for steps in self.integration.refinements():
-            rows = torch.from_numpy(again).to(self._compute.device)
-            values = self._integrate(begun.rows(rows), taken[rows], steps)  # (K, b, …)
-            sums = values.double().flatten(2).sum(dim=-1).cpu().numpy()
-            gaps = gaps_of(sums, outputs[:, again], baselines[:, again], deviations)
-            values = values.cpu().numpy().reshape(*gaps.shape, *self.cut.shape)
-            if found is None:
-                found = Attributions(values, outputs, baselines, gaps,
-                                     np.full(gaps.shape, steps, np.int16))
-            else:  # only what was not good enough, so that an output does not depend on others
-                k, b = np.nonzero(found.gaps[:, again] > self.integration.tolerance)
-                for array, new in ((found.values, values), (found.gaps, gaps)):
-                    array[k, again[b]] = new[k, b]
-                found.steps[k, again[b]] = steps
-            if self.integration.tolerance is None:
-                break
-            again = np.flatnonzero((found.gaps > self.integration.tolerance).any(axis=0))
-            if not len(again):
-                break
-        return found
+        start = Beginning(self._start(begun.activations), begun.also_read)
+        baselines, outputs = (self.outputs_at(each, actions) for each in (start, begun))
+        end = begun.activations.detach().requires_grad_()
+        with torch.enable_grad():
+            straight_end = self._stem(end)
+        with torch.no_grad():
+            straight_start = self._stem(start.activations)
+        paths = _Paths(straight_start, straight_end.detach() - straight_start, begun.also_read,
+                       torch.from_numpy(actions).to(self._compute.device))
+        gradients, steps = self._mean_gradients(
+            paths, baselines, outputs, _scales(outputs - baselines, deviations))
+        change = (end - start.activations).detach()
+        if self._stem:
+            gradients = [torch.autograd.grad(straight_end, end, each, retain_graph=True)[0]
+                         for each in gradients]
+        values = np.stack([(each * change).cpu().numpy() for each in gradients])
+        values = values.reshape(*outputs.shape, *self.cut.shape)
+        sums = values.reshape(*outputs.shape, -1).sum(axis=-1, dtype=np.float64)
+        return Attributions(values, outputs, baselines,
+                            gaps_of(sums, outputs, baselines, deviations), steps.astype(np.int16))
 
     def _start(self, activations: Tensor) -> Tensor:
         """The baseline of each frame (B, …)."""
@@ -199,43 +198,145 @@ class Attributor:
         """(K, rows)."""
         return torch.stack([scalar(output, actions) for scalar in self.outputs])
 
-    def _integrate(self, begun: Beginning, actions: Tensor, steps: int) -> Tensor:
-        """Integrals with some number of nodes, float32 (K, B, …)."""
-        places, weights = (torch.from_numpy(each).float().to(self._compute.device)
-                           for each in self.integration.nodes(steps))
-        start = self._start(begun.activations)
-        end = begun.activations.detach().requires_grad_()
-        with torch.no_grad():
-            straight_start = self._stem(start)
-        with torch.enable_grad():
-            straight_end = self._stem(end)
-        line = straight_end.detach() - straight_start
-        sums = [torch.zeros_like(line) for _ in self.outputs]
-        many = max(1, _NUMBERS_A_PASS // line.numel())  # nodes a pass
-        for some, weight in zip(places.split(many), weights.split(many)):
-            self._add_gradients(sums, straight_start, line, begun.also_read, actions, some, weight)
-        change = (end - start).detach()
-        if not self._stem:
-            return torch.stack(sums) * change
-        return torch.stack([
-            torch.autograd.grad(straight_end, end, total, retain_graph=True)[0] * change
-            for total in sums])
+    def _mean_gradients(self, paths: _Paths, baselines: np.ndarray, outputs: np.ndarray,
+                        scales: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Mean gradients along paths (K, B, …), and how many nodes they are means of (K, B).
 
-    def _add_gradients(self, sums: list[Tensor], start: Tensor, line: Tensor,
-                       also_read: tuple[Tensor, ...], actions: Tensor, places: Tensor,
-                       weights: Tensor) -> None:
-        """Add gradients at some nodes (s,) to the weighted sums of each output (B, …)."""
-        shape = (len(places), *[1] * line.ndim)
-        points = (start + places.view(shape) * line).flatten(0, 1).requires_grad_()  # (s B, …)
+        Args:
+            baselines, outputs: at the starts and ends of the paths (K, B).
+            scales: what errors are a share of (K, B).
+        """
+        num = outputs.shape[1]
+        means = torch.stack([torch.zeros_like(paths.line)] * len(self.outputs))
+        errors, steps = np.zeros(outputs.shape), np.zeros(outputs.shape, np.int64)
+        aim = np.inf if self.integration.tolerance is None else (
+            _AIM * self.integration.tolerance * scales)
+        parts = _Parts(np.arange(num), np.zeros(num), np.ones(num), baselines, outputs,
+                       np.ones(outputs.shape, bool))
+        nodes = self.integration.steps
+        fewer = max(1, nodes // 2)  # nodes of a part that was cut
+        while len(parts.path):
+            sums, found = self._integrate(paths, parts, nodes)
+            wrong = np.where(parts.wanted, found - (parts.high_output - parts.low_output), 0)
+            too_large = ((np.abs(errors + parts.by_path(wrong, num)) > aim)[:, parts.path]
+                         & (np.abs(wrong) > np.broadcast_to(
+                             _SMALL * aim, errors.shape)[:, parts.path]) & parts.wanted)
+            planned = steps + parts.by_path(
+                np.where(too_large, 2 * fewer, nodes) * parts.wanted, num)
+            too_large &= (planned <= MAX_STEPS)[:, parts.path]
+            kept = parts.wanted & ~too_large
+            for total, part, which in zip(means, sums, torch.from_numpy(kept)):
+                total.index_add_(0, torch.from_numpy(parts.path)[which].to(total.device),
+                                 part[which.to(total.device)])
+            errors += parts.by_path(np.where(kept, wrong, 0), num)
+            steps += parts.by_path(kept * nodes, num)
+            parts, nodes = self._cut(paths, parts, too_large), fewer
+        return means, steps
+
+    def _integrate(self, paths: _Paths, parts: _Parts,
+                   nodes: int) -> tuple[Tensor, np.ndarray]:
+        """Integrals of the gradients over parts of paths (K, P, …), and what they say the outputs
+        change by, float64 (K, P)."""
+        places, weights = self.integration.nodes(nodes)
+        lengths = parts.high - parts.low
+        where = parts.low[:, None] + lengths[:, None] * places  # (P, S)
+        weight = lengths[:, None] * weights
+        sums = []
+        many = max(1, _NUMBERS_A_PASS // (paths.line[0].numel() * nodes))  # parts a pass
+        for begin in range(0, len(where), many):
+            some = slice(begin, begin + many)
+            sums.append(self._weighted_gradients(paths, parts.path[some], where[some],
+                                                 weight[some]))
+        joined = torch.cat(sums, dim=1)
+        line = paths.line[torch.from_numpy(parts.path)]
+        change = torch.stack([(each * line).double().flatten(1).sum(dim=-1) for each in joined])
+        return joined, change.cpu().numpy()
+
+    def _weighted_gradients(self, paths: _Paths, path: np.ndarray, places: np.ndarray,
+                            weights: np.ndarray) -> Tensor:
+        """Weighted sums of gradients at places (P, S) on paths (P,): (K, P, …)."""
+        points, also_read, actions = paths.at(path, places)
+        points.requires_grad_()
         with torch.enable_grad():
-            output = self._tail.finish(points, tuple(
-                value.repeat(len(places), *[1] * (value.ndim - 1)) for value in also_read))
-            scalars = self._scalars(output, actions.repeat(len(places)))  # (K, s B)
-        for number, total in enumerate(sums):
-            (gradient,) = torch.autograd.grad(scalars[number].sum(), points,
-                                              retain_graph=number + 1 < len(sums))
-            total += (gradient.unflatten(0, shape[:1] + line.shape[:1])
-                      * weights.view(shape)).sum(dim=0)
+            scalars = self._scalars(self._tail.finish(points, also_read), actions)  # (K, P S)
+        sums = []
+        for number, scalar in enumerate(scalars):
+            (gradient,) = torch.autograd.grad(scalar.sum(), points,
+                                              retain_graph=number + 1 < len(scalars))
+            weight = torch.from_numpy(weights).to(gradient).reshape(
+                *weights.shape, *[1] * (gradient.ndim - 1))
+            sums.append((gradient.unflatten(0, weights.shape) * weight).sum(dim=1))
+        return torch.stack(sums)
+
+    def _cut(self, paths: _Paths, parts: _Parts, too_large: np.ndarray) -> _Parts:
+        """The halves of those parts that are too coarse for some output (K, P)."""
+        some = too_large.any(axis=0)
+        path, low, high = parts.path[some], parts.low[some], parts.high[some]
+        if not len(path):
+            return _Parts(path, low, high, *[too_large[:, :0]] * 3)
+        middle = low + (high - low) * np.where(low == 0, 0.25, 0.5)
+        with torch.no_grad():
+            points, also_read, actions = paths.at(path, middle[:, None])
+            outputs = self._scalars(self._tail.finish(points, also_read),
+                                    actions).double().cpu().numpy()
+        wanted = too_large[:, some]
+        return _Parts(np.concatenate([path, path]), np.concatenate([low, middle]),
+                      np.concatenate([middle, high]),
+                      np.concatenate([parts.low_output[:, some], outputs], axis=1),
+                      np.concatenate([outputs, parts.high_output[:, some]], axis=1),
+                      np.concatenate([wanted, wanted], axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Paths:
+    """Straight paths of B frames behind the stem.
+
+    Attributes:
+        start: their starts (B, …).
+        line: ends minus starts (B, …).
+        also_read: as in :class:`Beginning`.
+        actions: that were taken, int64 (B,).
+    """
+
+    start: Tensor
+    line: Tensor
+    also_read: tuple[Tensor, ...]
+    actions: Tensor
+
+    def at(self, path: np.ndarray, places: np.ndarray
+           ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Places (P, S) in [0, 1] on paths (P,), as one batch (P S, …), with what else is read and
+        the actions."""
+        rows = torch.from_numpy(path).to(self.line.device)
+        where = torch.from_numpy(places).to(self.line).reshape(
+            *places.shape, *[1] * (self.line.ndim - 1))
+        points = (self.start[rows, None] + where * self.line[rows, None]).flatten(0, 1)
+        rows = rows.repeat_interleave(places.shape[1])
+        return points, tuple(value[rows] for value in self.also_read), self.actions[rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """Parts of paths.
+
+    Attributes:
+        path: whose parts they are (P,).
+        low, high: where they begin and end on it, in [0, 1] (P,).
+        low_output, high_output: the outputs there (K, P).
+        wanted: for which outputs (K, P).
+    """
+
+    path: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    low_output: np.ndarray
+    high_output: np.ndarray
+    wanted: np.ndarray
+
+    def by_path(self, numbers: np.ndarray, num: int) -> np.ndarray:
+        """Sums of numbers of parts (K, P) over each of the paths (K, num)."""
+        return np.stack([np.bincount(self.path, each, num) for each in numbers]).astype(
+            numbers.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,11 +350,6 @@ class Beginning:
 
     activations: Tensor
     also_read: tuple[Tensor, ...]
-
-    def rows(self, numbers: Tensor) -> Beginning:
-        """The same for some frames."""
-        return Beginning(self.activations[numbers],
-                         tuple(value[numbers] for value in self.also_read))
 
 
 def _straight(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str]:

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
-from common.networks import ImpalaEmbedder, Policy, PolicyOutput
+from common.networks import ClearEmbedder, ImpalaEmbedder, Policy, PolicyOutput
 from interventions.layers import HEADS, STATE, Layer, all_layers, find_layer
 
 # Short names of layers by the kind of embedder; of other kinds, each map behind a ReLU is one.
 _SHORT = {ImpalaEmbedder: {"block1": "embedder.block1.res2.resadd",
-                           "block2": "embedder.block2.res2.resadd", "block3": "embedder.relu3"}}
-_NUM_FRAMES = 3  # that a cut is tried on
+                           "block2": "embedder.block2.res2.resadd", "block3": "embedder.relu3"},
+          ClearEmbedder: {name: f"embedder.relu{name}" for name in ("1a", "2a", "2b", "3a", "4a")}}
+_NUM_FRAMES = 2  # that a cut is tried on
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ Letters in shape comments: N steps, R rows of a recording.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pandas as pd
@@ -48,7 +49,7 @@ def scale_of_rewards(rows: pd.DataFrame) -> float:
     is discounted by 0.99 and begins at 0 with each episode; 1 where nothing was ever earned.
 
     Args:
-        rows: of a recording, with columns episode, reward and done (R,).
+        rows: of a recording, with columns episode and reward (R,).
     """
     running, found = 0.0, np.empty(len(rows))
     rewards = rows["reward"].to_numpy(np.float64)
@@ -65,9 +66,10 @@ class Calibration:
     """How the values of a recording go with the discounted returns that came.
 
     Attributes:
-        slope: of the return on the value by least squares: 1 where values are right on average, and
-            in the unit of the scaled rewards; NaN where values do not differ.
-        r2: share of the variance of the returns that this line explains; NaN likewise.
+        slope: of the return on the value by least squares, through the origin: 1 where values are
+            right on average and in the unit of the scaled rewards, whether they differ much or not;
+            NaN where all are 0.
+        r2: squared correlation of both; NaN where one of them does not differ.
         num_steps: that were compared.
     """
 
@@ -96,7 +98,8 @@ def calibration_of(rows: pd.DataFrame, reward_scale: float, gamma: float = GAMMA
         returns[t] = to_come
         to_come = rewards[t] + gamma * to_come
     values, returns = rows["value"].to_numpy(np.float64)[~ends], returns[~ends]
-    if len(values) < 2 or values.std() == 0 or returns.std() == 0:
-        return Calibration(float("nan"), float("nan"), len(values))
-    slope = np.cov(values, returns, bias=True)[0, 1] / values.var()
-    return Calibration(float(slope), float(np.corrcoef(values, returns)[0, 1] ** 2), len(values))
+    squares = values @ values
+    differ = len(values) > 1 and values.std() > 0 and returns.std() > 0
+    return Calibration(float(values @ returns / squares) if squares > 0 else math.nan,
+                       float(np.corrcoef(values, returns)[0, 1] ** 2) if differ else math.nan,
+                       len(values))

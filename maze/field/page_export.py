@@ -79,7 +79,7 @@ def check_agent(policy: Policy, path: Path) -> None:
                         "without memory, for which a square says all; python -m maze.fields shows "
                         "this one")
     if not isinstance(policy.embedder, ImpalaEmbedder):
-        raise UserError(f"the agent in {path} has a Nature embedding, and the page runs IMPALA "
+        raise UserError(f"the agent in {path} is no IMPALA network, and the page runs these "
                         "alone; python -m maze.fields shows this one")
 
 

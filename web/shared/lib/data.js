@@ -1,7 +1,7 @@
 // Reader of a page's data; common/page_files.py describes the format and writes it.
 
-const TYPES = { float32: Float32Array, int16: Int16Array, int32: Int32Array, uint8: Uint8Array,
-  uint32: Uint32Array }
+const TYPES = { float32: Float32Array, int8: Int8Array, int16: Int16Array, int32: Int32Array,
+  uint8: Uint8Array, uint32: Uint32Array }
 
 const arrived = new Map()
 globalThis.panelData = (name, content) => arrived.set(name, content)
@@ -45,4 +45,15 @@ export function bytes(base64) {
 export function arrays(content) {
   return Object.fromEntries(Object.entries(content).map(
     ([name, [type, base64]]) => [name, new TYPES[type](bytes(base64).buffer)]))
+}
+
+async function inflated(base64) {
+  const stream = new Blob([bytes(base64)]).stream().pipeThrough(new DecompressionStream('gzip'))
+  return new Response(stream).arrayBuffer()
+}
+
+/** Arrays by name, from [type, base64, 'gzip']. */
+export async function unpacked(content) {
+  return Object.fromEntries(await Promise.all(Object.entries(content).map(
+    async ([name, [type, base64]]) => [name, new TYPES[type](await inflated(base64))])))
 }

@@ -1,0 +1,98 @@
+"""Command-line flags of the scripts that attribute."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.acting import run_policy
+from clarity.attributing.integration import MAX_STEPS, Integration
+from clarity.attributing.layers import Cut, find_cuts
+from clarity.attributing.recordings import Recording
+from common.agent_file import load_agent
+from common.cli import Parser, add_compute_flags, seed, whole
+from common.devices import Compute, resolve_compute
+from common.errors import UserError
+from common.files import sha256
+from common.networks import Policy, PolicyOutput
+
+
+def add_agent_flags(parser: Parser) -> None:
+    """Flags of the agent, its recording and its layers."""
+    parser.add_argument("--agent_file", type=Path, required=True,
+                        help="agent whose outputs are attributed")
+    parser.add_argument("--data_dir", type=Path, required=True,
+                        help="recording of this agent: the data folder of record.py; its own "
+                             "policy, --no_action_noise, is what one wants to see")
+    parser.add_argument("--layers", nargs="+", metavar="LAYER",
+                        help="layers to attribute to, by their short names (block1, block2, block3 "
+                             "of IMPALA) or paths; all short names if not given")
+    parser.add_argument("--allow_partial", action="store_true",
+                        help="also attribute to layers that a part of the network goes around, "
+                             "which leaves that part out")
+
+
+def add_steps_flag(parser: Parser) -> None:
+    """The flag of the integral's precision."""
+    parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
+                        help="nodes of a path's integral at first")
+
+
+def add_output_flags(parser: Parser, name: str) -> None:
+    """Flags that say where to write and how to compute.
+
+    Args:
+        name: of the folder.
+    """
+    parser.add_argument("--seed", type=seed, default=0, help="of all that is drawn")
+    parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "clarity" / name,
+                        help="folder to write to")
+    parser.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    parser.add_argument("--dry_run", action="store_true",
+                        help="say what would be computed, and stop")
+    add_compute_flags(parser)
+    parser.set_defaults(precision="float32")
+
+
+class Opened:
+    """An agent, its recording and its layers, as :func:`add_agent_flags` ask for them.
+
+    Attributes:
+        policy, compute: the agent, and where it runs.
+        recording: of it.
+        cuts: its layers.
+        description: what they are, for settings.
+
+    Raises:
+        UserError: if any of it is missing or damaged, or they do not belong together.
+    """
+
+    policy: Policy
+    compute: Compute
+    recording: Recording
+    cuts: tuple[Cut, ...]
+
+    def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
+        if args.precision == "bfloat16":
+            raise UserError("in bfloat16 attributions do not add up to the output; leave "
+                            "--precision at float32")
+        self.compute = resolve_compute(args.device, args.gpu_device, "float32")
+        self.policy = load_agent(args.agent_file, self.compute.device)
+        self.policy.requires_grad_(False)
+        checksum = sha256(args.agent_file)
+        self.recording = Recording(args.data_dir, self.policy, checksum)
+        self.cuts = find_cuts(self.policy, args.layers or layers, args.allow_partial)
+        self.description = {
+            "agent_file": args.agent_file.name, "agent_sha256": checksum,
+            "recording_sha256": self.recording.sha256, "game": self.recording.game}
+
+    def run(self, places: np.ndarray) -> tuple[PolicyOutput, Tensor]:
+        """What the agent makes of rows of the recording (B, 2), and the actions taken (B,)."""
+        rows = self.recording.rows(places)
+        return (run_policy(self.policy, self.compute, rows.frames,
+                           torch.from_numpy(rows.entering).to(self.compute.device)),
+                torch.from_numpy(rows.actions).to(self.compute.device))

@@ -1,0 +1,275 @@
+"""Attribute an agent's outputs to the features of its layers, along trajectories of a recording.
+
+A killed run goes on behind the last trajectory; more layers and outputs can be added later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clarity.attributing.clarity_files import (
+    ACTIVATIONS,
+    Attributed,
+    AttributionFolder,
+    FeaturesFolder,
+    LayerFeatures,
+    finished_layers,
+    quantiles,
+)
+from clarity.attributing.flags import (
+    Opened,
+    add_agent_flags,
+    add_output_flags,
+    add_steps_flag,
+)
+from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
+from clarity.attributing.layers import Cut
+from clarity.attributing.recordings import batches, check_finite_frames
+from clarity.attributing.reduction import cells_first
+from clarity.walking.trajectories import (
+    CHOICES,
+    FAILURES,
+    IN_ORDER,
+    Trajectories,
+    gather_trajectories,
+)
+from common.cli import Parser, count, from_zero, set_up_logging
+from common.errors import UserError, script_main
+from common.files import versions
+from common.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
+from common.progress import Progress
+
+NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
+PUBLISHED = Integration(10, RIGHT, None)
+
+
+def tolerance(text: str) -> float:
+    """A share above 0, as an argparse type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, not '{text}'")
+    return value
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_agent_flags(flags)
+    flags.add_argument("--features_dir", type=Path,
+                       default=Path("analysis") / "clarity" / "features",
+                       help="folder of python -m clarity.features; its layers if --layers is not "
+                            "given")
+    flags.add_argument("--outputs", nargs="+", metavar="OUTPUT", default=[VALUE],
+                       help="scalars to attribute: value, log_prob_right, log_prob_any_right, "
+                            f"taken and others; {POLICY}: all log-probabilities of actions and "
+                            f"directions; {PUBLISHED_POLICY}: all logits and their sums")
+    flags.add_argument("--num_trajectories", type=count, default=8,
+                       help="trajectories, each of consecutive episodes")
+    flags.add_argument("--num_steps", type=count, default=512, help="steps of a trajectory")
+    flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
+                       help="numbers of the recorded episodes that trajectories are made of, in "
+                            "this order; all of them if not given")
+    flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
+                       help=f"{FAILURES}: episodes with the smallest sum of rewards first")
+    add_steps_flag(flags)
+    flags.add_argument("--integration", choices=RULES, default=GAUSS,
+                       help="nodes of the integral: those of Gauss and Legendre, or right ends of "
+                            "equal parts")
+    flags.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
+                       help="error of an integral, as a share of output minus baseline, above "
+                            "which it is refined")
+    flags.add_argument("--published_mode", action="store_true",
+                       help="as published: 10 right ends, no refinement, logits where --outputs "
+                            f"has {POLICY}; for comparison")
+    add_output_flags(flags, "attribution")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
+    outputs, integration = asked(args)
+    steps = steps_of(opened, args)
+    places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
+    features = {cut.name: features_of(args.features_dir, cut, opened) for cut in opened.cuts}
+    described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places)))} steps; "
+                 f"layers: {', '.join(features)}; outputs: "
+                 + ", ".join(output.name for output in outputs))
+    if args.dry_run:
+        print(described)
+        return
+    if len(places) < args.num_trajectories:
+        print(f"the recording has episodes for {len(places)} of {args.num_trajectories} "
+              "trajectories")
+    folder = AttributionFolder(args.output_dir)
+    folder.open({
+        **opened.description, "num_trajectories": args.num_trajectories,
+        "num_steps": args.num_steps, "choose": args.choose, "episodes": args.episodes,
+        "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
+        "versions": versions()}, args.overwrite)
+    if not folder.trajectories_file.exists():
+        folder.add_trajectories(steps)
+    deviations = deviations_of(opened, outputs, args.seed)
+    for cut in opened.cuts:
+        folder.open_layer(features[cut.name], {
+            "features_dir": str(args.features_dir), "layer": cut.layer.name,
+            "place": features[cut.name].settings["place"], "partial": cut.partial})
+        waiting = [output for output in outputs
+                   if not folder.summary_file(cut.name, output.name).exists()]
+        attribute_layer(opened, cut, features[cut.name], waiting, integration, places,
+                        np.array([deviations[output.name] for output in waiting]), folder)
+        for output in waiting:
+            folder.add_summary(cut.name, output.name, summary_of(
+                folder, cut.name, output.name, len(places), deviations[output.name],
+                integration.tolerance))
+        print(said(cut.name, [folder.summary(cut.name, output.name) for output in outputs]))
+    print(f"wrote {args.output_dir}: {described}")
+
+
+def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
+    """The outputs and the integration of the flags."""
+    if not args.published_mode:
+        return outputs_named(args.outputs), Integration(args.integrate_steps, args.integration,
+                                                        args.tolerance)
+    return outputs_named([PUBLISHED_POLICY if name == POLICY else name for name in args.outputs]
+                         ), PUBLISHED
+
+
+def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
+    """The features of a layer of this agent.
+
+    Raises:
+        UserError: if they are missing, damaged, or of another agent, game or layer.
+    """
+    features = FeaturesFolder(path, cut.name).read()
+    again = "; give --features_dir of this agent, or find them with python -m clarity.features"
+    for key, what in (("agent_sha256", "agent"), ("game", "game")):
+        found, ours = features.settings.get(key), opened.description[key]
+        if found != ours:
+            raise UserError(f"the features in {path / cut.name} are of the {what} "
+                            f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
+    if (features.settings.get("layer") != cut.layer.name
+            or features.mean_activations.shape != cut.shape):
+        raise UserError(f"the features in {path / cut.name} are of the layer "
+                        f"{features.settings.get('layer')} with "
+                        f"{features.mean_activations.shape} activations, not of {cut.layer.name} "
+                        f"with {cut.shape}{again}")
+    return features
+
+
+def steps_of(opened: Opened, args: argparse.Namespace) -> Trajectories:
+    """The trajectories of the flags, with the log-probabilities of the policy without noise."""
+    steps = gather_trajectories(opened.recording.folder, args.num_trajectories, args.num_steps,
+                                args.episodes, args.choose)
+    if not opened.recording.description.get("action_noise"):
+        return steps
+    log_probs = [opened.run(some)[0].log_probs.cpu().numpy() for some in batches(places_of(steps))]
+    return dataclasses.replace(steps, log_probs=np.concatenate(log_probs))
+
+
+def places_of(steps: Trajectories) -> np.ndarray:
+    """Episode and row of each step, int32 (N, 2)."""
+    return np.stack([steps.episode, steps.row], axis=1)
+
+
+def deviations_of(opened: Opened, outputs: Sequence[Output], seed: int) -> dict[str, float]:
+    """Deviation of each output over observations of the recording, by its name."""
+    found = []
+    for some in batches(opened.recording.observations(NUM_REFERENCE, seed)):
+        output, actions = opened.run(some)
+        found.append(torch.stack([each(output, actions) for each in outputs]).double().cpu())
+    return dict(zip((output.name for output in outputs),
+                    torch.cat(found, dim=1).numpy().std(axis=1).tolist()))
+
+
+def attribute_layer(opened: Opened, cut: Cut, features: LayerFeatures,
+                    outputs: Sequence[Output], integration: Integration,
+                    places: Sequence[np.ndarray], deviations: np.ndarray,
+                    folder: AttributionFolder) -> None:
+    """Write the attributions to one layer, trajectory by trajectory, and the activations.
+
+    Args:
+        outputs: K of them.
+        places: of each trajectory episode and row of its steps (T, 2).
+        deviations: of the outputs (K,).
+    """
+    if not outputs:
+        return
+    attributor = Attributor(opened.policy, opened.compute, cut, outputs, integration,
+                            features.mean_activations
+                            if features.settings["baseline"] == "mean" else None)
+    names = [output.name for output in outputs]
+    with Progress(sum(map(len, places)), f"{cut.name} step") as progress:
+        for number, trajectory in enumerate(places):
+            if not all(folder.file(cut.name, name, number).exists()
+                       for name in (*names, ACTIVATIONS)):
+                activations, attributed = along(opened, attributor, features, trajectory,
+                                                deviations)
+                folder.add_activations(cut.name, number, activations)
+                for name, each in zip(names, attributed):
+                    folder.add(cut.name, name, number, each)
+            progress.update(progress.done + len(trajectory))
+
+
+def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
+          trajectory: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, list[Attributed]]:
+    """Activations of features (T, H, W, F) and attributions of each output along a trajectory of
+    places (T, 2).
+
+    Raises:
+        UserError: if a number is not finite; its frame is named.
+    """
+    cut, reducer = attributor.cut, features.reducer
+    all_activations: list[np.ndarray] = []
+    pieces: list[list[Attributed]] = [[] for _ in attributor.outputs]
+    for batch in batches(trajectory):
+        rows = opened.recording.rows(batch)
+        begun = attributor.begin(rows.frames, rows.entering)
+        held = begun.activations.cpu().numpy().reshape(len(batch), *cut.shape)
+        check_finite_frames(held, batch, f"activations of the layer {cut.name}")
+        held = cells_first(held)
+        shape = (len(batch), *cut.shape[1:], -1)
+        all_activations.append(reducer.activations(held).reshape(shape).astype(np.float16))
+        found = attributor.attribute(begun, rows.actions, deviations)
+        for number, values in enumerate(found.values):
+            check_finite_frames(values, batch, f"attributions to the layer {cut.name}")
+            coefficients, residual = reducer.attributions(cells_first(values), held)
+            cells = np.concatenate([coefficients, residual[:, None]], axis=1).reshape(shape)
+            pieces[number].append(Attributed(
+                cells.astype(np.float16), cells.sum(axis=(1, 2)).astype(np.float32),
+                found.outputs[number], found.baselines[number], found.gaps[number],
+                found.steps[number]))
+    return np.concatenate(all_activations), [Attributed(**{
+        name: np.concatenate([getattr(each, name) for each in some]) for name in vars(some[0])})
+        for some in pieces]
+
+
+def summary_of(folder: AttributionFolder, layer: str, output: str, number: int, deviation: float,
+               allowed: float | None) -> dict:
+    """How the attributions of an output came out in all trajectories."""
+    gaps = np.concatenate([folder.attributed(layer, output, each).gap for each in range(number)])
+    return {"deviation": deviation, "frames": len(gaps), **quantiles(gaps),
+            "above": int((gaps > (Integration().tolerance if allowed is None else allowed)).sum())}
+
+
+def said(layer: str, summaries: Sequence[dict]) -> str:
+    """The errors of a layer's attributions, in a line."""
+    frames = sum(each["frames"] for each in summaries)
+    return (f"{layer}: gap median {max(each['gap_median'] for each in summaries):.2%}, 99 % "
+            f"{max(each['gap_99'] for each in summaries):.2%} of the worst output; above the "
+            f"tolerance in {sum(each['above'] for each in summaries)} of {frames} frames and "
+            "outputs")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

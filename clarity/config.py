@@ -1,0 +1,31 @@
+"""Parameters of the stages of ``clarity``: the section ``clarity`` of
+``hyperparams/interpreting_configs.yml``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from common.errors import UserError
+from common.parameters import positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ClarityConfig:
+    """How much is recorded, and which layers and outputs are attributed."""
+
+    section: ClassVar[str] = "clarity"
+
+    num_episodes: int
+    num_observations: int
+    nmf_features: int
+    num_trajectories: int
+    num_steps: int
+    layers: tuple[str, ...] | None
+    outputs: tuple[str, ...]
+
+    def __post_init__(self):
+        positive(self, "num_episodes", "num_observations", "nmf_features", "num_trajectories",
+                 "num_steps")
+        if not self.outputs:
+            raise UserError("outputs must name what is attributed, such as value")

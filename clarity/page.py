@@ -1,0 +1,103 @@
+"""Build the clarity page: a folder with a page on which one walks through trajectories and sees
+which features raised or lowered an agent's outputs. It opens from disk and from any web server."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from pathlib import Path
+
+from clarity.attributing.clarity_files import AttributionFolder
+from clarity.attributing.recordings import Recording
+from clarity.page_export.contents import Sources, gather, read_labels, recorded_rows, unit_of
+from clarity.page_export.files import ClarityFolder, write_page
+from clarity.walking.advantages import AUTO, RAW, SLOPES
+from common.agent_file import load_agent
+from common.cli import Parser, add_log_flag, count, set_up_logging
+from common.errors import script_main
+from common.files import sha256
+from common.output_folder import Output
+
+ANALYSES = Path("analysis") / "clarity"
+OUTPUT = Output("page of clarity.page", ClarityFolder.PATTERNS)
+
+
+def reward_scale(text: str) -> str | float:
+    """``auto``, ``raw`` or a number above 0, as an argparse type."""
+    if text in (AUTO, RAW):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be {AUTO}, {RAW} or a number above 0, not '{text}'")
+    return number
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True,
+                       help="agent that the attributions are of")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="recording that they are of: the data folder of record.py")
+    flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
+                       help="folder of clarity.features")
+    flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
+                       help="folder of clarity.attribution")
+    flags.add_argument("--exp_name", default="Clarity",
+                       help="name of the experiment, which the page has as its title")
+    flags.add_argument("--bookmarks", type=count, default=16,
+                       help="frames in each list of bookmarks")
+    flags.add_argument("--reward_scale", type=reward_scale, default=AUTO,
+                       help=f"what rewards are multiplied by, so that they have the unit of the "
+                            f"agent's values: {AUTO} is what the agent file says, else what a "
+                            f"training that scales rewards takes; {RAW} is 1; or a number")
+    flags.add_argument("--labels", type=Path,
+                       help="names of features, as the page saves them: by layer and number on "
+                            "the page, which counts from 1")
+    flags.add_argument("--output_dir", type=Path, default=ANALYSES / "page",
+                       help="folder to write to")
+    add_log_flag(flags)
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    output = ClarityFolder(args.output_dir)
+    OUTPUT.check(output.path)
+    ClarityFolder.built()
+    policy, checksum = load_agent(args.agent_file), sha256(args.agent_file)
+    recording = Recording(args.data_dir, policy, checksum)
+    sources = Sources(AttributionFolder(args.attribution_dir), args.features_dir, recording,
+                      checksum)
+    labels = read_labels(args.labels, sources.features) if args.labels else {}
+    rows = recorded_rows(recording)
+    unit = unit_of(args.agent_file, args.reward_scale, rows)
+    content = gather(sources, args.exp_name, args.agent_file.name, policy.recurrent, unit, rows,
+                     labels, args.bookmarks)
+    begin = time.perf_counter()
+    with OUTPUT.replaced(output.path, {
+            "exp_name": args.exp_name, "agent_sha256": checksum,
+            "recording_sha256": recording.sha256, "bookmarks": args.bookmarks,
+            "features": {name: each.checksum for name, each in sources.features.items()},
+            "unit": content.unit, "labels": labels}) as temporary:
+        write_page(temporary, content)
+        size = sum(path.stat().st_size for path in temporary.rglob("*"))
+    slope = content.unit["slope"]
+    print(f"{content.num_trajectories} trajectories, {len(content.advantages)} frames, "
+          f"{len(content.layers)} layers, {len(content.outputs)} outputs; rewards times "
+          f"{unit.reward_scale:.4g}: returns go with values with the slope "
+          f"{'unknown' if slope is None else f'{slope:.2f}'}")
+    if content.unit["off"]:
+        print(f"warning: this slope is outside {SLOPES[0]} to {SLOPES[1]}, so values and rewards "
+              "do not seem to have the same unit; --reward_scale brings them together")
+    print(f"wrote {output.path}, {size / 1e6:.1f} MB in {time.perf_counter() - begin:.0f} s; open "
+          f"{output.page_file.absolute()}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The clarity page: what it shows, and its files."""

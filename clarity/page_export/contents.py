@@ -1,0 +1,354 @@
+"""What the clarity page shows, gathered from attributions, features and the recording behind them.
+
+Letters in shape comments: N steps of all trajectories, T steps of one, H W a layer's grid, F
+features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.training import TrainSettings
+from clarity.attributing.clarity_files import (
+    ACTIVATIONS,
+    THUMBNAIL,
+    AttributionFolder,
+    FeaturesFolder,
+    LayerFeatures,
+)
+from clarity.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
+from clarity.attributing.examples import Examples
+from clarity.attributing.recordings import Recording
+from clarity.page_export.files import (
+    PageAttribution,
+    PageContent,
+    PageExamples,
+    PageLayer,
+    PageOutput,
+)
+from clarity.walking.advantages import (
+    AUTO,
+    GAMMA,
+    LAMBDA,
+    RAW,
+    advantages_of,
+    calibration_of,
+    scale_of_rewards,
+)
+from clarity.walking.bookmarks import best_of_episodes, failures, spikes
+from common.agent_file import read_origin
+from common.errors import UserError, nearest
+from common.files import read_json
+from common.game_constants import ACTION_LABELS
+from common.settings import SETTINGS_NAME, load_settings
+
+MAX_NAME = 60  # letters of a feature's name
+_TITLES = {
+    "value": "value", "taken": "log-probability of the action taken",
+    "action": "log-probability of the likeliest action",
+    "leftwards": "mean log-probability of going left",
+    "jumping_up": "log-probability of jumping up",
+    "jumping_right": "log-probability of jumping right",
+    "log_prob_other": "log-probability of other keys",
+    "log_prob_still": "log-probability of no direction",
+    ACTIVATIONS: "activation of the features"}
+
+
+def title_of(output: str) -> str:
+    """An output's name for people."""
+    if output in _TITLES:
+        return _TITLES[output]
+    for prefix, words in (("log_prob_any_", "log-probability of anything "),
+                          ("log_prob_", "log-probability of "),
+                          ("logit_sum_", "sum of logits: ")):
+        if output.startswith(prefix):
+            return words + output.removeprefix(prefix)
+    number = output.removeprefix("logit_")
+    return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """The unit that rewards are brought to, and how advantages are computed.
+
+    Attributes:
+        reward_scale: rewards are multiplied by it.
+        gamma, lmbda: discount and lambda of the advantages.
+    """
+
+    reward_scale: float
+    gamma: float
+    lmbda: float
+
+
+def unit_of(agent_file: Path, reward_scale: str | float, rows: pd.DataFrame) -> Unit:
+    """The unit of an agent's values, from its file and the training run that the file lies in, as
+    far as they say.
+
+    Args:
+        reward_scale: ``auto``: what the file says, else as a training that scales rewards does;
+            ``raw``; or a number.
+        rows: of the recording.
+
+    Raises:
+        UserError: if the agent file or the run's settings are damaged.
+    """
+    origin = read_origin(agent_file)
+    gamma, lmbda, scale = origin.gamma, origin.lmbda, origin.reward_scale
+    if (agent_file.parent / SETTINGS_NAME).is_file():
+        agent = load_settings(agent_file.parent, TrainSettings).agent
+        gamma, lmbda = agent.gamma, agent.lmbda
+        scale = None if agent.normalize_rew else 1.0
+    if reward_scale == AUTO:
+        scale = scale_of_rewards(rows) if scale is None else scale
+    else:
+        scale = 1.0 if reward_scale == RAW else float(reward_scale)
+    return Unit(scale, GAMMA if gamma is None else gamma, LAMBDA if lmbda is None else lmbda)
+
+
+class Sources:
+    """Attributions with the features and the recording that they are of.
+
+    Args:
+        attributions: folder of ``clarity.attribution``.
+        features_dir: folder of ``clarity.features``.
+        recording: of the agent.
+        agent_sha256: checksum of its file.
+
+    Raises:
+        UserError: if they do not belong together, or nothing is finished; both checksums are
+            named.
+    """
+
+    def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
+                 agent_sha256: str):
+        self.attributions, self.recording = attributions, recording
+        found = attributions.settings()
+        for key, expected, what in (
+                ("agent_sha256", agent_sha256, "another agent"),
+                ("recording_sha256", recording.sha256, "another recording")):
+            if found.get(key) != expected:
+                raise UserError(f"the attributions in {attributions.path} are of {what}: its "
+                                f"checksum is {str(found.get(key))[:12]}, not {expected[:12]}")
+        self.tolerance = float(found.get("tolerance") or 0.01)
+        self.layers = attributions.layers()
+        if not self.layers:
+            raise UserError(f"{attributions.path} holds no finished attributions; python -m "
+                            "clarity.attribution makes them")
+        self.folders = {name: FeaturesFolder(features_dir, name) for name in self.layers}
+        self.features: dict[str, LayerFeatures] = {}
+        for name, folder in self.folders.items():
+            features = self.features[name] = folder.read()
+            expected = attributions.layer_settings(name).get("features_sha256")
+            if features.checksum != expected:
+                raise UserError(f"the attributions in {attributions.path} to the layer '{name}' "
+                                f"are of features with the checksum {str(expected)[:12]}, and "
+                                f"those in {folder.path} have {features.checksum[:12]}; make the "
+                                "attributions again, or name the right --features_dir")
+        self.steps = attributions.trajectories()
+        self.outputs = list(dict.fromkeys(
+            output for name in self.layers for output in _value_first(attributions.outputs(name))))
+
+    def has_activations(self, layer: str) -> bool:
+        """Whether the activations of a layer's features are there, for all trajectories."""
+        return all(self.attributions.file(layer, ACTIVATIONS, number).is_file()
+                   for number in range(len(self.steps.bounds) - 1))
+
+    def frames(self, trajectory: int) -> np.ndarray:
+        """uint8 (T, 64, 64, 3)."""
+        part = self.steps.part(trajectory)
+        return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
+
+    def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
+        """Attributions along a trajectory, or activations, which have no residual."""
+        if output == ACTIVATIONS:
+            cells = self.attributions.activations(layer, trajectory)
+            cells = np.concatenate([cells, np.zeros_like(cells[..., :1])], axis=-1)
+            totals = cells.sum(axis=(1, 2), dtype=np.float32)
+            nothing = np.zeros(len(cells), np.float32)
+            return PageAttribution(cells, totals, totals.sum(axis=1), nothing, nothing)
+        found = self.attributions.attributed(layer, output, trajectory)
+        return PageAttribution(found.cells, found.totals, found.output, found.baseline, found.gap)
+
+
+def _value_first(outputs: list[str]) -> list[str]:
+    return sorted(outputs, key=lambda name: (name != "value", name))
+
+
+def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: Unit,
+           rows: pd.DataFrame, labels: dict[str, dict[int, str]],
+           num_bookmarks: int) -> PageContent:
+    """All that a page shows.
+
+    Args:
+        experiment, agent: names for people.
+        remembers: whether the agent has a memory.
+        rows: of the recording.
+        labels: names of features, see ``read_labels``.
+        num_bookmarks: steps of each list.
+    """
+    steps = sources.steps
+    calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
+    advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
+    names = [*sources.outputs, *([ACTIVATIONS] if any(map(
+        sources.has_activations, sources.layers)) else [])]
+    outputs = [PageOutput(name, title_of(name), name != ACTIVATIONS) for name in names]
+    layers = tuple(_layer(sources, name, names) for name in sources.layers)
+    env = sources.recording.description.get("env") or {}
+    game = ", ".join(filter(None, (
+        env.get("env_name"), env.get("distribution_mode"),
+        {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds")))))
+    content = PageContent(
+        experiment, agent, game or "a game that the recording does not name", tuple(outputs),
+        layers, steps, advantages.astype(np.float32),
+        {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
+         "r2": _number(calibration.r2), "off": calibration.is_off},
+        [], {name: labels.get(name, {}) for name in sources.layers}, sources.tolerance, remembers,
+        sources.frames,
+        lambda layer, output, trajectory: sources.attribution(
+            sources.layers[layer], outputs[output].name, trajectory))
+    return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
+                                                             num_bookmarks))
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
+    features = sources.features[name]
+    found = features.found
+    stability = found.get("stability") or [np.nan] * features.number
+    there = [*sources.attributions.outputs(name),
+             *([ACTIVATIONS] if sources.has_activations(name) else [])]
+    facts = {title: found[key] for key, title in (
+        ("observations", "observations"), ("explained", "squared attribution explained, held out"),
+        ("residual_share", "residual, share of |attribution|"), ("value_mean", "value, mean"),
+        ("value_deviation", "value, deviation"), ("baseline_mean", "its baseline G(0), mean"))
+        if found.get(key) is not None}
+    layer = PageLayer(
+        name, features.settings.get("layer", name), tuple(found["grid"]), found["first_pixel"],
+        found["stride"], features.number, np.array(stability, dtype=float), facts,
+        tuple(number for number, output in enumerate(names) if output in there),
+        bool(found.get("partial")))
+    return _with_examples(layer, sources, features)
+
+
+def _with_examples(layer: PageLayer, sources: Sources, features: LayerFeatures) -> PageLayer:
+    """The layer with the examples of its features, if it has any."""
+    folder = sources.folders[layer.name]
+    kinds = folder.example_kinds()
+    examples = {kind: folder.examples(kind) for kind in kinds}
+    if not examples:
+        return layer
+    numbers = np.concatenate([each.observations.ravel() for each in examples.values()])
+    used = np.unique(numbers[numbers >= 0])
+    places = np.full(len(features.observations), -1)
+    places[used] = np.arange(len(used))
+    converted = {kind: _examples(each, places, None if kind == THUMBNAIL else float(kind))
+                 for kind, each in examples.items()}
+    return dataclasses.replace(
+        layer, thumbnails=converted.pop(THUMBNAIL, None), spatial=tuple(converted.values()),
+        pictures=sources.recording.rows(features.observations[used]).frames)
+
+
+def _examples(examples: Examples, places: np.ndarray, shares: float | None) -> PageExamples:
+    """Examples whose observations have other numbers."""
+    observations = examples.observations
+    shape = observations.shape
+    if len(shape) == 2:  # of a thumbnail, in reading order
+        side = min(THUMBNAIL_SIDE, shape[1])
+        shape = (shape[0], -(-shape[1] // side), side)
+    missing = int(np.prod(shape[1:])) - int(np.prod(observations.shape[1:]))
+
+    def shaped(array: np.ndarray, fill: float) -> np.ndarray:
+        flat = array.reshape(len(array), -1, *array.shape[observations.ndim:])
+        padded = np.pad(flat, [(0, 0), (0, missing)] + [(0, 0)] * (flat.ndim - 2),
+                        constant_values=fill)
+        return padded.reshape(*shape, *array.shape[observations.ndim:])
+
+    boxes = examples.boxes.astype(np.float32)
+    centres = (boxes[..., :2] + boxes[..., 2:]) / 2 - 0.5  # pixels are counted at their middles
+    renumbered = np.where(observations >= 0, places[np.maximum(observations, 0)], -1)
+    return PageExamples(shaped(renumbered, -1), shaped(centres, 0), shaped(examples.strengths, 0),
+                        shares)
+
+
+def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
+               most: int) -> list[dict]:
+    """Lists of steps that are worth looking at first; those without any are left out."""
+    steps = content.steps
+    best = functools.partial(best_of_episodes, steps=steps, most=most)
+    layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
+    output = _value_first(sources.attributions.outputs(layer))[0]
+    gaps, residuals = _errors(sources, layer, output)
+    jumps = spikes(steps)
+    of = f"{title_of(output)} at {layer}"
+    lists = (
+        ("Unexpected failures", "The lowest advantages, one an episode: it went worse than "
+         "expected.", best(-advantages), advantages),
+        ("Unexpected successes", "The highest advantages, one an episode: it went better than "
+         "expected.", best(advantages), advantages),
+        ("Value spikes", "The value stands out from that of the frames before and after it: "
+         "something was seen that was not there, or went away at once.", best(jumps), jumps),
+        ("Episodes without a reward", "Their last frames.", failures(steps, most), None),
+        ("Largest gaps", f"The attributions of {of} lack most to the change of the output, as a "
+         "share of it.", best(gaps), gaps),
+        ("Largest residual", f"The features leave most of {of} unexplained, as a share of all "
+         "|attribution|.", best(residuals), residuals))
+    return [{"title": title, "why": why,
+             "steps": [[*content.place(step), None if scores is None else float(scores[step])]
+                       for step in found.tolist()]}
+            for title, why, found, scores in lists if len(found)]
+
+
+def _errors(sources: Sources, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
+    """Gaps of all steps, and what share of |attribution| the residual is, (N,) each."""
+    gaps, shares = [], []
+    for trajectory in range(len(sources.steps.bounds) - 1):
+        found = sources.attribution(layer, output, trajectory)
+        sizes = np.abs(found.cells.astype(np.float32)).sum(axis=(1, 2))
+        gaps.append(found.gap)
+        shares.append(sizes[:, -1] / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny))
+    return np.concatenate(gaps), np.concatenate(shares)
+
+
+def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
+    """Names of features, as the page saves them: {layer: {number on the page, from 1: name}}.
+
+    Returns:
+        Names by layer and feature, features counted from 0.
+
+    Raises:
+        UserError: if the file is missing, or names a layer or a feature that there is not.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not all(isinstance(each, dict)
+                                                for each in content.values()):
+        raise UserError(f"{path} holds no names of features by layer: "
+                        '{"2b": {"1": "a name"}}')
+    found: dict[str, dict[int, str]] = {}
+    for layer, names in content.items():
+        if layer not in features:
+            raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
+                            f"{nearest(layer, features)}")
+        for number, name in names.items():
+            count = features[layer].number
+            if not (number.isdecimal() and 1 <= int(number) <= count):
+                raise UserError(f"{path} has a name for feature '{number}' of {layer}, whose "
+                                f"features are numbered 1 to {count}")
+            if not isinstance(name, str) or len(name) > MAX_NAME:
+                raise UserError(f"in {path} the name of feature {number} of {layer} is no text of "
+                                f"at most {MAX_NAME} letters")
+            found.setdefault(layer, {})[int(number) - 1] = name
+    return found
+
+
+def recorded_rows(recording: Recording) -> pd.DataFrame:
+    """Rows of all episodes of a recording, by which values and rewards are compared."""
+    return pd.concat([recording.steps(number) for number in recording.lengths], ignore_index=True)

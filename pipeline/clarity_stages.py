@@ -1,0 +1,54 @@
+"""The stages that attribute the agent's outputs to features of its layers, in order."""
+
+from __future__ import annotations
+
+from clarity.config import ClarityConfig
+from common import rollout_files
+from common.parameters import ParameterSet
+from pipeline.presets import AGENT, Preset
+from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
+
+ROOM = "analysis/clarity"  # below the output folder
+RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from
+DATA = f"{OUTPUT}/{RECORDING}/data"
+FEATURES, ATTRIBUTION, PAGE = (f"{ROOM}/{name}" for name in ("features", "attribution", "page"))
+
+
+def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> list[Stage]:
+    """A recording of the agent's own policy, features, attributions, and the page."""
+    config = parameters.get(ClarityConfig)
+    recorded = {"clarity_record": tuple(f"{RECORDING}/data/{pattern}"
+                                        for pattern in rollout_files.PATTERNS)}
+    seed = ("--seed", str(preset.seed))
+    inputs = ("--agent_file", AGENT, "--data_dir", DATA)
+    layers = ("--layers", *config.layers) if config.layers else ()
+    return [
+        Stage("clarity_record", "record",
+              ("--model_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
+               preset.distribution_mode, "--param_name", preset.recording_param_name,
+               "--num_episodes", str(config.num_episodes), "--no_action_noise", "--no_videos",
+               *seed, "--logdir", f"{OUTPUT}/{RECORDING}"),
+              (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
+              files=(AGENT,), clears=(RECORDING,)),
+        Stage("clarity_features", "clarity.features",
+              (*inputs, *layers, "--num_observations", str(config.num_observations),
+               "--nmf_features", str(config.nmf_features), *seed, "--output_dir",
+               f"{OUTPUT}/{FEATURES}"),
+              (f"{FEATURES}/**/*.*",), number_of(f"{FEATURES}/*/directions.npy", "layers"),
+              needs=recorded, files=(AGENT,), clears=(FEATURES,)),
+        Stage("clarity_attribution", "clarity.attribution",
+              (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--outputs", *config.outputs,
+               "--num_trajectories", str(config.num_trajectories), "--num_steps",
+               str(config.num_steps), *seed, "--output_dir", f"{OUTPUT}/{ATTRIBUTION}"),
+              (f"{ATTRIBUTION}/**/*.*",), number_of(f"{ATTRIBUTION}/**/trajectory_*.npz",
+                                                    "attributed trajectories"),
+              needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
+              clears=(ATTRIBUTION,)),
+        Stage("clarity_page", "clarity.page",
+              (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--attribution_dir",
+               f"{OUTPUT}/{ATTRIBUTION}", "--exp_name", exp_name, "--output_dir",
+               f"{OUTPUT}/{PAGE}"),
+              (f"{PAGE}/**/*.*",), number_of(f"{PAGE}/data/*.js", "files of data"),
+              needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
+                     "clarity_attribution": (f"{ATTRIBUTION}/**/*.*",)},
+              files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start)]

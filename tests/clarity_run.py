@@ -1,0 +1,96 @@
+"""A small run of clarity's scripts, for the tests of its page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+import record
+from clarity import attribution, features, page
+from clarity.attributing.clarity_files import AttributionFolder
+from clarity.page_export.files import ClarityFolder
+from clarity.walking.trajectories import Trajectories
+from common.rollout_files import RolloutFolder
+
+LAYERS = ("block3", "embedder.relufc")  # a map, and units
+OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone
+NUM_FEATURES = 3
+NUM_STEPS = 110
+
+
+@dataclasses.dataclass(frozen=True)
+class ClarityRun:
+    """Where things are.
+
+    Attributes:
+        folder: of all of it.
+        agent: its file.
+    """
+
+    folder: Path
+    agent: Path
+
+    @property
+    def recording(self) -> RolloutFolder:
+        return RolloutFolder(self.folder / "data")
+
+    @property
+    def attributions(self) -> AttributionFolder:
+        return AttributionFolder(self.folder / "attribution")
+
+    @property
+    def steps(self) -> Trajectories:
+        return self.attributions.trajectories()
+
+    def arguments(self, output: Path, *more: str) -> list[str]:
+        """Those of clarity.page."""
+        return ["--agent_file", str(self.agent), "--data_dir", str(self.recording.path),
+                "--features_dir", str(self.folder / "features"), "--attribution_dir",
+                str(self.attributions.path), "--output_dir", str(output), *more]
+
+
+def write_run(folder: Path, agent: Path) -> ClarityRun:
+    """Play and attribute: two trajectories of fruitbot."""
+    assert record.main([
+        "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "6",
+        "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "3", "--precision", "float32",
+        "--device", "cpu", "--no_action_noise", "--no_videos"]) == 0
+    common = ["--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu"]
+    assert features.main([
+        *common, "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
+        str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
+    for layers, outputs in ((LAYERS[:1], OUTPUTS), (LAYERS[1:], OUTPUTS[:1])):
+        assert attribution.main([
+            *common, "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs",
+            *outputs, "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
+            str(folder / "attribution"), "--tolerance", "0.05"]) == 0
+    return ClarityRun(folder, agent)
+
+
+def exported(run: ClarityRun, output: Path, *more: str) -> ClarityFolder:
+    """The page of a run."""
+    assert page.main(run.arguments(output, *more)) == 0
+    return ClarityFolder(output)
+
+
+def read_script(path: Path) -> dict:
+    """The content of a file of a page's data."""
+    text = path.read_text()
+    assert text.startswith(f'panelData("{path.stem}", ') and text.endswith(");\n")
+    return json.loads(text[len(f'panelData("{path.stem}", '):-3])
+
+
+def hues(count: int) -> np.ndarray:
+    """Colours of features as CLARITY.md 1.5 has them: vectors of length 1 (count, 3)."""
+    anchors = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]], float)
+    anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+    found = []
+    for f in range(count):
+        n, d = divmod(6 * f / count, 1)
+        weight = 1 - np.sin(np.pi * (1 - d) / 2) if n % 2 else np.sin(np.pi * d / 2)
+        colour = (1 - weight) * anchors[int(n)] + weight * anchors[(int(n) + 1) % 6]
+        found.append(colour / np.linalg.norm(colour))
+    return np.array(found)

@@ -1,0 +1,333 @@
+"""``python -m clarity.features`` and ``python -m clarity.attribution`` on a real recording."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, record_arguments, small_policy, wait_for
+
+import record
+from agents.acting import run_policy
+from clarity import attribution, features
+from clarity.attributing.clarity_files import AttributionFolder, FeaturesFolder
+from clarity.attributing.examples import SUBDIVISIONS
+from clarity.walking.trajectories import gather_trajectories
+from common.agent_file import load_agent, save_agent
+from common.files import sha256
+from common.rollout_files import RolloutFolder
+
+NUM_OBSERVATIONS = 160
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "model_0.pth"
+    save_agent(path, small_policy())
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(agent, tmp_path_factory) -> Path:
+    """The data folder of 8 episodes of that agent."""
+    logdir = tmp_path_factory.mktemp("recording")
+    assert record.main(record_arguments(agent, logdir, 8, "--no_action_noise",
+                                        "--no_videos")) == 0
+    return logdir / "data"
+
+
+def features_arguments(agent, data, folder, *more) -> list[str]:
+    return ["--agent_file", str(agent), "--data_dir", str(data), "--output_dir", str(folder),
+            "--num_observations", str(NUM_OBSERVATIONS), "--nmf_features", "3", "--device", "cpu",
+            "--seed", "1", "--layers", *(more or ("block3", "hidden_state"))]
+
+
+def attribution_arguments(agent, data, features_dir, folder, *more) -> list[str]:
+    return ["--agent_file", str(agent), "--data_dir", str(data), "--features_dir",
+            str(features_dir), "--output_dir", str(folder), "--num_trajectories", "2",
+            "--num_steps", "80", "--device", "cpu", *more]
+
+
+@pytest.fixture(scope="module")
+def found(agent, data, tmp_path_factory) -> Path:
+    """A folder of features of one map and of the hidden state."""
+    folder = tmp_path_factory.mktemp("features") / "out"
+    assert features.main(features_arguments(agent, data, folder)) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(agent, data, found, tmp_path_factory) -> Path:
+    """A folder of attributions of two outputs to them."""
+    folder = tmp_path_factory.mktemp("attribution") / "out"
+    assert attribution.main(attribution_arguments(agent, data, found, folder, "--outputs", "value",
+                                                  "taken")) == 0
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file()}
+
+
+def test_features_of_a_recording_are_written_and_read(found, data, agent):
+    folder = FeaturesFolder(found, "block3")
+    read = folder.read()
+    assert read.reducer.directions.shape == (3, 5) and not read.reducer.signed
+    assert read.number == 3 and read.mean_activations.shape == (5, 8, 8)
+    assert read.found["stride"] == 8 and read.found["first_pixel"] == 0
+    assert read.found["value_deviation"] > 0 and not read.found["partial"]
+    assert folder.example_kinds() == [*SUBDIVISIONS, "thumbnail"]
+    for kind in folder.example_kinds():
+        assert folder.examples(kind).observations.max() < NUM_OBSERVATIONS
+    units = FeaturesFolder(found, "hidden_state")
+    assert units.read().reducer.signed and units.read().reducer.directions.shape == (3, 24)
+    assert units.example_kinds() == []
+
+    # Observations are spread evenly over the episodes, without terminal rows.
+    recording = RolloutFolder(data)
+    lengths = recording.index()["episode"].value_counts().sort_index().to_numpy() - 1
+    counts = np.bincount(read.observations[:, 0], minlength=len(lengths))
+    assert counts.sum() == NUM_OBSERVATIONS and len(np.unique(read.observations, axis=0)) == 160
+    assert (read.observations[:, 1] < lengths[read.observations[:, 0]]).all()
+    spare = counts[counts < lengths]
+    assert np.ptp(spare) <= 1 and counts.max() - spare.min() <= 1
+    frames = np.concatenate([
+        recording.episode(episode).frames[rows] for episode, rows in (
+            (episode, read.observations[read.observations[:, 0] == episode, 1])
+            for episode in range(len(lengths)))])
+    policy = load_agent(agent)
+    kept = {}
+    hook = policy.embedder.relu3.register_forward_hook(
+        lambda _, inputs, output: kept.update(mean=output.mean(dim=0)))
+    run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
+    hook.remove()
+    np.testing.assert_allclose(read.mean_activations, kept["mean"].numpy(), atol=1e-5)
+
+
+def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, data, agent):
+    folder = AttributionFolder(made)
+    assert folder.layers() == ["block3", "hidden_state"]
+    steps, policy = folder.trajectories(), load_agent(agent)
+    expected = gather_trajectories(RolloutFolder(data), 2, 80)
+    np.testing.assert_array_equal(steps.row, expected.row)
+    episodes = {number: RolloutFolder(data).episode(number) for number in set(steps.episode)}
+    for layer, grid in (("block3", (8, 8)), ("hidden_state", (1, 1))):
+        assert folder.outputs(layer) == ["taken", "value"]
+        for number in range(2):
+            part = steps.part(number)
+            at = list(zip(part.episode, part.row))
+            run = run_policy(policy, FLOAT32, np.stack([episodes[e].frames[r] for e, r in at]),
+                             torch.from_numpy(np.stack([episodes[e].hidden_states[r]
+                                                        for e, r in at])))
+            for output, said in (("value", run.values),
+                                 ("taken", run.log_probs[np.arange(len(at)), part.action])):
+                read = folder.attributed(layer, output, number)
+                assert read.cells.shape == (80, *grid, 4)
+                np.testing.assert_allclose(read.output, said.numpy(), atol=1e-5)
+                change = read.output - read.baseline
+                allowed = 0.01 * np.maximum(
+                    np.abs(change), 0.1 * folder.summary(layer, output)["deviation"]) + 1e-5
+                assert (np.abs(read.totals.sum(axis=1) - change) <= allowed).all()
+                np.testing.assert_allclose(read.cells.astype(np.float64).sum(axis=(1, 2)),
+                                           read.totals, atol=2e-3 * np.abs(read.totals).max())
+            activations = folder.activations(layer, number)
+            assert activations.shape == (80, *grid, 3) and (activations >= 0).all()
+            assert activations.any()
+    summary = folder.summary("block3", "value")
+    assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
+
+
+def test_the_same_command_again_changes_nothing_and_more_can_be_added(
+        made, found, agent, data, tmp_path, capsys):
+    folder = tmp_path / "out"
+    shutil.copytree(made, folder)
+    before = contents(folder)
+    arguments = attribution_arguments(agent, data, found, folder, "--outputs")
+    assert attribution.main([*arguments, "value", "taken"]) == 0
+    assert contents(folder) == before
+    assert attribution.main([*arguments, "log_prob_up", "--layers", "hidden_state"]) == 0
+    after = contents(folder)
+    assert {name: after[name] for name in before} == before
+    assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {
+        "hidden_state/log_prob_up"}
+    assert features.main(features_arguments(agent, data, found)) == 0
+    assert "block3: already there" in capsys.readouterr().out
+
+
+def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
+    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
+                                      "--published_mode", "--num_trajectories", "1", "--outputs",
+                                      "value", "policy")
+    assert attribution.main(arguments) == 0
+    folder = AttributionFolder(tmp_path / "out")
+    assert {"value", "logit_0", "logit_sum_right"} <= set(folder.outputs("block3"))
+    assert not any(name.startswith("log_prob") for name in folder.outputs("block3"))
+    read = folder.attributed("block3", "value", 0)
+    assert (read.steps == 10).all() and folder.settings()["rule"] == "right"
+
+
+def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data, tmp_path):
+    arguments = features_arguments(agent, data, tmp_path / "features", "block3")
+    assert features.main([*arguments, "--baseline", "mean"]) == 0
+    read = FeaturesFolder(tmp_path / "features", "block3").read()
+    assert attribution.main(attribution_arguments(
+        agent, data, tmp_path / "features", tmp_path / "out", "--num_trajectories", "1")) == 0
+    attributed = AttributionFolder(tmp_path / "out").attributed("block3", "value", 0)
+    policy = load_agent(agent)
+    mean = torch.from_numpy(read.mean_activations).flatten()[None]
+    embedding = policy.embedder.relufc(policy.embedder.fc(mean))
+    episode = RolloutFolder(data).episode(0)
+    said = policy.step(embedding, torch.from_numpy(episode.hidden_states[:1])).values
+    np.testing.assert_allclose(attributed.baseline[0], said.item(), atol=1e-5)
+
+
+def test_dry_runs_write_nothing(agent, data, found, tmp_path, capsys):
+    assert features.main([*features_arguments(agent, data, tmp_path / "a"), "--dry_run"]) == 0
+    assert attribution.main([*attribution_arguments(agent, data, found, tmp_path / "b"),
+                             "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "160 observations of 8 episodes" in said and "2 trajectories of 80, 80 steps" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_fewer_observations_than_asked_for_are_said(agent, data, tmp_path, capsys):
+    arguments = [*features_arguments(agent, data, tmp_path / "out", "block3"), "--dry_run",
+                 "--num_observations", "100000"]
+    assert features.main(arguments) == 0
+    frames = len(RolloutFolder(data).index()) - 8
+    assert f"has {frames} frames, fewer than the 100000" in capsys.readouterr().err
+    assert features.main([*arguments, "--nmf_features", "100"]) == 2
+    assert "100 features need 1600" in capsys.readouterr().err
+
+
+def damaged(data: Path, folder: Path, **changes) -> Path:
+    """A copy of a recording with another description."""
+    shutil.copytree(data, folder)
+    file = folder / "recording.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def test_recordings_that_do_not_fit_are_refused(agent, data, tmp_path, capsys):
+    other = tmp_path / "model_1.pth"
+    policy = load_agent(agent)
+    with torch.no_grad():
+        policy.fc_value.bias += 1
+    save_agent(other, policy)
+    short = damaged(data, tmp_path / "short")
+    np.save(short / "episode_00003" / "hx.npy", np.zeros((5, 12), np.float32))
+    units = damaged(data, tmp_path / "units")
+    length = len(np.load(units / "episode_00003" / "ob.npy"))
+    np.save(units / "episode_00003" / "hx.npy", np.zeros((length + 1, 7), np.float32))
+    for file, folder, words in (
+            (other, data, "recording.json says that the recording is of the agent with the"),
+            (agent, damaged(data, tmp_path / "swapped", swap={"name": "1_to_2"}),
+             "swapped directions"),
+            (agent, damaged(data, tmp_path / "patched", patches={"name": "zero"}), "patched"),
+            (agent, short, "hx.npy has 5 rows"), (agent, units, "have 7 units"),
+            (agent, tmp_path / "none", "record.py")):
+        assert features.main(features_arguments(file, folder, tmp_path / "out")) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said
+        assert not (tmp_path / "out").exists()
+
+
+def test_features_and_folders_of_something_else_are_refused(agent, data, found, made, tmp_path,
+                                                            capsys):
+    settings = json.loads((found / "block3" / "settings.json").read_text())
+    for key, value, words in (("agent_sha256", "f" * 64, "of the agent ffffffffffff"),
+                              ("game", "coinrun", "of the game coinrun, and this one is fruitbot"),
+                              ("layer", "embedder.relu9", "of the layer embedder.relu9")):
+        copy = tmp_path / key
+        shutil.copytree(found, copy)
+        (copy / "block3" / "settings.json").write_text(json.dumps({**settings, key: value}))
+        assert attribution.main(attribution_arguments(agent, data, copy, tmp_path / "out",
+                                                      "--layers", "block3")) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+    copy = tmp_path / "others"
+    shutil.copytree(found, copy)
+    np.save(copy / "block3" / "directions.npy", np.full((3, 5), 0.2, np.float32))
+    assert attribution.main(attribution_arguments(agent, data, copy, made, "--layers",
+                                                  "block3")) == 2
+    said = capsys.readouterr().err
+    assert FeaturesFolder(copy, "block3").read().checksum[:12] in said
+    assert FeaturesFolder(found, "block3").read().checksum[:12] in said
+    again = damaged(data, tmp_path / "again", seed=4)
+    assert attribution.main(attribution_arguments(agent, again, found, made)) == 2
+    assert "another recording behind it" in capsys.readouterr().err
+    np.save(copy / "block3" / "directions.npy", np.full((3, 4), 0.25, np.float32))
+    assert attribution.main(attribution_arguments(agent, data, copy, tmp_path / "out", "--layers",
+                                                  "block3")) == 2
+    assert "do not fit each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "words"), (
+    (("--layers", "blok3"), "did you mean 'block3'"),
+    (("--layers", "embedder.block1.res1.relu1"), "goes around"),
+    (("--layers", "block2"), "no finished features of the layer 'block2'"),
+    (("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
+    (("--episodes", "99"), "no episode 99"), (("--precision", "bfloat16"), "float32"),
+    (("--features_dir", "nowhere"), "holds no finished features")))
+def test_what_attributions_cannot_be_of_is_said_in_a_sentence(more, words, agent, data, found,
+                                                              tmp_path, capsys):
+    assert attribution.main(attribution_arguments(agent, data, found, tmp_path / "out",
+                                                  *more)) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1, said
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_not_finite_are_named_by_layer_and_frame(agent, data, tmp_path, capsys):
+    policy = load_agent(agent)
+    with torch.no_grad():
+        for name, parameter in policy.embedder.named_parameters():
+            if name.startswith(("block1", "block2")) and name.endswith("weight"):
+                parameter.fill_(1e6)
+    file = tmp_path / "model_2.pth"
+    save_agent(file, policy)
+    recording = damaged(data, tmp_path / "data")
+    description = json.loads((recording / "recording.json").read_text())
+    (recording / "recording.json").write_text(json.dumps(
+        {**description, "agent_sha256": sha256(file)}))
+    assert features.main(features_arguments(file, recording, tmp_path / "out", "block3")) == 2
+    assert ("activations of the layer block3 are NaN or infinite in row "
+            in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("script", ("features", "attribution"))
+def test_a_killed_run_goes_on_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
+                                                           monkeypatch):
+    def arguments(folder):
+        if script == "features":
+            return features_arguments(agent, data, folder, "block1")
+        return attribution_arguments(agent, data, found, folder, "--num_trajectories", "4",
+                                     "--outputs", "policy")
+
+    monkeypatch.setattr(features, "PASSES_A_PART", 1)
+    code = ("import sys, torch\n"
+            "from clarity import attribution, features\n"
+            f"torch.set_num_threads({torch.get_num_threads()})\n"
+            "features.PASSES_A_PART = 1\n"
+            f"{script}.main(sys.argv[1:])")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    pattern = "block1/.parts*/*.npz" if script == "features" else "block3/*/trajectory_*.npz"
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments(killed)], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(not path.name.startswith(".") for path in killed.glob(pattern)), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list(killed.glob("*/*/summary.json")) and not list(killed.glob("*/directions.npy"))
+    main = {"features": features, "attribution": attribution}[script].main
+    assert main(arguments(whole)) == 0 == main(arguments(killed))
+    assert contents(killed).keys() == contents(whole).keys()
+    different = [name for name, content in contents(whole).items()
+                 if contents(killed)[name] != content]
+    assert not different

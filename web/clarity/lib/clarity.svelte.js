@@ -1,0 +1,208 @@
+// The state of the page: what is loaded and what is shown.
+
+import { SvelteSet } from 'svelte/reactivity'
+import { Address } from '../../shared/lib/address.js'
+import { loadManifest } from '../../shared/lib/data.js'
+import { published, read as readAddress, write as writeAddress } from './address.js'
+import {
+  attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, observationsName, read
+} from './data.js'
+import { cellsOfPixels, kernel, palette } from './paint.js'
+
+const MOST_BYTES = 300e6 // of decoded files that are kept
+const MOST_ROWS = 8
+
+export class Clarity {
+  manifest = $state.raw(null)
+  steps = $state.raw(null)
+  strips = $state.raw(null)
+  error = $state('')
+  problem = $state('') // of a file that did not arrive
+  view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: 1, smoothing: 1, sign: 'two',
+    overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
+    window: 256, speed: 12, marks: [], keys: true, notes: '' })
+  playing = $state(false)
+  direction = $state(1)
+  hovered = $state(null) // a feature that is shown alone for now
+  opened = $state(null) // a feature whose examples are open
+  labels = $state([]) // by layer and feature, names that people gave
+  #kept = new Kept(MOST_BYTES)
+  #pending = new SvelteSet()
+  #failed = new Set()
+  #arrivals = $state(0)
+  #address = new Address()
+
+  layer = $derived(this.manifest?.layers[this.view.layer] ?? null)
+  length = $derived(this.manifest?.trajectories[this.view.trajectory] ?? 0)
+  begins = $derived.by(() => {
+    const found = [0]
+    for (const length of this.manifest?.trajectories ?? []) found.push(found.at(-1) + length)
+    return found
+  })
+  row = $derived(this.begins[this.view.trajectory] + this.view.step) // of the arrays of all steps
+  colours = $derived(this.layer ? palette(this.view.palette, this.layer.num_features) : [])
+  weights = $derived(kernel(this.view.smoothing))
+  places = $derived(this.layer ? cellsOfPixels(this.layer, this.manifest.frame) : null)
+  features = $derived(Array.from({ length: this.layer?.num_features ?? 0 }, (_, f) => f))
+  /** Which features count, and the residual behind them. */
+  on = $derived.by(() => {
+    const count = this.features.length
+    const { alone, residual } = this.view
+    if (this.hovered !== null) return this.#only([this.hovered])
+    if (alone.length) return this.#only(alone)
+    return [...new Array(count).fill(true), residual]
+  })
+  busy = $derived(this.#pending.size > 0)
+
+  #only(chosen) {
+    return Array.from({ length: this.features.length + 1 }, (_, f) => chosen.includes(f))
+  }
+
+  async load() {
+    try {
+      this.manifest = await loadManifest(FORMAT)
+      this.labels = this.manifest.labels.map((names) => [...names])
+      this.view.layer = Math.floor(this.manifest.layers.length / 2)
+      this.view.rows = [this.layer.outputs[0]]
+      const brought = this.#address.brought()
+      if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
+      else this.#show(published(location.search, $state.snapshot(this.view), this))
+      document.title = `${this.manifest.experiment} · Clarity`
+      const [steps, strips] = await Promise.all([loadSteps(), loadStrips()])
+      this.steps = steps
+      this.strips = strips
+    } catch (error) {
+      this.error = error.message
+    }
+  }
+
+  #show(view) {
+    Object.assign(this.view, view)
+    this.go(this.view.step)
+  }
+
+  fromAddress() {
+    const brought = this.#address.brought()
+    if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
+  }
+
+  toAddress() {
+    this.#address.put(writeAddress(this.view, this.manifest))
+  }
+
+  address() {
+    return this.#address.whole(writeAddress(this.view, this.manifest))
+  }
+
+  /** Content of a file, or null while it is on its way. */
+  content(name) {
+    this.#arrivals // whoever asks hears of what arrives
+    const found = this.#kept.get(name)
+    if (!found && !this.#failed.has(name)) queueMicrotask(() => this.#need(name))
+    return found
+  }
+
+  async #need(name) {
+    if (this.#pending.has(name) || this.#kept.get(name)) return
+    this.#pending.add(name)
+    try {
+      this.#kept.put(name, await read(name))
+    } catch (error) {
+      this.problem = error.message
+      this.#failed.add(name)
+    }
+    this.#pending.delete(name)
+    this.#arrivals += 1
+  }
+
+  tilesOf(step) {
+    const many = this.manifest.tiles ** 2
+    return [Math.floor(step / many), step % many]
+  }
+
+  /** The sheet of a frame and its tile there; the sheet is null while it is on its way. */
+  frame(trajectory, step) {
+    const [sheet, tile] = this.tilesOf(step)
+    return [this.content(framesName(trajectory, sheet)), tile]
+  }
+
+  observation(number) {
+    const [sheet, tile] = this.tilesOf(number)
+    return [this.content(observationsName(this.view.layer, sheet)), tile]
+  }
+
+  /** Attributions of an output in the trajectory that is shown; null while on their way. */
+  attribution(output) {
+    return this.content(attributionName(this.view.layer, output, this.view.trajectory))
+  }
+
+  examples() {
+    return this.layer?.examples ? this.content(examplesName(this.view.layer)) : null
+  }
+
+  summary(output, layer = this.view.layer) {
+    return this.manifest.summaries.find((each) => each.layer === layer && each.output === output) ?? null
+  }
+
+  has(output) {
+    return this.layer.outputs.includes(output)
+  }
+
+  go(step) {
+    this.view.step = Math.max(0, Math.min(step, this.length - 1))
+  }
+
+  show(trajectory, step) {
+    if (trajectory < 0 || trajectory >= this.manifest.trajectories.length) return
+    this.view.trajectory = trajectory
+    this.go(step)
+  }
+
+  chooseLayer(layer) {
+    if (layer < 0 || layer >= this.manifest.layers.length) return
+    this.view.layer = layer
+    this.view.alone = []
+    this.hovered = this.opened = null
+  }
+
+  tick() {
+    const next = this.view.step + this.direction
+    if (next < 0 || next >= this.length) this.playing = false
+    else this.go(next)
+  }
+
+  play(direction) {
+    this.playing = !(this.playing && this.direction === direction)
+    this.direction = direction
+  }
+
+  isolate(feature) {
+    const { alone } = this.view
+    this.view.alone = alone.includes(feature) ? alone.filter((each) => each !== feature)
+      : [...alone, feature].sort((a, b) => a - b)
+  }
+
+  addRow() {
+    if (this.view.rows.length >= MOST_ROWS) return
+    const unused = this.layer.outputs.find((each) => !this.view.rows.includes(each))
+    this.view.rows.push(unused ?? this.layer.outputs[0])
+  }
+
+  get full() {
+    return this.view.rows.length >= MOST_ROWS
+  }
+
+  mark() {
+    const here = [this.view.trajectory, this.view.step]
+    const { marks } = this.view
+    const same = ([trajectory, step]) => trajectory === here[0] && step === here[1]
+    this.view.marks = marks.some(same) ? marks.filter((each) => !same(each)) : [...marks, here]
+  }
+
+  /** A feature's name for people, with its number from 1; the residual's. */
+  featureName(feature) {
+    if (feature === this.features.length) return 'residual'
+    const name = this.labels[this.view.layer]?.[feature]
+    return name ? `${feature + 1} ${name}` : `feature ${feature + 1}`
+  }
+}

@@ -1,0 +1,155 @@
+// Attributions as pictures: colours of features, smoothing, brightness, and the frame behind them.
+//
+// A picture is, cell by cell, the sum of the features' colours times their attributions, smoothed; its
+// length is its brightness, and its direction is its colour.
+
+const ANCHORS = [[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]]
+// Okabe and Ito's colours for those who do not see all hues, without black.
+const APART = ['e69f00', '56b4e9', '009e73', 'f0e442', '0072b2', 'd55e00', 'cc79a7', '999999']
+const RADIUS = 7 // cells that smoothing reaches
+export const PALETTES = { hues: 'hues', apart: 'colour-blind' }
+export const SIGNS = { two: 'positive and negative', combined: 'combined', signed: 'red and blue' }
+const RAISES = [0.08, 0.24, 1]
+const LOWERS = [0.88, 0.13, 0.04]
+
+const unit = (vector) => {
+  const length = Math.hypot(...vector)
+  return vector.map((value) => value / length)
+}
+
+function hue(share) {
+  const at = 6 * share
+  const n = Math.floor(at)
+  const d = at - n
+  const weight = n % 2 ? 1 - Math.sin(Math.PI * (1 - d) / 2) : Math.sin(Math.PI * d / 2)
+  const [from, to] = [unit(ANCHORS[n % 6]), unit(ANCHORS[(n + 1) % 6])]
+  return unit(from.map((value, i) => (1 - weight) * value + weight * to[i]))
+}
+
+/** Colours of `count` features as vectors of length 1, and white for the residual. */
+export function palette(name, count) {
+  const features = Array.from({ length: count }, (_, f) => {
+    if (name !== 'apart') return hue(f / count)
+    const hex = APART[f % APART.length]
+    return unit([0, 2, 4].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255))
+  })
+  return [...features, [1, 1, 1]]
+}
+
+/** A colour for bars and text: as bright as it gets. */
+export function css(vector) {
+  const most = Math.max(...vector)
+  return `rgb(${vector.map((value) => Math.round(255 * value / most)).join(' ')})`
+}
+
+/** Weights of smoothing over so many cells, [[down, right, weight]]: e^(−distance / cells), as far as
+ * RADIUS; 0 is none. */
+export function kernel(cells) {
+  if (!(cells > 0)) return [[0, 0, 1]]
+  const found = []
+  for (let i = -RADIUS; i <= RADIUS; i++) {
+    for (let j = -RADIUS; j <= RADIUS; j++) {
+      const distance = Math.hypot(i, j)
+      if (distance <= RADIUS) found.push([i, j, Math.exp(-distance / cells)])
+    }
+  }
+  return found
+}
+
+/** Which cell each pixel of a frame belongs to, −1 for none: the cell whose centre is nearest, no
+ * further than half a stride. */
+export function cellsOfPixels(layer, frame) {
+  const [high, wide] = layer.grid
+  const along = (size) => Array.from({ length: frame }, (_, pixel) => {
+    const cell = Math.floor((pixel - layer.first_pixel) / layer.stride + 0.5)
+    return cell >= 0 && cell < size ? cell : -1
+  })
+  const rows = along(high)
+  const columns = along(wide)
+  const found = new Int32Array(frame * frame)
+  for (let i = 0; i < frame; i++) {
+    for (let j = 0; j < frame; j++) {
+      found[i * frame + j] = rows[i] < 0 || columns[j] < 0 ? -1 : rows[i] * wide + columns[j]
+    }
+  }
+  return found
+}
+
+/**
+ * Red, green and blue of every cell, before smoothing.
+ *
+ * cells: whole numbers of one step, the features of a cell beside each other; factor: of these numbers
+ * to brightness; on: which features count; kind: positive, negative, combined or signed.
+ */
+export function coloured(cells, colours, on, kind, factor) {
+  const width = colours.length
+  const count = cells.length / width
+  const found = new Float32Array(3 * count)
+  for (let cell = 0, at = 0; cell < count; cell++) {
+    let [r, g, b, sum] = [0, 0, 0, 0]
+    for (let f = 0; f < width; f++, at++) {
+      const value = cells[at]
+      if (value === 0 || !on[f]) continue
+      sum += value
+      const size = kind === 'positive' ? Math.max(value, 0)
+        : kind === 'negative' ? Math.max(-value, 0) : Math.abs(value)
+      const colour = colours[f]
+      r += size * colour[0]
+      g += size * colour[1]
+      b += size * colour[2]
+    }
+    if (kind === 'signed') {
+      const colour = sum > 0 ? RAISES : LOWERS
+      r = Math.abs(sum) * colour[0]
+      g = Math.abs(sum) * colour[1]
+      b = Math.abs(sum) * colour[2]
+    }
+    found[3 * cell] = r * factor
+    found[3 * cell + 1] = g * factor
+    found[3 * cell + 2] = b * factor
+  }
+  return found
+}
+
+/** Every cell's colour spread over its neighbours. */
+export function smoothed(colours, [high, wide], weights) {
+  if (weights.length === 1) return colours
+  const found = new Float32Array(colours.length)
+  for (let i = 0; i < high; i++) {
+    for (let j = 0; j < wide; j++) {
+      const from = 3 * (i * wide + j)
+      const [r, g, b] = [colours[from], colours[from + 1], colours[from + 2]]
+      if (r === 0 && g === 0 && b === 0) continue
+      for (const [di, dj, weight] of weights) {
+        const [y, x] = [i + di, j + dj]
+        if (y < 0 || y >= high || x < 0 || x >= wide) continue
+        const to = 3 * (y * wide + x)
+        found[to] += r * weight
+        found[to + 1] += g * weight
+        found[to + 2] += b * weight
+      }
+    }
+  }
+  return found
+}
+
+const DIM = 0.6 // of the frame behind, so that colours stand out
+
+/** Pixels of a picture (ImageData's order) over the frame in grey, or over black without one. */
+export function composed(colours, places, frame) {
+  const found = new Uint8ClampedArray(4 * places.length)
+  for (let pixel = 0; pixel < places.length; pixel++) {
+    const at = 4 * pixel
+    const grey = frame === null ? 0
+      : DIM * (0.299 * frame[at] + 0.587 * frame[at + 1] + 0.114 * frame[at + 2])
+    const cell = 3 * places[pixel]
+    const length = cell < 0 ? 0 : Math.hypot(colours[cell], colours[cell + 1], colours[cell + 2])
+    const bright = Math.min(1, length)
+    for (let c = 0; c < 3; c++) {
+      const own = length > 0 ? 255 * bright * colours[cell + c] / length : 0
+      found[at + c] = own + (1 - bright) * grey
+    }
+    found[at + 3] = 255
+  }
+  return found
+}
