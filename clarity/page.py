@@ -4,6 +4,7 @@ which features raised or lowered an agent's outputs. It opens from disk and from
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.recordings import Recording
 from clarity.page_export.contents import Sources, gather, read_labels, recorded_rows, unit_of
 from clarity.page_export.files import ClarityFolder, write_page
-from clarity.walking.advantages import AUTO, RAW, SLOPES
+from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES
 from common.agent_file import load_agent
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import script_main
@@ -36,6 +37,17 @@ def reward_scale(text: str) -> str | float:
     return number
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1, as an argparse type."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not '{text}'")
+    return number
+
+
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--agent_file", type=Path, required=True,
@@ -54,6 +66,11 @@ def parser() -> Parser:
                        help=f"what rewards are multiplied by, so that they have the unit of the "
                             f"agent's values: {AUTO} is what the agent file says, else what a "
                             f"training that scales rewards takes; {RAW} is 1; or a number")
+    flags.add_argument("--gamma", type=share,
+                       help="discount of the advantages; what the agent's training run or file "
+                            f"says if not given, else {GAMMA}")
+    flags.add_argument("--lmbda", type=share,
+                       help=f"lambda of the advantages; likewise, else {LAMBDA}")
     flags.add_argument("--labels", type=Path,
                        help="names of features, as the page saves them: by layer and number on "
                             "the page, which counts from 1")
@@ -77,6 +94,9 @@ def main(argv: list[str] | None = None) -> None:
     labels = read_labels(args.labels, sources.features) if args.labels else {}
     rows = recorded_rows(recording)
     unit = unit_of(args.agent_file, args.reward_scale, rows)
+    given = {name: getattr(args, name) for name in ("gamma", "lmbda")
+             if getattr(args, name) is not None}
+    unit = dataclasses.replace(unit, **given)
     content = gather(sources, args.exp_name, args.agent_file.name, policy.recurrent, unit, rows,
                      labels, args.bookmarks)
     begin = time.perf_counter()

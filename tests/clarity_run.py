@@ -17,7 +17,7 @@ from common.rollout_files import RolloutFolder
 
 LAYERS = ("block3", "embedder.relufc")  # a map, and units
 OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone
-NUM_FEATURES = 3
+NUM_FEATURES = 5
 NUM_STEPS = 110
 
 

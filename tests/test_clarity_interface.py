@@ -1,0 +1,104 @@
+"""``from clarity import run``: the published call."""
+
+import subprocess
+import sys
+
+import joblib
+import numpy as np
+import pytest
+from conftest import ROOT, tiny_policy
+
+import clarity
+from common.agent_file import AgentOrigin, save_agent
+from common.errors import UserError
+
+
+def flag(command, name):
+    return command[command.index(name) + 1]
+
+
+def scripts_of(agent, folder, **keywords):
+    """The commands of a call that never has to record more, by their scripts."""
+    commands = []
+
+    def start(command, check, env):
+        assert check and str(ROOT) in env["PYTHONPATH"]
+        commands.append(command)
+        data = folder / "recording" / "data"
+        if command[2] == "record" and len([c for c in commands if c[2] == "record"]) == 2:
+            data.mkdir(parents=True, exist_ok=True)
+            rows = "".join(f"{row},{row // 100}\n" for row in range(6400))
+            (data / "idx_to_episode.csv").write_text("global_step,episode\n" + rows)
+        elif command[2] == "record":
+            data.mkdir(parents=True)
+            (data / "idx_to_episode.csv").write_text("global_step,episode\n0,0\n1,0\n")
+
+    page = clarity.run(agent, output_dir=folder, start=start, **keywords)
+    assert page == folder / "page" / "index.html"
+    return commands
+
+
+def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
+    agent = tmp_path / "agent.pth"
+    save_agent(agent, tiny_policy(), origin=AgentOrigin(use_backgrounds=True))
+    layers = {"name_contains_one_of": ["block2", "block3"], "discard_first_n": 1}
+    commands = scripts_of(
+        agent, tmp_path / "run", trajectories_kwargs={"num_envs": 4, "num_steps": 100},
+        observations_kwargs={"num_obs": 16}, layer_kwargs=layers, attr_policy=True,
+        attr_integrate_steps=10, nmf_features=6, trajectory_bookmarks=3, gae_gamma=0.9)
+    assert layers == {"name_contains_one_of": ["block2", "block3"], "discard_first_n": 1}
+    names = [command[2] for command in commands]
+    assert names == ["record", "record", "clarity.features", "clarity.attribution", "clarity.page"]
+    assert all(command[:2] == [sys.executable, "-m"] for command in commands)
+    first, more, features, attribution, page = commands
+    assert (flag(first, "--num_episodes"), flag(more, "--num_episodes")) == ("32", "64")
+    assert "--use_backgrounds" in first and flag(first, "--distribution_mode") == "hard"
+    assert flag(features, "--layers") == "block3"
+    assert (flag(features, "--num_observations"), flag(features, "--nmf_features")) == ("512", "6")
+    assert attribution[attribution.index("--outputs") + 1:][:2] == ["value", "policy"]
+    assert (flag(attribution, "--num_trajectories"), flag(attribution, "--num_steps"),
+            flag(attribution, "--integrate_steps")) == ("4", "100", "10")
+    assert (flag(page, "--bookmarks"), flag(page, "--gamma")) == ("3", "0.9")
+    assert "--lmbda" not in page
+
+
+def test_the_flags_are_those_that_the_scripts_have(tmp_path):
+    import record
+    from clarity import attribution, features, page
+    agent = tmp_path / "agent.pth"
+    save_agent(agent, tiny_policy())
+    modules = {"record": record, "clarity.features": features,
+               "clarity.attribution": attribution, "clarity.page": page}
+    for command in scripts_of(agent, tmp_path / "run", attr_policy=True, gae_gamma=0.9,
+                              gae_lambda=0.8):
+        modules[command[2]].parser().parse_args(command[3:])
+
+
+def test_keywords_without_a_meaning_are_refused_with_the_reason(tmp_path):
+    for keywords, words in (
+            ({"attr_max_paths": 2}, "'attr_max_paths' has no meaning here: the sums along"),
+            ({"trajectories_kwargs": {"full_resolution": True}}, "the page shows what the agent"),
+            ({"observations_kwargs": {"obs_every": 128}}, "drawn evenly from all episodes"),
+            ({"trajectories_kwargs": {"num_step": 3}}, "did you mean 'num_steps'"),
+            ({"toString": 1}, "there is no keyword 'toString'")):
+        with pytest.raises(UserError, match=words):
+            clarity.run(tmp_path / "agent.pth", output_dir=tmp_path / "run", **keywords)
+    assert not list(tmp_path.iterdir())
+    save_agent(tmp_path / "agent.pth", tiny_policy())
+    with pytest.raises(UserError, match="no layer is left of block1, block2, block3"):
+        clarity.run(tmp_path / "agent.pth", output_dir=tmp_path / "run",
+                    layer_kwargs={"name_contains_one_of": "conv"})
+
+
+def test_a_script_that_refuses_ends_the_call(tmp_path, capfd):
+    joblib.dump({"params": {"x": np.zeros(2)}}, tmp_path / "other.jd")
+    with pytest.raises(subprocess.CalledProcessError):
+        clarity.run(tmp_path / "other.jd", output_dir=tmp_path / "run")
+    assert "has no dictionary 'args'" in capfd.readouterr().err
+
+
+def test_the_package_is_imported_without_what_the_scripts_need():
+    code = "import sys, clarity\nsys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    with pytest.raises(AttributeError, match="'clarity' has no attribute 'walk'"):
+        clarity.walk  # noqa: B018
