@@ -46,6 +46,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.scopes
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.mazes
+	$(BIN)/python -m benchmarks.attribution
 
 web:
 	cd web && npm ci --no-audit --no-fund && npm run build
