@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
     Attributed,
+    AttributedOverTime,
     AttributionFolder,
     FeaturesFolder,
     LayerFeatures,
@@ -30,6 +32,7 @@ from clarity.attributing.flags import (
 )
 from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
 from clarity.attributing.layers import Cut
+from clarity.attributing.over_time import AttributorOverTime, Window
 from clarity.attributing.recordings import batches, check_finite_frames
 from clarity.attributing.reduction import cells_first
 from clarity.walking.trajectories import (
@@ -39,7 +42,7 @@ from clarity.walking.trajectories import (
     Trajectories,
     gather_trajectories,
 )
-from common.cli import Parser, count, from_zero, set_up_logging
+from common.cli import Parser, count, from_zero, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
 from common.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
@@ -47,6 +50,7 @@ from common.progress import Progress
 
 NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
 PUBLISHED = Integration(10, RIGHT, None)
+Piece = TypeVar("Piece", Attributed, AttributedOverTime)
 
 
 def tolerance(text: str) -> float:
@@ -86,6 +90,10 @@ def parser() -> Parser:
     flags.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
                        help="error of an integral, as a share of output minus baseline, above "
                             "which it is refined")
+    flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
+                       help="of agents with memory, also attribute to the layer at so many last "
+                            "steps and to older memory; 8 is enough for most, and costs as many "
+                            "times the work")
     flags.add_argument("--published_mode", action="store_true",
                        help="as published: 10 right ends, no refinement, logits where --outputs "
                             f"has {POLICY}; for comparison")
@@ -99,6 +107,9 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
     outputs, integration = asked(args)
+    if args.memory_steps and not opened.policy.recurrent:
+        raise UserError("--memory_steps is for agents with memory, which this one has not; leave "
+                        "it out")
     steps = steps_of(opened, args)
     places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
     features = {cut.name: features_of(args.features_dir, cut, opened) for cut in opened.cuts}
@@ -128,6 +139,8 @@ def main(argv: list[str] | None = None) -> None:
                    if not folder.summary_file(cut.name, output.name).exists()]
         attribute_layer(opened, cut, features[cut.name], waiting, integration, places,
                         np.array([deviations[output.name] for output in waiting]), folder)
+        attribute_memory(opened, cut, features[cut.name], outputs, integration, places,
+                         deviations, folder, args.memory_steps)
         for output in waiting:
             folder.add_summary(cut.name, output.name, summary_of(
                 folder, cut.name, output.name, len(places), deviations[output.name],
@@ -249,9 +262,70 @@ def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
                 cells.astype(np.float16), cells.sum(axis=(1, 2)).astype(np.float32),
                 found.outputs[number], found.baselines[number], found.gaps[number],
                 found.steps[number]))
-    return np.concatenate(all_activations), [Attributed(**{
-        name: np.concatenate([getattr(each, name) for each in some]) for name in vars(some[0])})
-        for some in pieces]
+    return np.concatenate(all_activations), [*map(joined, pieces)]
+
+
+def attribute_memory(opened: Opened, cut: Cut, features: LayerFeatures,
+                     outputs: Sequence[Output], integration: Integration,
+                     places: Sequence[np.ndarray], deviations: dict[str, float],
+                     folder: AttributionFolder, lags: int) -> None:
+    """Write the attributions over time to one layer, trajectory by trajectory.
+
+    Args:
+        lags: L; 0 for none.
+    """
+    if not lags:
+        return
+    attributor = AttributorOverTime(opened.policy, opened.compute, cut, outputs, integration)
+    scales = np.array([deviations[output.name] for output in outputs])
+    with Progress(sum(map(len, places)), f"{cut.name} step over time") as progress:
+        for number, trajectory in enumerate(places):
+            if not all(folder.memory_file(cut.name, output.name, lags, number).exists()
+                       for output in outputs):
+                pieces = [memory_of(opened, attributor, features, some, scales, lags)
+                          for some in batches(trajectory)]
+                for output, some in zip(outputs, zip(*pieces)):
+                    folder.add_over_time(cut.name, output.name, number, joined(some))
+            progress.update(progress.done + len(trajectory))
+
+
+def memory_of(opened: Opened, attributor: AttributorOverTime, features: LayerFeatures,
+              batch: np.ndarray, deviations: np.ndarray, lags: int) -> list[AttributedOverTime]:
+    """Attributions over time of each output at some steps (B, 2)."""
+    cut = attributor.cut
+    rows = batch[:, 1:] - np.arange(lags)  # (B, L)
+    wanted, where = np.unique(np.stack([
+        np.broadcast_to(batch[:, :1], rows.shape), np.maximum(rows, 0)], axis=-1).reshape(-1, 2),
+        axis=0, return_inverse=True)
+    read = opened.recording.rows(wanted)
+    shape = rows.shape
+    where = where.reshape(shape)
+    held = attributor.begin(read.frames, read.entering).activations
+    is_there = torch.from_numpy(rows >= 0).to(held.device)
+    last = torch.from_numpy(where).to(held.device)
+    activations = held[last] * is_there.reshape(*shape, *[1] * (held.ndim - 1))
+    found = attributor.attribute_over_time(
+        Window(activations, is_there,
+               torch.from_numpy(read.entering[where[:, -1]]).to(held.device)),
+        read.actions[where[:, 0]], deviations)
+    cells = cells_first(activations.flatten(0, 1).cpu().numpy().reshape(-1, *cut.shape))
+    pieces = []
+    for number, values in enumerate(found.values):
+        check_finite_frames(values, batch, f"attributions over time to the layer {cut.name}")
+        coefficients, residual = features.reducer.attributions(
+            cells_first(values.reshape(-1, *cut.shape)), cells)
+        totals = np.concatenate([coefficients, residual[:, None]], axis=1).reshape(
+            *shape, -1, features.number + 1).sum(axis=2)
+        pieces.append(AttributedOverTime(
+            totals, found.older[number], found.outputs[number], found.baselines[number],
+            found.gaps[number], found.steps[number]))
+    return pieces
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Attributions of some steps, one behind the other."""
+    return type(pieces[0])(**{name: np.concatenate([getattr(each, name) for each in pieces])
+                              for name in vars(pieces[0])})
 
 
 def summary_of(folder: AttributionFolder, layer: str, output: str, number: int, deviation: float,

@@ -31,6 +31,7 @@ from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_sets import (
+    NOTHING_NAME,
     add_channel_flags,
     channels_asked,
     map_layer,
@@ -106,10 +107,10 @@ def main(argv: list[str] | None = None) -> None:
         "targets": args.targets, "control_targets": args.control_targets, "seed": args.seed,
         "precision": compute.precision, "versions": versions()},
         ("settings.json", "*/channels.json", "*/*.csv", "*/levels/*.csv", "*/controls/*.csv",
-         "*/report.md", "*/retargeting.png", "report.md"),
+         "*/report.md", "*/retargeting.png", NOTHING_NAME),
         "retargeted mazes", "--output_dir", args.overwrite, ("versions", "agent_file"))
     if not channels:
-        write_nothing_chosen(folder / "report.md", layer)
+        write_nothing_chosen(folder, layer)
         return
     controls = []
     if args.num_controls:

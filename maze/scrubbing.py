@@ -41,6 +41,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.grid import FORK
 from maze.level.state import MazeState
 from maze.studies.channel_sets import (
+    NOTHING_NAME,
     add_channel_flags,
     channels_asked,
     map_layer,
@@ -97,10 +98,10 @@ def main(argv: list[str] | None = None) -> None:
         "sources": args.sources, "num_sources": args.num_sources,
         "num_controls": args.num_controls, "num_squares": args.num_squares, "seed": args.seed,
         "precision": compute.precision, "versions": versions()},
-        ("settings.json", "*.csv", "levels/*.csv", "report.md", "scrubbing.png"),
+        ("settings.json", "*.csv", "levels/*.csv", "report.md", "scrubbing.png", NOTHING_NAME),
         "scrubbed levels", "--output_dir", args.overwrite, ("versions", "agent_file"))
     if not channels:
-        write_nothing_chosen(folder / "report.md", layer)
+        write_nothing_chosen(folder, layer)
         return
     cut = CutPass(policy, compute, layer.name)
     sources = Sources(env, set(seeds), args.seed)

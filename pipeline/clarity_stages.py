@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clarity.config import ClarityConfig
+from clarity.attributing.config import ClarityConfig
 from common import rollout_files
 from common.parameters import ParameterSet
 from pipeline.presets import AGENT, Preset

@@ -12,6 +12,7 @@ from torch import nn
 from agents.acting import run_policy
 from clarity.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
 from clarity.attributing.layers import Cut, find_cuts, is_cut, short_names
+from clarity.attributing.over_time import AttributorOverTime, Window
 from clarity.attributing.reduction import Reducer, cells_first, num_slots
 from common.devices import Compute
 from common.errors import UserError
@@ -302,6 +303,64 @@ def test_modules_on_whose_outputs_the_path_stays_straight_run_once_a_frame(
     monkeypatch.setattr("interventions.resumed._chain", lambda node: ())
     plain = attributed(policy, cut, integration=Integration(8, tolerance=None)).values
     np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
+
+
+def walked(policy, num=5):
+    """Frames of an episode, the states that enter them, and values, step by step."""
+    frames, _, actions = frames_of(policy, num)
+    states, values = [policy.initial_state().detach()[None]], []
+    for frame in frames:
+        run = run_policy(policy, FLOAT32, frame[None], states[-1])
+        states.append(run.hidden_states)
+        values.append(run.values.item())
+    return frames, torch.cat(states), np.array(values), actions
+
+
+def window_of(attributor, frames, states, row, lags):
+    rows = row - np.arange(lags)
+    begun = attributor.begin(frames, states[:-1].numpy()).activations
+    is_there = torch.from_numpy(rows >= 0)[None]
+    held = begun[np.maximum(rows, 0)][None] * is_there.reshape(1, lags, *[1] * (begun.ndim - 1))
+    return Window(held, is_there, states[max(rows[-1], 0)][None])
+
+
+@pytest.mark.parametrize("name", ("block3", "embedder.block3.res1.resadd"))
+def test_attributions_over_time_add_up_and_see_each_step_once(name):
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, [name])
+    frames, states, values, actions = walked(policy)
+    over_time = AttributorOverTime(policy, FLOAT32, cut, VALUE, Integration())
+    for row, lags in ((4, 3), (4, 1), (1, 3)):
+        window = window_of(over_time, frames, states, row, lags)
+        found = over_time.attribute_over_time(window, actions[row:row + 1], np.ones(1))
+        assert found.outputs[0, 0] == pytest.approx(values[row], abs=1e-5)
+        state = policy.initial_state().detach()[None]
+        for _ in range(min(lags, row + 1)):  # the start of the path: nothing is ever seen
+            empty = torch.zeros(1, *cut.layer.shape)
+            run = over_time._head.finish(empty, (state,))
+            state = run.hidden_states
+        assert found.baselines[0, 0] == pytest.approx(run.values.item(), abs=1e-5)
+        change = found.outputs - found.baselines
+        sums = found.values.sum(axis=(2, 3, 4, 5)) + found.older
+        np.testing.assert_allclose(sums, change, atol=0.01 * max(np.abs(change).max(), 0.1))
+        assert (found.older == 0).all() == (row < lags)
+        by_lag = np.abs(found.values).sum(axis=(0, 1, 3, 4, 5))
+        assert (by_lag[:row + 1] > 0).all() and (by_lag[row + 1:] == 0).all()
+
+
+def test_one_step_with_the_state_held_is_attribution_to_this_frame():
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, ["block3"])
+    frames, states, _, actions = walked(policy)
+    outputs = outputs_named(["value", "taken"])
+    over_time = AttributorOverTime(policy, FLOAT32, cut, outputs, Integration())
+    found = over_time.attribute_over_time(window_of(over_time, frames, states, 3, 1),
+                                          actions[3:4], np.ones(2), hold_state=True)
+    plain = Attributor(policy, FLOAT32, cut, outputs, Integration())
+    expected = plain.attribute(plain.begin(frames[3:4], states[3:4].numpy()), actions[3:4],
+                               np.ones(2))
+    np.testing.assert_allclose(found.values[:, :, 0], expected.values, atol=1e-6)
+    assert (found.older == 0).all() and (found.steps == expected.steps).all()
 
 
 def test_a_gap_is_a_share_of_the_change_or_of_a_tenth_of_the_deviation():

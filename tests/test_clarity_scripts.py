@@ -160,6 +160,30 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
     assert "block3: already there" in capsys.readouterr().out
 
 
+def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):
+    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
+                                      "--num_trajectories", "1", "--memory_steps", "3")
+    assert attribution.main(arguments) == 0
+    folder = AttributionFolder(tmp_path / "out")
+    assert folder.lags("block3", "value") == [3] and folder.outputs("block3") == ["value"]
+    read, plain = folder.over_time("block3", "value", 3, 0), folder.attributed(
+        "block3", "value", 0)
+    assert read.totals.shape == (80, 3, 4)
+    np.testing.assert_allclose(read.output, plain.output, atol=1e-4)
+    change = read.output - read.baseline
+    np.testing.assert_allclose(read.totals.sum(axis=(1, 2)) + read.older, change,
+                               atol=0.01 * np.abs(change).max())
+    rows = folder.trajectories().row
+    assert (read.totals[rows == 0, 1:] == 0).all() and (read.older[rows < 3] == 0).all()
+    assert (read.totals[rows > 1] != 0).any(axis=(0, 2)).all() and read.older[rows == 5].any()
+    without = tmp_path / "model_3.pth"
+    save_agent(without, small_policy(recurrent=False))
+    other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
+    assert attribution.main(attribution_arguments(without, other, found, tmp_path / "no",
+                                                  "--memory_steps", "3")) == 2
+    assert "--memory_steps is for agents with memory" in capsys.readouterr().err
+
+
 def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
     arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
                                       "--published_mode", "--num_trajectories", "1", "--outputs",

@@ -267,6 +267,6 @@ def test_where_no_channel_was_chosen_studies_say_so(agent, channels_folder, tmp_
         capsys.readouterr()
         assert main(agent, tmp_path / study, chosen) == 0
         assert "was chosen as following the cheese" in capsys.readouterr().out
-        assert "was chosen" in (tmp_path / study / "report.md").read_text()
+        assert "was chosen" in (tmp_path / study / "nothing.md").read_text()
     found, reasons = findings_of(StudiesFolder(tmp_path))
     assert not found and all("no channel" in reasons[row] for row in (16, 17))

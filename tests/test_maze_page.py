@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 import torch
-from browser import SHOWN, opened_page, running_browser
+from browser import SHOWN, opened_page, running_browser, served
 from conftest import FLOAT32, ROOT
 
 from agents.acting import run_policy
@@ -345,9 +345,19 @@ def test_touch_draws(browser, exported, fork):
                      viewport={"width": 390, "height": 840}, has_touch=True,
                      is_mobile=True) as page:
         open_text(page)
-        wall = Square(*np.argwhere((fork.grid.cells == WALL) & fork.grid.region(15))[0].tolist())
-        page.touchscreen.tap(*at_square(page, fork, wall))
-        assert text_of(page) == maze_text(fork.with_cells({wall: FREE}).grid)
+        walls = [Square(*place) for place in np.argwhere(
+            (fork.grid.cells == WALL) & fork.grid.region(15)).tolist()]
+        page.touchscreen.tap(*at_square(page, fork, walls[0]))
+        assert text_of(page) == maze_text(fork.with_cells({walls[0]: FREE}).grid)
+        fingers = page.context.new_cdp_session(page)
+        # A column of the maze, which would scroll the page if the maze let it.
+        column = [wall for wall in walls if wall.column == walls[-1].column]
+        for kind, touched in [("touchStart", column[:1]), *(("touchMove", [wall]) for wall in
+                                                            column[1:]), ("touchEnd", [])]:
+            fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [
+                dict(zip("xy", at_square(page, fork, wall))) for wall in touched]})
+        assert text_of(page) == maze_text(fork.with_cells(dict.fromkeys(
+            [walls[0], *column], FREE)).grid)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -380,6 +390,7 @@ def test_the_address_holds_maze_patches_and_view(browser, page, exported):
     page.get_by_role("checkbox", name="in force").first.uncheck()
     page.get_by_role("textbox", name="Notes").fill("a & b = <i>c</i>")
     page.wait_for_selector(SHOWN)
+    page.get_by_role("combobox", name="Cheese in training").select_option("5")
     page.wait_for_timeout(300)
     with opened_page(browser, page.url) as again:
         def facts(each):
@@ -400,6 +411,24 @@ def test_the_address_holds_maze_patches_and_view(browser, page, exported):
         assert here[6].keys() == there[6].keys() == {"original", "patched"}
         again.wait_for_timeout(300)
         assert again.url == page.url
+
+
+@needs_browser
+def test_the_page_opens_from_a_server_too_and_asks_nobody_else(browser, exported, fork):
+    said, asked = [], []
+    with served(exported.folder.path) as server:
+        for where in (exported.folder.page_file.as_uri(), server):
+            start = where.removesuffix("index.html")
+            context = browser.new_context(accept_downloads=True)
+            page = context.new_page()
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{where}#{fragment(fork, SHIPPED)}")
+            page.wait_for_selector(SHOWN)
+            said.append(list(answers(page)["original"]))
+            assert asked and all(url.startswith((start, "data:", "blob:")) for url in asked), asked
+            asked.clear()
+            context.close()
+    assert said[0] == said[1]
 
 
 @needs_browser
@@ -524,7 +553,7 @@ def test_a_field_grows_square_by_square(page):
         }).observe(canvas, { attributes: true, attributeFilter: ['aria-label'] })
     }""")
     large = next(state for seed in range(100)
-                 if (state := stock_state("hard", seed)).grid.maze_dim > 20)
+                 if (state := stock_state("hard", seed)).grid.maze_dim == 25)
     show(page, fragment(large, SHIPPED))
     counts, of = zip(*page.evaluate("window.counts.filter(([, of]) => of > 100)"))
     assert len(set(counts)) > 3 and counts[-1] == of[-1]
@@ -540,12 +569,25 @@ def test_levels_sizes_and_modes_are_shown(page):
             assert text_of(page) == maze_text(stock_state(mode, seed).grid)
         page.get_by_role("button", name="level after").click()
         assert text_of(page) == maze_text(stock_state(mode, 3).grid)
+    rows = [".####", ".....", ".#.#.", "M#.#."]
+    for region, outside in (("2", True), ("5", False)):
+        page.get_by_role("combobox", name="Cheese in training").select_option(region)
+        for column in (4, 2):
+            text = "\n".join([f"{'....'[:column]}C{'....'[column:]}", *rows])
+            page.get_by_role("textbox", name="Maze as text").fill(text)
+            page.get_by_role("button", name="Show this text").click()
+            said = page.get_by_text("Not as in training: cheese lies outside the region.").count()
+            state = from_text(text, "easy")
+            np.testing.assert_array_equal(frame(page), draw([state])[0])
+            wanted = state.grid.departures_from_training(int(region))
+            assert bool(said) == bool(wanted) == (outside and column == 2)
+    page.get_by_role("combobox", name="Cheese in training").select_option("anywhere")
     page.get_by_role("combobox", name="Size").select_option("13")
     for _ in range(3):
         page.get_by_role("button", name="Random maze").click()
         grid = from_text(text_of(page), "easy").grid
         assert grid.maze_dim == 13 and not grid.departures_from_training()
-        assert page.get_by_text("Procgen generates such mazes.").count()
+        assert page.get_by_text("Such a maze may come up in training.").count()
 
 
 def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
@@ -558,6 +600,36 @@ def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
         error = capsys.readouterr().err
         assert said in error and "\n" not in error.strip()
     assert not (tmp_path / "page").exists()
+
+
+def test_seeds_come_in_each_mode_and_level_files_once(tmp_path, capsys):
+    save_agent(tmp_path / "small.pth", small_policy())
+    save_levels(tmp_path / "level_1.json", [edited("hard", 1)])
+    assert script.main(["--agent_file", str(tmp_path / "small.pth"), "--levels", "0-1",
+                        str(tmp_path / "level_1.json"), "--output_dir", str(tmp_path / "page"),
+                        "--dry_run"]) == 0
+    assert capsys.readouterr().out.split("\n")[:-1] == [
+        "easy 0", "easy 1", "hard 1", "hard 0", "hard 1_2"]
+    assert not (tmp_path / "page").exists()
+
+
+@needs_browser
+def test_everything_has_a_name_for_screen_readers(page):
+    for text in ("+ Cheese vector", "+ Set a channel at a square", "+ Multiply a channel"):
+        page.get_by_role("button", name=text).click()
+    page.get_by_role("button", name="Channel", exact=True).click()
+    open_text(page)
+    page.wait_for_selector(SHOWN)
+    nameless = [each.evaluate("each => each.outerHTML")
+                for role in ("button", "combobox", "spinbutton", "slider", "textbox", "checkbox",
+                             "img", "application")
+                for each in page.get_by_role(role).all()
+                if not re.search("[A-Za-z]{2}", each.evaluate("""(each) =>
+                    each.getAttribute('aria-label')
+                    || [...(each.labels ?? [])].map((label) => label.textContent).join('')
+                    || each.textContent"""))]
+    assert not nameless
+    assert page.locator("canvas:not([role]):not([aria-hidden=true])").count() == 0
 
 
 def test_levels_and_names_that_do_not_fit_are_refused(tmp_path, capsys):

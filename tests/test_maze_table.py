@@ -72,7 +72,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     assert numbers == list(range(1, 19)) == list(CLAIMS)
     assert "0.900 (0.800 to 0.950)" in lines[0]
     assert "no number: no agents with other regions" in lines[2]
-    assert "no number: retargeting has not been run" in lines[15]
+    assert "no number: retargeting has not been run to its end" in lines[15]
 
 
 def test_one_test_a_row_is_corrected_over_the_table():

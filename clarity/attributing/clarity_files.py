@@ -31,6 +31,8 @@ Attributions, below them a folder a layer and in it one an output::
     attribution/<layer>/activations/trajectory_00000.npz     cells, of the features' activations:
                                                float16 (T, H, W, F), in units of the slots
     attribution/<layer>/<output>/trajectory_00000.npz        see Attributed
+    attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    over the last L steps, where
+                                               asked for; see AttributedOverTime
     attribution/<layer>/<output>/summary.json  written last: ``deviation`` of the output, by which
                                                gaps are judged, ``frames``, ``gap_median``,
                                                ``gap_99``, ``gap_largest``, ``above`` (frames whose
@@ -249,8 +251,31 @@ class Attributed:
     steps: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class AttributedOverTime:
+    """Attribution of one output to the features of one layer at the last L steps, along a
+    trajectory of T steps.
+
+    Attributes:
+        totals: sums over cells, by how many steps ago, float32 (T, L, F + 1), in the unit of the
+            output; the last one is the residual. 0 before an episode's first step.
+        older: of the state that entered the earliest of these steps, float32 (T,).
+        output, gap, steps: as of ``Attributed``.
+        baseline: G of the path's start, float32 (T,).
+    """
+
+    totals: np.ndarray
+    older: np.ndarray
+    output: np.ndarray
+    baseline: np.ndarray
+    gap: np.ndarray
+    steps: np.ndarray
+
+
 _ATTRIBUTED_KINDS = {"cells": "f2", "totals": "f4", "output": "f4", "baseline": "f4", "gap": "f4",
                      "steps": "i2"}
+_OVER_TIME_KINDS = {"totals": "f4", "older": "f4", "output": "f4", "baseline": "f4", "gap": "f4",
+                    "steps": "i2"}
 
 
 class AttributionFolder:
@@ -273,6 +298,10 @@ class AttributionFolder:
         """The file of a trajectory."""
         return self.path / layer / output / f"trajectory_{number:05d}.npz"
 
+    def memory_file(self, layer: str, output: str, lags: int, number: int) -> Path:
+        """The file of a trajectory's attributions over time."""
+        return self.path / layer / output / f"memory_{lags}" / f"trajectory_{number:05d}.npz"
+
     def summary_file(self, layer: str, output: str) -> Path:
         return self.path / layer / output / "summary.json"
 
@@ -288,8 +317,8 @@ class AttributionFolder:
         self._lock = open_described_folder(
             self.settings_file, description,
             ("settings.json", "trajectories.npz", "*/settings.json", "*/*/trajectory_*.npz",
-             "*/*/summary.json"), "attributions", "--output_dir", overwrite,
-            ("versions", "agent_file"))
+             "*/*/memory_*/trajectory_*.npz", "*/*/summary.json"),
+            "attributions", "--output_dir", overwrite, ("versions", "agent_file"))
 
     def open_layer(self, features: LayerFeatures, description: dict) -> None:
         """Say whose features a layer's attributions are reduced to, before any are added.
@@ -315,6 +344,13 @@ class AttributionFolder:
         """Write the attributions of a trajectory."""
         self._lock.check()
         _save(self.file(layer, output, number), vars(attributed), _ATTRIBUTED_KINDS)
+
+    def add_over_time(self, layer: str, output: str, number: int,
+                      attributed: AttributedOverTime) -> None:
+        """Write the attributions over time of a trajectory."""
+        self._lock.check()
+        _save(self.memory_file(layer, output, attributed.totals.shape[1], number),
+              vars(attributed), _OVER_TIME_KINDS)
 
     def add_activations(self, layer: str, number: int, cells: np.ndarray) -> None:
         """Write the activations of a trajectory's features (T, H, W, F)."""
@@ -382,6 +418,25 @@ class AttributionFolder:
         if found.cells.ndim != 4 or found.totals.shape != (steps, features) or any(
                 getattr(found, name).shape != (steps,)
                 for name in ("output", "baseline", "gap", "steps")):
+            raise UserError(f"{path} is damaged: its arrays do not fit each other")
+        return found
+
+    def lags(self, layer: str, output: str) -> list[int]:
+        """The numbers of steps L for which there are attributions over time."""
+        return sorted(int(path.name.removeprefix("memory_"))
+                      for path in (self.path / layer / output).glob("memory_*"))
+
+    def over_time(self, layer: str, output: str, lags: int, number: int) -> AttributedOverTime:
+        """Attributions over time along a trajectory.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        path = self.memory_file(layer, output, lags, number)
+        found = AttributedOverTime(**_read(path, _OVER_TIME_KINDS))
+        if found.totals.ndim != 3 or found.totals.shape[1] != lags or any(
+                array.shape != found.older.shape or len(array) != len(found.totals)
+                for name, array in vars(found).items() if name != "totals"):
             raise UserError(f"{path} is damaged: its arrays do not fit each other")
         return found
 

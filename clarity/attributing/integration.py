@@ -32,7 +32,7 @@ FLOOR = 0.1  # of an output's deviation: smaller differences do not make a gap l
 # Refinement goes on until a gap is below this share of the tolerance, so that gaps do not crowd
 # below it, and parts of a path whose error is below another share of that are left as they are.
 _AIM, _SMALL = 0.5, 0.25
-_NUMBERS_A_PASS = 2**21  # of a layer's activations: what fits into the caches
+_NUMBERS_A_PASS = 2**20  # of a layer's activations: what fits into the caches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +88,10 @@ def gaps_of(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
         deviations: of the outputs over many observations (K,).
     """
     change = outputs - baselines
-    return np.abs(sums - change) / _scales(change, deviations)
+    return np.abs(sums - change) / scales_of(change, deviations)
 
 
-def _scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+def scales_of(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
     """What gaps are a share of (K, B)."""
     return np.maximum(np.maximum(np.abs(change), FLOOR * deviations[:, None]),
                       np.finfo(np.float32).tiny)
@@ -174,10 +174,10 @@ class Attributor:
             straight_end = self._stem(end)
         with torch.no_grad():
             straight_start = self._stem(start.activations)
-        paths = _Paths(straight_start, straight_end.detach() - straight_start, begun.also_read,
+        paths = Paths(straight_start, straight_end.detach() - straight_start, begun.also_read,
                        torch.from_numpy(actions).to(self._compute.device))
         gradients, steps = self._mean_gradients(
-            paths, baselines, outputs, _scales(outputs - baselines, deviations))
+            paths, baselines, outputs, scales_of(outputs - baselines, deviations))
         change = (end - start.activations).detach()
         if self._stem:
             gradients = [torch.autograd.grad(straight_end, end, each, retain_graph=True)[0]
@@ -198,7 +198,11 @@ class Attributor:
         """(K, rows)."""
         return torch.stack([scalar(output, actions) for scalar in self.outputs])
 
-    def _mean_gradients(self, paths: _Paths, baselines: np.ndarray, outputs: np.ndarray,
+    def _rest(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
+        """What the agent says of points of paths (rows, …)."""
+        return self._tail.finish(points, also_read)
+
+    def _mean_gradients(self, paths: Paths, baselines: np.ndarray, outputs: np.ndarray,
                         scales: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Mean gradients along paths (K, B, …), and how many nodes they are means of (K, B).
 
@@ -233,7 +237,7 @@ class Attributor:
             parts, nodes = self._cut(paths, parts, too_large), fewer
         return means, steps
 
-    def _integrate(self, paths: _Paths, parts: _Parts,
+    def _integrate(self, paths: Paths, parts: _Parts,
                    nodes: int) -> tuple[Tensor, np.ndarray]:
         """Integrals of the gradients over parts of paths (K, P, …), and what they say the outputs
         change by, float64 (K, P)."""
@@ -252,13 +256,13 @@ class Attributor:
         change = torch.stack([(each * line).double().flatten(1).sum(dim=-1) for each in joined])
         return joined, change.cpu().numpy()
 
-    def _weighted_gradients(self, paths: _Paths, path: np.ndarray, places: np.ndarray,
+    def _weighted_gradients(self, paths: Paths, path: np.ndarray, places: np.ndarray,
                             weights: np.ndarray) -> Tensor:
         """Weighted sums of gradients at places (P, S) on paths (P,): (K, P, …)."""
         points, also_read, actions = paths.at(path, places)
         points.requires_grad_()
         with torch.enable_grad():
-            scalars = self._scalars(self._tail.finish(points, also_read), actions)  # (K, P S)
+            scalars = self._scalars(self._rest(points, also_read), actions)  # (K, P S)
         sums = []
         for number, scalar in enumerate(scalars):
             (gradient,) = torch.autograd.grad(scalar.sum(), points,
@@ -268,7 +272,7 @@ class Attributor:
             sums.append((gradient.unflatten(0, weights.shape) * weight).sum(dim=1))
         return torch.stack(sums)
 
-    def _cut(self, paths: _Paths, parts: _Parts, too_large: np.ndarray) -> _Parts:
+    def _cut(self, paths: Paths, parts: _Parts, too_large: np.ndarray) -> _Parts:
         """The halves of those parts that are too coarse for some output (K, P)."""
         some = too_large.any(axis=0)
         path, low, high = parts.path[some], parts.low[some], parts.high[some]
@@ -277,7 +281,7 @@ class Attributor:
         middle = low + (high - low) * np.where(low == 0, 0.25, 0.5)
         with torch.no_grad():
             points, also_read, actions = paths.at(path, middle[:, None])
-            outputs = self._scalars(self._tail.finish(points, also_read),
+            outputs = self._scalars(self._rest(points, also_read),
                                     actions).double().cpu().numpy()
         wanted = too_large[:, some]
         return _Parts(np.concatenate([path, path]), np.concatenate([low, middle]),
@@ -288,7 +292,7 @@ class Attributor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Paths:
+class Paths:
     """Straight paths of B frames behind the stem.
 
     Attributes:

@@ -17,6 +17,7 @@ from interventions.patches import Zero
 from maze.level.state import GAME
 
 LAYER = "embedder.block2.res1.resadd"  # the published one
+NOTHING_NAME = "nothing.md"  # says that no channel was chosen
 
 
 def add_channel_flags(parser: Parser) -> None:
@@ -65,9 +66,9 @@ def channels_asked(texts: Sequence[str], policy: Policy, layer: Layer) -> tuple[
     return channels
 
 
-def write_nothing_chosen(path: Path, layer: Layer) -> None:
-    """Write the report of a study that had no channels to look at."""
+def write_nothing_chosen(folder: Path, layer: Layer) -> None:
+    """Write all that a study says which had no channels to look at."""
     text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
-    with atomic_path(path) as temporary:
+    with atomic_path(folder / NOTHING_NAME) as temporary:
         temporary.write_text(text + "\n")
     print(text)

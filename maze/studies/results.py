@@ -9,6 +9,7 @@ import pandas as pd
 from common.description import read_description
 from common.errors import UserError
 from common.tables import read_table
+from maze.studies.channel_sets import NOTHING_NAME
 from maze.studies.multiplied import EFFECT_COLUMNS
 from maze.studies.probing import COLUMNS as PROBES
 from maze.studies.steering_files import SteeringFolder
@@ -22,6 +23,9 @@ LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
 TOP_RIGHT, BOTH = "steering_top_right", "steering_both"
 STUDIES = (BEHAVIOUR, STEERING, FIELDS, SOURCES, LAYERS, ALL_LAYERS, TOP_RIGHT, BOTH, CHANNELS,
            RETARGETING, SCRUBBING)
+# Of each study the file that it writes last, or instead.
+_LAST = {**dict.fromkeys(STUDIES, ("report.md",)), CHANNELS: ("channels.csv",),
+         RETARGETING: ("*/targets.csv", NOTHING_NAME), SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
 _NUMBERS = ("effect", "low_95", "high_95")
 _PARTS = {"by": str, "part": str, "outcome": str, "levels": int, "targets": int,
           **dict.fromkeys(("unpatched", "patched", *_NUMBERS, "ratio", "share_larger"), float)}
@@ -44,7 +48,8 @@ class StudiesFolder:
             raise UserError(f"there is no folder {self.path} of studies of an agent")
 
     def has(self, study: str) -> bool:
-        return (self.path / study).is_dir()
+        """Whether a study is finished."""
+        return any(any((self.path / study).glob(name)) for name in _LAST[study])
 
     def settings(self, study: str) -> dict:
         """What made a study."""

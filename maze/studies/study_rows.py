@@ -40,7 +40,7 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
     for study, rows in _ROWS.items():
         for row, read in rows.items():
             if not folder.has(study):
-                reasons[row] = f"{study} has not been run"
+                reasons[row] = f"{study} has not been run to its end"
                 continue
             numbers = [dataclasses.replace(each, row=row) for each in read(folder)]
             found += numbers
@@ -78,9 +78,10 @@ def _behaviour(row: int) -> Callable[[StudiesFolder], Iterator[Finding]]:
                      f"first is {REGION}"}, 4: set(best)}.get(row, set())
         for each in found:
             three = each.measure.startswith("three: ") and not each.measure.endswith("log_loss")
+            played = row == 2 or each.levels == _PLAYED
             yield dataclasses.replace(
                 each, measure=each.measure.replace("three: ", ""),
-                shown=each.measure in shown or (row == 5 and three and each.levels == _PLAYED))
+                shown=played and (each.measure in shown or (row == 5 and three)))
 
     return read
 

@@ -73,8 +73,11 @@ export function barRange(totals, count) {
 
 const ORDINARY = 0.98 // of the frames of a trajectory fit into the chart of a waterfall
 
-/** The range of a waterfall in a trajectory: all levels from baseline to output, but for odd frames. */
-export function waterfallRange({ totals, baseline, output }, count) {
+/**
+ * The range of a waterfall in a trajectory: all levels from baseline to output, but for odd frames,
+ * and those of one step.
+ */
+export function waterfallRange({ totals, baseline, output }, count, step) {
   const lowest = []
   const highest = []
   for (let t = 0; t < output.length; t++) {
@@ -89,7 +92,8 @@ export function waterfallRange({ totals, baseline, output }, count) {
     lowest.push(low)
     highest.push(high)
   }
-  const [low, high] = [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)]
+  const low = Math.min(quantile(lowest, 1 - ORDINARY), lowest[step])
+  const high = Math.max(quantile(highest, ORDINARY), highest[step])
   return high > low ? [low, high] : [low - 1, low + 1]
 }
 

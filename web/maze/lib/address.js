@@ -39,6 +39,7 @@ export function write(view, maze, patches, manifest) {
   text.set('channel', view.channel)
   if (view.components) text.set('components', 1)
   if (view.world) text.set('world', 1)
+  if (view.region) text.set('region', view.region)
   for (const { text: patch, on } of patches) text.append(on ? 'patch' : 'patch_off', patch)
   if (view.notes) text.set('notes', view.notes)
   return text.toString()
@@ -71,6 +72,7 @@ export function read(fragment, start, manifest) {
   view.channel = numberOf(text.get('channel'), layer.shape[0]) ?? 0
   view.components = text.get('components') === '1'
   view.world = text.get('world') === '1'
+  view.region = numberOf(text.get('region'), maze.dim + 1) ?? 0
   view.notes = text.get('notes') ?? ''
   const patches = [...text].filter(([key]) => key === 'patch' || key === 'patch_off')
     .map(([key, patch]) => ({ text: patch, on: key === 'patch' }))

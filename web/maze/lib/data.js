@@ -4,6 +4,8 @@ import { arrays, load, loadManifest as manifestOf } from '../../shared/lib/data.
 
 const two = (number) => String(number).padStart(2, '0')
 
-export const loadManifest = () => manifestOf(1)
+const FORMAT = 1
+
+export const loadManifest = () => manifestOf(FORMAT)
 export const loadStamps = async (mode) => arrays(await load(`stamps_${mode}`))
 export const loadWeights = async (agent) => arrays(await load(`agent_${two(agent)}`))

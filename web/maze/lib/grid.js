@@ -270,8 +270,9 @@ function isTree(maze) {
     && distancesFrom(maze, maze.mouse).reduce((sum, steps) => sum + (steps >= 0), 0) === free.length
 }
 
-/** Sentences on what an agent saw in no generated level. */
-export function departuresFromTraining(maze) {
+/** Sentences on what an agent saw in no generated level. region: rows of the top right region in which its
+ * cheese was; 0 where it was anywhere. */
+export function departuresFromTraining(maze, region = 0) {
   const margin = marginOf(maze)
   const all = Array.from(maze.cells.keys())
   const odd = (square) => [(rowOf(maze, square) - margin) % 2, (columnOf(maze, square) - margin) % 2]
@@ -290,6 +291,10 @@ export function departuresFromTraining(maze) {
   }
   if (!isTree(maze)) found.push('the free squares are no tree, so there may be several shortest paths')
   if (maze.mouse !== startOf(maze)) found.push('the mouse is not at inner (0, 0)')
+  const last = margin + maze.size - region // the region's first row and column
+  if (region && cheeses.some((square) => Math.min(rowOf(maze, square), columnOf(maze, square)) < last)) {
+    found.push('cheese lies outside the region')
+  }
   return found
 }
 

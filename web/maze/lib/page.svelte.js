@@ -19,7 +19,7 @@ export class Page {
   manifest = $state.raw(null)
   error = $state('') // that leaves nothing to show
   problem = $state('') // of an edit, or the address
-  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, level: null, notes: '' })
+  view = $state({ agent: 0, show: 'field', layer: '', channel: 0, components: false, world: false, region: 0, level: null, notes: '' })
   maze = $state.raw(null)
   patches = $state.raw([]) // {text, on}
   stamps = $state.raw(new Map()) // by mode, those that have been needed
@@ -38,10 +38,11 @@ export class Page {
   #start = null
   #address = new Address()
 
-  mode = $derived(this.manifest?.modes.find(({ name }) => name === this.maze?.mode))
+  #modeName = $derived(this.maze?.mode) // the same after most edits, so what follows from it is, too
+  mode = $derived(this.manifest?.modes.find(({ name }) => name === this.#modeName))
   layers = $derived(this.manifest?.agents[this.view.agent].layers ?? [])
   layer = $derived(this.layers.find(({ name }) => name === this.view.layer))
-  levels = $derived(this.manifest?.levels.filter(({ mode }) => mode === this.maze?.mode) ?? [])
+  levels = $derived(this.manifest?.levels.filter(({ mode }) => mode === this.#modeName) ?? [])
   decision = $derived(this.maze ? decisionOf(this.maze) : null)
   /** Of each patch: {patch, or problem: why there is none}. */
   read = $derived(this.maze ? this.#readPatches() : [])

@@ -61,7 +61,7 @@ export function drawMaze(ctx, maze, part, box, colours, fill = () => null) {
 }
 
 /** A piece of cheese. */
-export function drawCheese(ctx, x, y, cell, colours) {
+function drawCheese(ctx, x, y, cell, colours) {
   const r = cell * 0.36
   ctx.beginPath()
   ctx.moveTo(x - r, y + r * 0.62)
@@ -84,7 +84,7 @@ export function drawCheese(ctx, x, y, cell, colours) {
 }
 
 /** A mouse from its side; facing 1 looks to the right, 0 to the left. */
-export function drawMouse(ctx, x, y, cell, facing, colours) {
+function drawMouse(ctx, x, y, cell, facing, colours) {
   const r = cell * 0.4
   ctx.save()
   ctx.translate(x, y)
@@ -117,9 +117,20 @@ export function drawMouse(ctx, x, y, cell, facing, colours) {
   ctx.restore()
 }
 
-/** Cheese, mouse, and marks: the decision square as a ring, the targets of patches as crosses. */
-export function drawThings(ctx, maze, part, box, { decision, targets = [] }, colours) {
+/** Cheese, mouse, and marks: the decision square as a frame, the targets of patches as crosses, the top
+ * right region of so many rows and columns as a dashed line. */
+export function drawThings(ctx, maze, part, box, { decision, targets = [], region = 0 }, colours) {
   const { cell, x, y } = placesOf(maze, part, box)
+  if (region) {
+    const side = Math.min(region, maze.size) * cell
+    const right = (marginOf(maze) + maze.size - part.from) * cell
+    const top = box.w - right
+    ctx.strokeStyle = colours.other
+    ctx.lineWidth = 2
+    ctx.setLineDash([6, 4])
+    ctx.strokeRect(right - side + 1, top + 1, side - 2, side - 2)
+    ctx.setLineDash([])
+  }
   const isShown = (square) => Math.min(rowOf(maze, square), columnOf(maze, square)) >= part.from
     && Math.max(rowOf(maze, square), columnOf(maze, square)) < part.from + part.side
   for (const square of squaresWith(maze, CHEESE)) {
@@ -252,7 +263,7 @@ export function drawValues(ctx, box, { maze, part, field, other = null, range, m
 const brief = (value) => (Math.abs(value) < 0.05 ? '0' : value.toFixed(1).replace('-', '−'))
 
 /** The cells of a channel, or all units as cells in rows: {rows, columns, value(row, column)}. */
-export function cellsOfLayer(layer, numbers, channel) {
+function cellsOfLayer(layer, numbers, channel) {
   if (layer.stride !== null) {
     const [, rows, columns] = layer.shape
     return { rows, columns, number: (row, column) => (channel * rows + row) * columns + column, numbers }
