@@ -74,12 +74,12 @@ export function barRange(totals, count) {
 const ORDINARY = 0.98 // of the frames of a trajectory fit into the chart of a waterfall
 
 /**
- * The range of a waterfall in a trajectory: all levels from baseline to output, but for odd frames,
- * and those of one step.
+ * Levels of a waterfall in a trajectory, from baseline to output: lowest and highest of each step, and
+ * the range of all but odd steps.
  */
-export function waterfallRange({ totals, baseline, output }, count, step) {
-  const lowest = []
-  const highest = []
+export function waterfallLevels({ totals, baseline, output }, count) {
+  const lowest = new Float32Array(output.length)
+  const highest = new Float32Array(output.length)
   for (let t = 0; t < output.length; t++) {
     let level = baseline[t]
     let low = Math.min(level, output[t])
@@ -89,11 +89,15 @@ export function waterfallRange({ totals, baseline, output }, count, step) {
       low = Math.min(low, level)
       high = Math.max(high, level)
     }
-    lowest.push(low)
-    highest.push(high)
+    lowest[t] = low
+    highest[t] = high
   }
-  const low = Math.min(quantile(lowest, 1 - ORDINARY), lowest[step])
-  const high = Math.max(quantile(highest, ORDINARY), highest[step])
+  return { lowest, highest, range: [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)] }
+}
+
+/** The range of a waterfall of one step: that of ordinary steps, and its own levels. */
+export function waterfallRange({ lowest, highest, range }, step) {
+  const [low, high] = [Math.min(range[0], lowest[step]), Math.max(range[1], highest[step])]
   return high > low ? [low, high] : [low - 1, low + 1]
 }
 
