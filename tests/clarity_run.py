@@ -19,6 +19,7 @@ LAYERS = ("block3", "embedder.relufc")  # a map, and units
 OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone
 NUM_FEATURES = 5
 NUM_STEPS = 110
+LAGS = 3  # steps that the first output at the map goes back to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +63,12 @@ def write_run(folder: Path, agent: Path) -> ClarityRun:
     assert features.main([
         *common, "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
         str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
-    for layers, outputs in ((LAYERS[:1], OUTPUTS), (LAYERS[1:], OUTPUTS[:1])):
+    for layers, outputs, lags in ((LAYERS[:1], OUTPUTS[:1], LAGS), (LAYERS[:1], OUTPUTS, 0),
+                                  (LAYERS[1:], OUTPUTS[:1], 0)):
         assert attribution.main([
             *common, "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs",
             *outputs, "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
-            str(folder / "attribution"), "--tolerance", "0.05"]) == 0
+            str(folder / "attribution"), "--tolerance", "0.05", "--memory_steps", str(lags)]) == 0
     return ClarityRun(folder, agent)
 
 

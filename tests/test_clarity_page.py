@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from browser import SHOWN, opened_page, running_browser, served
-from clarity_run import NUM_FEATURES, NUM_STEPS, exported, hues, read_script, write_run
+from clarity_run import LAGS, NUM_FEATURES, NUM_STEPS, exported, hues, read_script, write_run
 from conftest import tiny_config, tiny_policy
 from PIL import Image
 
@@ -403,6 +403,24 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
             continue
         assert len(own) == pytest.approx(size, abs=2.5)
         assert own.mean() == pytest.approx((place(total) + place(0)) / 2, abs=2)
+
+
+def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
+    show(page, "trajectory=2&frame=9&row=value&row=log_prob_any_right")
+    found = run.attributions.over_time(MAP, "value", LAGS, 1)
+    assert page.locator(".memory").count() == 1  # of the output that has them
+    memory = row(page).locator(".memory")
+    shown = [number(text.removesuffix(" %")) for text in memory.locator("td").all_text_contents()]
+    by_lag = found.totals[8].sum(axis=1)
+    expected = [found.baseline[8], found.older[8], *by_lag[::-1], 100 * found.gap[8]]
+    np.testing.assert_allclose(shown[:-1], expected[:-1], rtol=6e-3, atol=1e-4)
+    assert shown[-1] == pytest.approx(expected[-1], rel=0.06, abs=1e-3)
+    box = memory.locator("canvas").first.bounding_box()
+    for column, ago in ((LAGS, 0), (LAGS - 1, 1), (1, LAGS - 1)):  # the first is older memory
+        left = 42 + (box["width"] - 42) * (column + 0.5) / (LAGS + 1)
+        page.mouse.move(box["x"] + left, box["y"] + 60)
+        drawn = pixels(memory.locator("canvas").last)
+        np.testing.assert_allclose(drawn, reference.frame(1, 8 - ago), atol=2)
 
 
 def test_rows_are_chosen_added_and_removed(page):

@@ -29,6 +29,7 @@ from clarity.page_export.files import (
     PageContent,
     PageExamples,
     PageLayer,
+    PageMemory,
     PageOutput,
 )
 from clarity.walking.advantages import (
@@ -176,6 +177,19 @@ class Sources:
         return PageAttribution(found.cells, found.totals, found.output, found.baseline, found.gap)
 
 
+    def lags(self, layer: str, output: str) -> int:
+        """The most steps that attributions go back to, for all trajectories; 0 for none."""
+        files, count = self.attributions, len(self.steps.bounds) - 1
+        there = [lags for lags in files.lags(layer, output) if all(
+            files.memory_file(layer, output, lags, number).is_file() for number in range(count))]
+        return max(there, default=0)
+
+    def memory(self, layer: str, output: str, trajectory: int) -> PageMemory:
+        """Attributions over the last steps along a trajectory."""
+        found = self.attributions.over_time(layer, output, self.lags(layer, output), trajectory)
+        return PageMemory(found.totals, found.older, found.baseline, found.gap)
+
+
 def _value_first(outputs: list[str]) -> list[str]:
     return sorted(outputs, key=lambda name: (name != "value", name))
 
@@ -211,6 +225,9 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         [], {name: labels.get(name, {}) for name in sources.layers}, sources.tolerance, remembers,
         sources.frames,
         lambda layer, output, trajectory: sources.attribution(
+            sources.layers[layer], outputs[output].name, trajectory),
+        lambda layer, output: sources.lags(sources.layers[layer], outputs[output].name),
+        lambda layer, output, trajectory: sources.memory(
             sources.layers[layer], outputs[output].name, trajectory))
     return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
                                                              num_bookmarks))

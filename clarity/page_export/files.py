@@ -9,6 +9,7 @@ Layout::
     data/strips.js                          for each trajectory the middle columns of its frames
     data/frames_00000_000.js                a sheet of frames of a trajectory
     data/attribution_00_00_00000.js         of a layer, an output and a trajectory
+    data/memory_00_00_00000.js              the same over the last steps, where that was computed
     data/examples_00.js                     examples of the features of a layer
     data/observations_00_000.js             a sheet of the observations that these are cut from
 
@@ -61,6 +62,9 @@ class ClarityFolder(PageFolder):
     def attribution_file(self, layer: int, output: int, trajectory: int) -> Path:
         return self.data_file(f"attribution_{layer:02d}_{output:02d}_{trajectory:05d}")
 
+    def memory_file(self, layer: int, output: int, trajectory: int) -> Path:
+        return self.data_file(f"memory_{layer:02d}_{output:02d}_{trajectory:05d}")
+
     def examples_file(self, layer: int) -> Path:
         return self.data_file(f"examples_{layer:02d}")
 
@@ -82,6 +86,23 @@ class PageAttribution:
     cells: np.ndarray
     totals: np.ndarray
     output: np.ndarray
+    baseline: np.ndarray
+    gap: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class PageMemory:
+    """Attributions of an output to the features of a layer at the last L steps.
+
+    Attributes:
+        totals: by how many steps ago and by feature, the residual last, float32 (T, L, F + 1).
+        older: of what was remembered before these steps, float32 (T,).
+        baseline: G of the path's start, float32 (T,).
+        gap: error of the integral, as a share, float32 (T,).
+    """
+
+    totals: np.ndarray
+    older: np.ndarray
     baseline: np.ndarray
     gap: np.ndarray
 
@@ -169,6 +190,8 @@ class PageContent:
         remembers: whether the agent has a memory.
         frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
         attribution: reads those of a layer, an output and a trajectory, by their numbers.
+        lags: steps that the attributions of a layer and an output go back to, 0 for none.
+        memory: reads these, likewise.
     """
 
     experiment: str
@@ -185,6 +208,8 @@ class PageContent:
     remembers: bool
     frames: Callable[[int], np.ndarray]
     attribution: Callable[[int, int, int], PageAttribution]
+    lags: Callable[[int, int], int]
+    memory: Callable[[int, int, int], PageMemory]
 
     @property
     def num_trajectories(self) -> int:
@@ -207,6 +232,7 @@ class Summary:
         baseline: lowest and highest.
         means: of each feature's totals, the residual's last (F + 1,).
         strongest: for each feature [trajectory, step, total] of its largest |totals|.
+        lags: steps that attributions go back to; 0 for none.
         spread: for each feature how many frames have which largest |cell| of it: {"low", "high",
             "counts"}; equal parts of that range.
     """
@@ -218,6 +244,7 @@ class Summary:
     baseline: tuple[float, float]
     means: list[float]
     strongest: list[list[list[float]]]
+    lags: int
     spread: list[dict]
 
 
@@ -293,6 +320,9 @@ def _write_attributions(folder: ClarityFolder, content: PageContent, layer: int,
             cells=cells, peak=peak,
             **{name: getattr(found, name).astype(np.float32)
                for name in ("totals", "output", "baseline", "gap")}))
+        if content.lags(layer, output):
+            _write(folder.memory_file(layer, output, trajectory),
+                   packed(**vars(content.memory(layer, output, trajectory))))
         peaks.append(np.abs(found.cells[..., :-1].astype(np.float32)).max(axis=(1, 2)))
         gaps.append(found.gap)
         totals.append(found.totals)
@@ -321,7 +351,8 @@ def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, g
          "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
          "steps": len(gaps)},
         (float(baselines.min()), float(baselines.max())),
-        totals.mean(axis=0).astype(float).tolist(), strongest, list(map(_spread, peaks.T)))
+        totals.mean(axis=0).astype(float).tolist(), strongest,
+        content.lags(layer, output), list(map(_spread, peaks.T)))
 
 
 def _spread(values: np.ndarray) -> dict:

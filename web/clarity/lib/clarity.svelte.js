@@ -5,7 +5,7 @@ import { Address } from '../../shared/lib/address.js'
 import { loadManifest } from '../../shared/lib/data.js'
 import { published, read as readAddress, write as writeAddress } from './address.js'
 import {
-  attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, observationsName, read
+  attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, memoryName, observationsName, read
 } from './data.js'
 import { cellsOfPixels, kernel, palette } from './paint.js'
 
@@ -134,6 +134,12 @@ export class Clarity {
   /** Attributions of an output in the trajectory that is shown; null while on their way. */
   attribution(output) {
     return this.content(attributionName(this.view.layer, output, this.view.trajectory))
+  }
+
+  /** Attributions over the last steps; null where there are none, or while on their way. */
+  memory(output) {
+    return this.summary(output)?.lags
+      ? this.content(memoryName(this.view.layer, output, this.view.trajectory)) : null
   }
 
   examples() {

@@ -13,6 +13,8 @@ export const loadStrips = async () => Promise.all((await load('strips')).strips.
 export const framesName = (trajectory, sheet) => `frames_${digits(trajectory, 5)}_${digits(sheet, 3)}`
 export const attributionName = (layer, output, trajectory) =>
   `attribution_${digits(layer, 2)}_${digits(output, 2)}_${digits(trajectory, 5)}`
+export const memoryName = (layer, output, trajectory) =>
+  `memory_${digits(layer, 2)}_${digits(output, 2)}_${digits(trajectory, 5)}`
 export const examplesName = (layer) => `examples_${digits(layer, 2)}`
 export const observationsName = (layer, sheet) => `observations_${digits(layer, 2)}_${digits(sheet, 3)}`
 

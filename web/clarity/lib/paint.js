@@ -86,7 +86,10 @@ export function coloured(cells, colours, on, kind, factor) {
   const count = cells.length / width
   const found = new Float32Array(3 * count)
   for (let cell = 0, at = 0; cell < count; cell++) {
-    let [r, g, b, sum] = [0, 0, 0, 0]
+    let r = 0
+    let g = 0
+    let b = 0
+    let sum = 0
     for (let f = 0; f < width; f++, at++) {
       const value = cells[at]
       if (value === 0 || !on[f]) continue
@@ -115,19 +118,14 @@ export function coloured(cells, colours, on, kind, factor) {
 export function smoothed(colours, [high, wide], weights) {
   if (weights.length === 1) return colours
   const found = new Float32Array(colours.length)
-  for (let i = 0; i < high; i++) {
-    for (let j = 0; j < wide; j++) {
-      const from = 3 * (i * wide + j)
-      const [r, g, b] = [colours[from], colours[from + 1], colours[from + 2]]
-      if (r === 0 && g === 0 && b === 0) continue
-      for (const [di, dj, weight] of weights) {
-        const [y, x] = [i + di, j + dj]
-        if (y < 0 || y >= high || x < 0 || x >= wide) continue
-        const to = 3 * (y * wide + x)
-        found[to] += r * weight
-        found[to + 1] += g * weight
-        found[to + 2] += b * weight
-      }
+  for (let k = 0; k < weights.length; k++) { // a weight at a time, so that rows are added to rows
+    const [down, right, weight] = weights[k]
+    const first = Math.max(0, right)
+    const count = 3 * (wide - Math.abs(right))
+    for (let y = Math.max(0, down); y < Math.min(high, high + down); y++) {
+      const to = 3 * (y * wide + first)
+      const from = 3 * ((y - down) * wide + first - right)
+      for (let i = 0; i < count; i++) found[to + i] += weight * colours[from + i]
     }
   }
   return found

@@ -74,12 +74,12 @@ export function barRange(totals, count) {
 const ORDINARY = 0.98 // of the frames of a trajectory fit into the chart of a waterfall
 
 /**
- * The range of a waterfall in a trajectory: all levels from baseline to output, but for odd frames,
- * and those of one step.
+ * Levels of a waterfall in a trajectory, from baseline to output: lowest and highest of each step, and
+ * the range of all but odd steps.
  */
-export function waterfallRange({ totals, baseline, output }, count, step) {
-  const lowest = []
-  const highest = []
+export function waterfallLevels({ totals, baseline, output }, count) {
+  const lowest = new Float32Array(output.length)
+  const highest = new Float32Array(output.length)
   for (let t = 0; t < output.length; t++) {
     let level = baseline[t]
     let low = Math.min(level, output[t])
@@ -89,11 +89,15 @@ export function waterfallRange({ totals, baseline, output }, count, step) {
       low = Math.min(low, level)
       high = Math.max(high, level)
     }
-    lowest.push(low)
-    highest.push(high)
+    lowest[t] = low
+    highest[t] = high
   }
-  const low = Math.min(quantile(lowest, 1 - ORDINARY), lowest[step])
-  const high = Math.max(quantile(highest, ORDINARY), highest[step])
+  return { lowest, highest, range: [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)] }
+}
+
+/** The range of a waterfall of one step: that of ordinary steps, and its own levels. */
+export function waterfallRange({ lowest, highest, range }, step) {
+  const [low, high] = [Math.min(range[0], lowest[step]), Math.max(range[1], highest[step])]
   return high > low ? [low, high] : [low - 1, low + 1]
 }
 
@@ -374,6 +378,66 @@ function drawPatch(ctx, { x, y, w, h }, sheet, tile, top, left, side, frame, til
   const scale = w / side
   ctx.drawImage(sheet, (tile % tiles) * frame + x0, Math.floor(tile / tiles) * frame + y0, x1 - x0, y1 - y0,
     x + (x0 - left) * scale, y + (y0 - top) * (h / side), (x1 - x0) * scale, (y1 - y0) * (h / side))
+}
+
+/** Lowest and highest of the stacked bars of each step, and the range of all but odd steps. */
+export function stackLevels({ totals, older }, width) {
+  const size = totals.length / older.length
+  const lowest = new Float32Array(older.length)
+  const highest = new Float32Array(older.length)
+  older.forEach((value, t) => {
+    let low = Math.min(value, 0)
+    let high = Math.max(value, 0)
+    for (let from = t * size; from < (t + 1) * size; from += width) {
+      let down = 0
+      let up = 0
+      for (let f = from; f < from + width; f++) {
+        if (totals[f] < 0) down += totals[f]
+        else up += totals[f]
+      }
+      low = Math.min(low, down)
+      high = Math.max(high, up)
+    }
+    lowest[t] = low
+    highest[t] = high
+  })
+  return { lowest, highest, range: [quantile(lowest, 1 - ORDINARY), quantile(highest, ORDINARY)] }
+}
+
+/** What is meant by a place in the chart of the last steps: how many steps ago; null for older memory. */
+export function lagAt(x, width, lags) {
+  const column = Math.floor((x - LEFT) / (width - LEFT) * (lags + 1))
+  return column < 1 ? null : Math.min(lags - column, lags - 1)
+}
+
+/** Stacked bars of older memory, and of the features of each of the last steps up to this one. */
+export function drawLags(ctx, box, { older, totals }, lags, chosen, range, on, features, colours) {
+  const sy = axis(ctx, box, range, colours)
+  const width = (box.w - LEFT) / (lags + 1)
+  const bottom = box.y + box.h - BOTTOM
+  const count = features.length
+  const at = (column) => box.x + LEFT + column * width
+  bar(ctx, at(0) + width * 0.14, width * 0.72, sy(0), sy(older), colours.neutral, colours, false)
+  under(ctx, 'older', at(0.5), bottom, colours, false)
+  for (let lag = 0; lag < lags; lag++) {
+    const column = lags - lag
+    if (lag === chosen) {
+      ctx.fillStyle = colours.line
+      ctx.fillRect(at(column), box.y, width, box.h)
+    }
+    let [down, up] = [0, 0]
+    for (let f = 0; f < count; f++) {
+      const total = totals[lag * count + f]
+      const from = total < 0 ? down : up
+      ctx.globalAlpha = on[f] || f === count - 1 ? 1 : 0.25
+      bar(ctx, at(column) + width * 0.14, width * 0.72, sy(from), sy(from + total),
+        f === count - 1 ? colours.surface : css(features[f]), colours, f === count - 1)
+      ctx.globalAlpha = 1
+      if (total < 0) down += total
+      else up += total
+    }
+    under(ctx, lag ? `−${lag}` : 'now', at(column + 0.5), bottom, colours, lag === chosen)
+  }
 }
 
 /** Counts as bars, from the lowest value to the highest. */
