@@ -20,6 +20,7 @@ from clarity.attributing.examples import SUBDIVISIONS
 from clarity.walking.trajectories import gather_trajectories
 from common.agent_file import load_agent, save_agent
 from common.files import sha256
+from common.networks import ImpalaEmbedder, Policy
 from common.rollout_files import RolloutFolder
 
 NUM_OBSERVATIONS = 160
@@ -177,7 +178,7 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
     assert (read.totals[rows == 0, 1:] == 0).all() and (read.older[rows < 3] == 0).all()
     assert (read.totals[rows > 1] != 0).any(axis=(0, 2)).all() and read.older[rows == 5].any()
     without = tmp_path / "model_3.pth"
-    save_agent(without, small_policy(recurrent=False))
+    save_agent(without, Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
     other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
     assert attribution.main(attribution_arguments(without, other, found, tmp_path / "no",
                                                   "--memory_steps", "3")) == 2
