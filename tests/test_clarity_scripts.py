@@ -152,8 +152,11 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
     arguments = attribution_arguments(agent, data, found, folder, "--outputs")
     assert attribution.main([*arguments, "value", "taken"]) == 0
     assert contents(folder) == before
-    assert attribution.main([*arguments, "log_prob_up", "--layers", "hidden_state"]) == 0
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*/taken/*")}
+    assert attribution.main([*arguments, "taken", "log_prob_up", "--layers",
+                             "hidden_state"]) == 0
     after = contents(folder)
+    assert written == {path: path.stat().st_mtime_ns for path in written}
     assert {name: after[name] for name in before} == before
     assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {
         "hidden_state/log_prob_up"}
