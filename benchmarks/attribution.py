@@ -1,9 +1,9 @@
 """Speed of features and attributions: the shipped agent of easy CoinRun, in float32.
 
-    python -m benchmarks.attribution                        everything, about a quarter of an hour
-    python -m benchmarks.attribution loop                   one part: features, attribution, outputs or
-                                                        loop
-    python -m benchmarks.attribution --num_frames 512       in small: times are of as many frames
+    python -m benchmarks.attribution                    everything, about a quarter of an hour
+    python -m benchmarks.attribution loop               one part: features, attribution, outputs
+                                                        or loop
+    python -m benchmarks.attribution --num_frames 512   in small: times are of as many frames
 
 ``features`` and ``attribution`` are the scripts on three layers, with the memory that they took.
 ``outputs``: the value and 15 outputs of the policy at block3, beside the value alone. ``loop``: a

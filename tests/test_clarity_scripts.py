@@ -20,6 +20,7 @@ from clarity.attributing.examples import SUBDIVISIONS
 from clarity.walking.trajectories import gather_trajectories
 from common.agent_file import load_agent, save_agent
 from common.files import sha256
+from common.networks import ImpalaEmbedder, Policy
 from common.rollout_files import RolloutFolder
 
 NUM_OBSERVATIONS = 160
@@ -151,8 +152,11 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
     arguments = attribution_arguments(agent, data, found, folder, "--outputs")
     assert attribution.main([*arguments, "value", "taken"]) == 0
     assert contents(folder) == before
-    assert attribution.main([*arguments, "log_prob_up", "--layers", "hidden_state"]) == 0
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*/taken/*")}
+    assert attribution.main([*arguments, "taken", "log_prob_up", "--layers",
+                             "hidden_state"]) == 0
     after = contents(folder)
+    assert written == {path: path.stat().st_mtime_ns for path in written}
     assert {name: after[name] for name in before} == before
     assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {
         "hidden_state/log_prob_up"}
@@ -177,7 +181,7 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
     assert (read.totals[rows == 0, 1:] == 0).all() and (read.older[rows < 3] == 0).all()
     assert (read.totals[rows > 1] != 0).any(axis=(0, 2)).all() and read.older[rows == 5].any()
     without = tmp_path / "model_3.pth"
-    save_agent(without, small_policy(recurrent=False))
+    save_agent(without, Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
     other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
     assert attribution.main(attribution_arguments(without, other, found, tmp_path / "no",
                                                   "--memory_steps", "3")) == 2
