@@ -415,6 +415,7 @@ def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
     expected = [found.baseline[8], found.older[8], *by_lag[::-1], 100 * found.gap[8]]
     np.testing.assert_allclose(shown[:-1], expected[:-1], rtol=6e-3, atol=1e-4)
     assert shown[-1] == pytest.approx(expected[-1], rel=0.06, abs=1e-3)
+    memory.scroll_into_view_if_needed()
     box = memory.locator("canvas").first.bounding_box()
     for column, ago in ((LAGS, 0), (LAGS - 1, 1), (1, LAGS - 1)):  # the first is older memory
         left = 42 + (box["width"] - 42) * (column + 0.5) / (LAGS + 1)
