@@ -415,6 +415,7 @@ def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
     expected = [found.baseline[8], found.older[8], *by_lag[::-1], 100 * found.gap[8]]
     np.testing.assert_allclose(shown[:-1], expected[:-1], rtol=6e-3, atol=1e-4)
     assert shown[-1] == pytest.approx(expected[-1], rel=0.06, abs=1e-3)
+    memory.scroll_into_view_if_needed()
     box = memory.locator("canvas").first.bounding_box()
     for column, ago in ((LAGS, 0), (LAGS - 1, 1), (1, LAGS - 1)):  # the first is older memory
         left = 42 + (box["width"] - 42) * (column + 0.5) / (LAGS + 1)
@@ -698,14 +699,23 @@ def test_examples_are_the_files(page, run, folder, reference):
     listed = np.load(run.folder / "features" / MAP / "observations.npy")
     box = canvas.bounding_box()
     drawn = pixels(canvas)
-    for i, j in ((3, 4), (5, 2)):
+
+    def frame_at(i, j):
         episode, at = listed[found["observations"][1, i, j]]
-        frame = run.recording.episode(int(episode)).frames[at].astype(float)
-        top, left, bottom, right = found["boxes"][1, i, j]
-        patch = frame[top:bottom, left:right]
+        return run.recording.episode(int(episode)).frames[at].astype(float)
+
+    def patch_at(i, j, shift=0):
+        top, left, bottom, right = found["boxes"][1, i, j] + shift
+        return frame_at(i, j)[top:bottom, left:right]
+
+    inner = [(i, j) for i in range(1, 7) for j in range(1, 7)]
+    for i, j in sorted(inner, key=lambda place: -patch_at(*place).std())[:3]:
+        frame, patch = frame_at(i, j), patch_at(i, j)
         assert patch.shape == (8, 8, 3)
         ours = drawn[8 * i:8 * i + 8, 8 * j:8 * j + 8]
-        assert np.abs(ours - patch).mean() < 6  # both lossy and smoothed
+        error = np.abs(ours - patch).mean()  # both lossy and smoothed
+        assert error < 12 and error < min(np.abs(ours - patch_at(i, j, shift)).mean()
+                                          for shift in (-2, 2)) / 2
         page.mouse.move(box["x"] + box["width"] * (j + 0.5) / 8,
                         box["y"] + box["height"] * (i + 0.5) / 8)
         page.mouse.down()
@@ -777,10 +787,12 @@ def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
 def test_the_errors_and_the_unit_are_said(page, run, reference):
     gaps = np.concatenate([run.attributions.attributed(MAP, "value", each).gap for each in (0, 1)])
     cells = page.locator("section[aria-labelledby=checks-title] tbody tr").first.locator("td")
-    median, most, above = cells.all_inner_texts()
-    assert number(median.split()[0]) == pytest.approx(100 * np.median(gaps), rel=0.06, abs=1e-3)
-    assert number(most.split()[0]) == pytest.approx(100 * np.quantile(gaps, 0.99), rel=0.06,
-                                                    abs=1e-3)
+    *texts, above = cells.all_inner_texts()
+    for text, share in zip(texts, (np.median(gaps), np.quantile(gaps, 0.99)), strict=True):
+        if share < 1e-4:
+            assert text == "< 0.01 %"
+        else:
+            assert number(text.removesuffix(" %")) == pytest.approx(100 * share, rel=6e-3)
     assert above == f"{(gaps > 0.05).sum()} of {len(gaps)}"
     assert reference.manifest["unit"]["off"]  # of an untrained agent
     assert page.get_by_text("do not seem to have the same unit").count() == 1
