@@ -460,7 +460,7 @@ def test_controls_change_the_pictures(page):
     changed()
     page.get_by_role("combobox", name="Pictures").select_option("signed")
     changed()
-    assert row(page).locator("canvas").count() == 2
+    assert row(page).locator(".views canvas").count() == 2
     page.wait_for_timeout(300)
     fragment = parse_qs(urlsplit(page.url).fragment)
     assert {name: fragment[name] for name in ("gain", "smoothing", "ground", "residual", "palette",
