@@ -254,7 +254,7 @@ def _retargeted(folder: StudiesFolder) -> Iterator[Finding]:
             yield Finding(0, "targets with controls", f"path probability, {name}, tested",
                           row["effect"], row["low_95"], row["high_95"], int(parts["levels"].max()),
                           row["unaltered"], row["p_holm"], row["altered"], row["p"],
-                          row["p_control"], primary=True)
+                          row["p_control"], primary=True, shown=True)
 
 
 def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
