@@ -3,8 +3,7 @@
 # make test-slow  those that make test leaves out: kills at many moments, whether training learns
 # make test-short a minute's selection of them, to see whether an installation works
 # make lint       style and likely mistakes
-# make web        the interpretability panel's page, after changes in web/; needs Node 20.19 or later,
-#                 which nothing else does
+# make web        the pages, after changes in web/; needs Node 20.19 or later, which nothing else does
 
 PYTHON ?= python3
 VENV ?= .venv
