@@ -170,8 +170,8 @@ SECTIONS = (
         "and the channels of each layer are reduced to a few features. The page walks through "
         "trajectories and shows what raised or lowered the value at each step, and by how much the "
         "attributions miss it."), (
-        "Look for features whose examples show one thing, and for what the value was made of before "
-        "and after a step at which it jumps."), (
+        "Look for features whose examples show one thing, and for what the value was made of "
+        "before and after a step at which it jumps."), (
         Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
               "disk."),)),
 )
