@@ -95,7 +95,7 @@ def plain_loop(policy: Policy, cut: Cut, outputs: tuple[Output, ...], rows: Rows
 
 
 def measured(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
-    """What some work gives, and its processor seconds."""
+    """The result of some work, and its processor seconds."""
     start = time.process_time()
     return work(), time.process_time() - start
 

@@ -1,6 +1,6 @@
 """Attribute an agent's outputs to the features of its layers, along trajectories of a recording.
 
-A killed run goes on behind the last trajectory; more layers and outputs can be added later.
+A killed run continues after the last trajectory; more layers and outputs can be added later.
 """
 
 from __future__ import annotations

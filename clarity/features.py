@@ -1,7 +1,7 @@
 """Find the features of an agent's layers: directions that the value's attributions are made of, and
 observations that show them.
 
-A killed run goes on behind the last part of the attributions; more layers can be added later.
+A killed run continues after the last part of the attributions; more layers can be added later.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def check_number(found: int, asked: int, features: int) -> None:
 def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bool,
                observations: np.ndarray, folder: FeaturesFolder
                ) -> tuple[Held, np.ndarray, dict]:
-    """What a layer held and what of the value is attributed to it, in all observations.
+    """A layer's activations and the value's attributions to it, in all observations.
 
     Returns:
         That; the mean activations (C, H, W); and facts about the value, for the settings.
@@ -192,7 +192,7 @@ def facts_of_value(found: dict[str, np.ndarray]) -> dict:
 
 
 def facts_of(cut: Cut, held: Held) -> dict:
-    """What readers need to know of a layer."""
+    """Facts of a layer that readers of its features need."""
     return {"grid": cut.shape[1:], "channels": cut.shape[0], "stride": cut.layer.stride,
             "first_pixel": cut.layer.first_pixel, "signed": held.signed, "partial": cut.partial,
             "observations": len(held.episodes)}

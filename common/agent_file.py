@@ -36,7 +36,7 @@ _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class AgentOrigin:
-    """What an agent file says of the agent's training; None where it does not say.
+    """Facts of the agent's training that an agent file holds; None where it does not say.
 
     Attributes:
         reward_scale: by what the rewards were multiplied, where that was one number.

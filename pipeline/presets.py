@@ -59,7 +59,7 @@ class Interventions:
 
 @dataclasses.dataclass(frozen=True)
 class MazePieces:
-    """What is shown of a maze agent beside the experiment."""
+    """Sizes of the piece on a maze agent that is shown beside the experiment."""
 
     agent_file: str
     num_mazes: int

@@ -150,7 +150,7 @@ class FeaturesFolder:
         return read_arrays(path, "part of the attributions") if path.exists() else None
 
     def store_part(self, number: int, arrays: dict[str, np.ndarray]) -> None:
-        """Store a part of the attributions, so that a killed run goes on behind it."""
+        """Store a part of the attributions, so that a killed run continues after it."""
         self._lock.check()
         with atomic_path(self.path / _PARTS / f"{number:05d}.npz") as temporary:
             np.savez(temporary, **arrays)
@@ -362,7 +362,7 @@ class AttributionFolder:
         save_json(self.summary_file(layer, output), summary)
 
     def settings(self) -> dict:
-        """What made the attributions.
+        """Description of the run that made the attributions.
 
         Raises:
             UserError: if there are none.
@@ -373,7 +373,7 @@ class AttributionFolder:
         return found
 
     def layer_settings(self, layer: str) -> dict:
-        """What the attributions to a layer are reduced to.
+        """The features that the attributions to a layer are reduced to.
 
         Raises:
             UserError: if the file is missing or damaged.

@@ -98,7 +98,7 @@ def thumbnail_examples(found: np.ndarray, cut: Cut) -> Examples:
 
 
 def matched(claims: np.ndarray, capacity: int) -> np.ndarray:
-    """What each of A gets among B, where the stronger claim wins.
+    """An assignment of B to A in which the stronger claim wins.
 
     The stable matching (Gale and Shapley 1962). Of equal claims of one on several, that on the
     first counts as stronger, and of equal claims on one, that of the first.

@@ -41,7 +41,7 @@ _ROWS, _HALVES = 0, 1
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """What a layer held in O observations.
+    """Activations of a layer, and attributions to it, in O observations.
 
     Attributes:
         name: of the layer, for messages.
@@ -162,7 +162,7 @@ def _check(held: Held, rows: _Rows, number: int, slots: int, kind: str) -> None:
 
 def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.ndarray, dict]:
     """Directions (F, M) of sum 1, and how the search for them went."""
-    # What the search begins with is cut off at an absolute 1e-6, whatever the unit of the output.
+    # NMF sets entries of its start below an absolute 1e-6 to 0, whatever the unit of the output.
     rows = np.asarray(rows / rows.mean(), np.float32)
     model = NMF(n_components=number, init="nndsvda", tol=1e-4, max_iter=_MAX_ITERATIONS,
                 random_state=seed)

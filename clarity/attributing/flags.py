@@ -91,7 +91,7 @@ class Opened:
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def run(self, places: np.ndarray) -> tuple[PolicyOutput, Tensor]:
-        """What the agent makes of rows of the recording (B, 2), and the actions taken (B,)."""
+        """The agent's output on rows of the recording (B, 2), and the actions taken (B,)."""
         rows = self.recording.rows(places)
         return (run_policy(self.policy, self.compute, rows.frames,
                            torch.from_numpy(rows.entering).to(self.compute.device)),

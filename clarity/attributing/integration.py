@@ -92,7 +92,7 @@ def gaps_of(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
 
 
 def scales_of(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """What gaps are a share of (K, B)."""
+    """Denominators of the gaps (K, B)."""
     return np.maximum(np.maximum(np.abs(change), FLOOR * deviations[:, None]),
                       np.finfo(np.float32).tiny)
 
@@ -199,7 +199,7 @@ class Attributor:
         return torch.stack([scalar(output, actions) for scalar in self.outputs])
 
     def _rest(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """What the agent says of points of paths (rows, …)."""
+        """The agent's output at points of paths (rows, …)."""
         return self._tail.finish(points, also_read)
 
     def _mean_gradients(self, paths: Paths, baselines: np.ndarray, outputs: np.ndarray,
@@ -345,7 +345,7 @@ class _Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """What the part of the network before a layer gives.
+    """Output of the part of the network before a layer.
 
     Attributes:
         activations: of the layer (B, …).

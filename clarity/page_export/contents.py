@@ -1,4 +1,4 @@
-"""What the clarity page shows, gathered from attributions, features and the recording behind them.
+"""Contents of the clarity page, gathered from attributions, features and their recording.
 
 Letters in shape comments: N steps of all trajectories, T steps of one, H W a layer's grid, F
 features.

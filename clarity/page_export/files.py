@@ -223,7 +223,7 @@ class PageContent:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What the page says of a layer and an output over all trajectories.
+    """Statistics of a layer and an output over all trajectories.
 
     Attributes:
         layer, output: numbers.

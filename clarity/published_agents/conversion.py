@@ -101,8 +101,8 @@ def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def _origin(args: dict) -> AgentOrigin:
-    """What the arguments of a published training say, as far as they are of the kind they should
-    be. Procgen's own defaults hold for the rest: backgrounds on, hard mode."""
+    """The training that a published agent's arguments describe, as far as they are
+    of the kind they should be. Procgen's own defaults hold for the rest: backgrounds on, hard mode."""
     def number(name: str) -> float | None:
         value = args.get(name)
         return float(value) if isinstance(value, int | float) else None

@@ -1,5 +1,6 @@
-"""What was published of maze agents, row by row: the claim with its numbers, and how it is measured
-here. Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
+"""Published claims on maze agents, row by row, with their numbers, and how they are measured here.
+
+Sources: "Understanding and controlling a maze-solving policy network" (2023, arXiv
 2310.08043), "Add a top-right vector" (2023), "Behavioural statistics for a maze-solving agent"
 (2023).
 """

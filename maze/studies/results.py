@@ -52,12 +52,12 @@ class StudiesFolder:
         return any(any((self.path / study).glob(name)) for name in _LAST[study])
 
     def settings(self, study: str) -> dict:
-        """What made a study."""
+        """Description of the run that made a study."""
         return read_description(self.path / study / "settings.json")
 
     def evaluation(self, cheese: str) -> dict:
-        """What evaluate.py wrote with the cheese in REGION, ANYWHERE or in the CORNER; nothing if
-        it has not been run."""
+        """The result of evaluate.py with the cheese in REGION, ANYWHERE or in the CORNER; empty
+        if it has not been run."""
         return read_description(self.path / EVALUATED / f"{cheese}.json")
 
     def steered(self, study: str, fields: bool = False) -> pd.DataFrame:
