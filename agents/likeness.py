@@ -6,14 +6,11 @@ import numpy as np
 import torch
 
 from agents.acting import embed_frames
-from agents.episodes import play_episodes
+from agents.reference import random_steps
 from common.devices import Compute
 from common.env import EnvConfig, LevelEdit
 from common.networks import Policy
-from common.progress import with_progress
 from interventions.similarity import similarity
-
-_SLOTS = 16
 
 
 def likeness(policy: Policy, other: Policy, compute: Compute, env: EnvConfig, num_levels: int,
@@ -33,10 +30,7 @@ def likeness(policy: Policy, other: Policy, compute: Compute, env: EnvConfig, nu
     """
     levels = list(enumerate(env.draw_levels(num_levels, seed)))
     frames, states, of_other = [], [], []
-    episodes = play_episodes(policy, compute, env, levels, seed, _SLOTS, edit=edit)
-    for episode in sorted(with_progress(episodes, num_levels, "compared episode"),
-                          key=lambda episode: episode.number):
-        step = np.random.default_rng([seed, episode.number, 1]).integers(max(episode.length, 1))
+    for episode, step in random_steps(policy, compute, env, levels, seed, "compared", edit):
         frames.append(episode.frames[step])
         states.append(episode.hidden_states[step])
         of_other.append(_state_after(other, compute, episode.frames[:step]))

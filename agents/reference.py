@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from agents.episodes import play_episodes
+from agents.episodes import Episode, play_episodes
 from common.devices import Compute
 from common.env import EnvConfig, LevelEdit
 from common.errors import UserError
@@ -39,11 +39,25 @@ def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured:
     drawn = anywhere.draw_levels(size + len(measured), seed)
     levels = list(enumerate([level for level in drawn if level not in measured][:size]))
     frames, hidden_states = [], []
-    episodes = play_episodes(policy, compute, env, levels, seed, _SLOTS, edit=edit)
-    for episode in sorted(with_progress(episodes, size, "reference episode"),
-                          key=lambda episode: episode.number):
-        step = np.random.default_rng([seed, episode.number, 1]).integers(max(episode.length, 1))
+    for episode, step in random_steps(policy, compute, env, levels, seed, "reference", edit):
         frames.append(episode.frames[step])
         hidden_states.append(episode.hidden_states[step])
     return ReferenceSet(np.stack(frames), np.stack(hidden_states),
                         {"of": "episodes on other levels", "seed": seed})
+
+
+def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
+                 levels: Sequence[tuple[int, int]], seed: int, what: str,
+                 edit: LevelEdit | None = None) -> Iterator[tuple[Episode, int]]:
+    """An episode of the agent on each level, and a random step of it, in the order of numbers.
+
+    Args:
+        levels, edit: as in ``play_episodes``.
+        seed: of actions and steps.
+        what: kind of episode, for the progress bar.
+    """
+    episodes = play_episodes(policy, compute, env, levels, seed, _SLOTS, edit=edit)
+    for episode in sorted(with_progress(episodes, len(levels), f"{what} episode"),
+                          key=lambda episode: episode.number):
+        yield episode, int(np.random.default_rng([seed, episode.number, 1]).integers(
+            max(episode.length, 1)))

@@ -61,6 +61,7 @@ from maze.studies.steering_tables import (
 from maze.studies.vectors import (
     CHEESE,
     FIXED,
+    LAYER,
     MEAN,
     OWN,
     SOURCES,
@@ -76,7 +77,6 @@ from maze.studies.vectors import (
     vectors_of_pair,
 )
 
-LAYER = "embedder.block2.res1.resadd"  # the published one
 EACH = "each"  # as a layer: every one of them, one after the other
 COEFFICIENTS = (-1.0, -0.5, 0.5, 1.0, 2.0)
 COMPOSED = (-1.0, 1.0)  # coefficients of the cheese and the top right vector

@@ -102,7 +102,8 @@ def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
 
 def _origin(args: dict) -> AgentOrigin:
     """The training that a published agent's arguments describe, as far as they are
-    of the kind they should be. Procgen's own defaults hold for the rest: backgrounds on, hard mode."""
+    of the kind they should be. Procgen's own defaults hold for the rest: backgrounds on, hard
+    mode."""
     def number(name: str) -> float | None:
         value = args.get(name)
         return float(value) if isinstance(value, int | float) else None

@@ -15,8 +15,8 @@ from interventions.layers import Layer, all_layers, find_layer
 from interventions.patch_text import parse_patch
 from interventions.patches import Zero
 from maze.level.state import GAME
+from maze.studies.vectors import LAYER
 
-LAYER = "embedder.block2.res1.resadd"  # the published one
 NOTHING_NAME = "nothing.md"  # says that no channel was chosen
 
 

@@ -14,9 +14,8 @@ from interventions.layers import layers_named
 from interventions.patch import Rows
 from interventions.patches import Add
 from maze.level.state import MazeState
-from maze.studies.vectors import CHEESE, THINGS, TOP_RIGHT, Thing, differences
+from maze.studies.vectors import CHEESE, LAYER, THINGS, TOP_RIGHT, Thing, differences
 
-LAYER = "embedder.block2.res1.resadd"  # the published one
 USUAL_COEFFICIENTS = {CHEESE.name: -1.0, TOP_RIGHT.name: 1.0}
 
 

@@ -29,6 +29,7 @@ from maze.level.grid import Grid, Square
 from maze.level.pairs import Pair, cheese_pair, custom_pair, top_right_pair
 from maze.level.state import MazeState
 
+LAYER = "embedder.block2.res1.resadd"  # the published one
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # the source of a vector that is the same for all levels because it was given
