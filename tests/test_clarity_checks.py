@@ -22,7 +22,7 @@ from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.check_report import report, verdict
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_removal import objects_table
-from clarity.checking.randomisation import drawn_again, rank_correlations, stages_of
+from clarity.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from clarity.checking.taken_out import features_table
 from common.agent_file import load_agent, save_agent
 
@@ -205,11 +205,15 @@ def test_drawn_again_are_the_parts_from_the_top_and_no_others(agent):
     after = drawn_again(policy, stages[1][1], 0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"embedder.fc.weight", "embedder.fc.bias"}
-    paths = [path for _, some in stages for path in some]
-    everything = drawn_again(policy, paths, 0).state_dict()
-    assert all(not torch.equal(before[name], everything[name]) for name in before)
-    again = drawn_again(policy, paths, 0).state_dict()
-    assert all(torch.equal(again[name], everything[name]) for name in before)
+    parts = [each.state_dict() for each in cascade(policy, 0)]
+    assert len(parts) == len(stages)
+    for number, part in enumerate(parts):
+        for later, (_, paths) in enumerate(stages):
+            for name in before:
+                if name.rpartition(".")[0].startswith(tuple(paths)):
+                    assert torch.equal(part[name], before[name]) == (later > number), name
+    again = [*cascade(policy, 0)][-1].state_dict()
+    assert all(torch.equal(again[name], parts[-1][name]) for name in before)
 
 
 def test_rank_correlations_are_those_of_spearman():

@@ -56,7 +56,7 @@ def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np
     """
     rng = np.random.default_rng(seed)
     values = np.empty((len(frames.step), len(ORDERS), len(KINDS), POINTS), np.float32)
-    with Progress(len(values), "frame of deletion") as progress:
+    with Progress(len(values), "deletion frame") as progress:
         for batch in layer.batches(frames):
             values[batch.rows] = _curves(layer, batch, attributions[batch.rows], rng)
             progress.update(batch.rows.stop)

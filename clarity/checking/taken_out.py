@@ -25,7 +25,7 @@ def changes_without_features(layer: CheckedLayer, frames: CheckedFrames) -> np.n
     directions = torch.from_numpy(layer.features.reducer.directions)
     edits = [Edit(layer.cut.layer.name, direction[None]) for direction in directions]
     found = np.empty((len(frames.step), len(edits)))
-    with Progress(len(found), "frame without features") as progress:
+    with Progress(len(found), "edited frame") as progress:
         for batch in layer.batches(frames):
             rows = np.arange(len(batch.actions))
             before = layer.outputs(batch, batch.begun.activations, rows)
