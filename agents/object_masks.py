@@ -39,11 +39,18 @@ class ObjectMasks:
     def of(self, state: LevelState) -> np.ndarray:
         """The pixels of each kind, bool (K, H, W)."""
         frame = self._view.draw(state.to_bytes())
-        masks = np.zeros((len(self.kinds), *frame.shape[:2]), bool)
-        for mask, kind in zip(masks, self.kinds):
+        return (self._without(state, frame) != frame).any(axis=-1)
+
+    def without(self, state: LevelState) -> np.ndarray:
+        """The frame of a state with each kind drawn no more, uint8 (K, H, W, C)."""
+        return self._without(state, self._view.draw(state.to_bytes()))
+
+    def _without(self, state: LevelState, frame: np.ndarray) -> np.ndarray:
+        frames = np.repeat(frame[None], len(self.kinds), axis=0)
+        for shown, kind in zip(frames, self.kinds):
             if in_view(state, kind):
-                mask[:] = (self._view.draw(undrawn(state, kind).to_bytes()) != frame).any(axis=-1)
-        return masks
+                shown[:] = self._view.draw(undrawn(state, kind).to_bytes())
+        return frames
 
     def close(self) -> None:
         """Free the environment."""
@@ -109,3 +116,26 @@ def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:
               "options of the game than it was made with")
     return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
                      f"real game at step {row}; likely {reason}")
+
+
+def recorded_without(folder: RolloutFolder, masks: ObjectMasks, episode: int, first: int,
+                     frames: np.ndarray) -> np.ndarray:
+    """Consecutive frames of a recorded episode with each kind of object drawn no more.
+
+    Args:
+        masks: of the kinds, in the game of the recording.
+        first: row of the first frame.
+        frames: as recorded, uint8 (T, C, H, W). From the terminal row on they are returned as
+            they are.
+
+    Returns:
+        uint8 (T, K, C, H, W).
+
+    Raises:
+        UserError: see ``replayed``.
+    """
+    found = np.repeat(frames[:, None], len(masks.kinds), axis=1)
+    terminal = len(folder.steps(episode)) - 1
+    for row, state in replayed(folder, episode, range(first, min(first + len(frames), terminal))):
+        found[row - first] = np.moveaxis(masks.without(state), -1, 1)
+    return found
