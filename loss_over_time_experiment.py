@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from agents.object_masks import ObjectMasks, recorded_game, recorded_without
+from agents.object_masks import ObjectPainter, recorded_game, recorded_without
 from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
@@ -153,12 +153,12 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
         print(f"objects are not measured: there is no table of those of {config.env_name}",
               flush=True)
         return None
-    masks = ObjectMasks(config, kinds)
+    painter = ObjectPainter(config, kinds)
 
     def of(windows: np.ndarray) -> np.ndarray:
         labels = dataset.batch(windows).frames[dataset.num_init_steps - 1:].numpy()
         places = map(dataset.place, windows.tolist())
-        return np.stack([recorded_without(dataset.folder, masks, place.episode, place.frame,
+        return np.stack([recorded_without(dataset.folder, painter, place.episode, place.frame,
                                           labels[:, number])
                          for number, place in enumerate(places)], axis=1)
 

@@ -10,6 +10,7 @@ Letters in shape comments: K kinds of object, H W C a frame.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -24,8 +25,26 @@ from common.rollout_files import RolloutFolder
 _EDITED = "cheese_region"  # key of a recording on edited levels
 
 
-class ObjectMasks:
-    """Masks of kinds of object in states of a game.
+@dataclasses.dataclass(frozen=True)
+class ObjectPictures:
+    """A state, drawn with and without each of K kinds of object.
+
+    Attributes:
+        frame: uint8 (H, W, C).
+        without: the same without each kind, uint8 (K, H, W, C).
+    """
+
+    frame: np.ndarray
+    without: np.ndarray
+
+    @property
+    def masks(self) -> np.ndarray:
+        """The pixels of each kind, bool (K, H, W)."""
+        return (self.without != self.frame).any(axis=-1)
+
+
+class ObjectPainter:
+    """Draws states of a game without single kinds of object.
 
     Args:
         config: the game.
@@ -36,21 +55,12 @@ class ObjectMasks:
         self.kinds = tuple(kinds)
         self._view = StateView(config)
 
-    def of(self, state: LevelState) -> np.ndarray:
-        """The pixels of each kind, bool (K, H, W)."""
+    def draw(self, state: LevelState) -> ObjectPictures:
+        """The pictures of a state; only what is in view is drawn once more."""
         frame = self._view.draw(state.to_bytes())
-        return (self._without(state, frame) != frame).any(axis=-1)
-
-    def without(self, state: LevelState) -> np.ndarray:
-        """The frame of a state with each kind drawn no more, uint8 (K, H, W, C)."""
-        return self._without(state, self._view.draw(state.to_bytes()))
-
-    def _without(self, state: LevelState, frame: np.ndarray) -> np.ndarray:
-        frames = np.repeat(frame[None], len(self.kinds), axis=0)
-        for shown, kind in zip(frames, self.kinds):
-            if in_view(state, kind):
-                shown[:] = self._view.draw(undrawn(state, kind).to_bytes())
-        return frames
+        return ObjectPictures(frame, np.stack([
+            self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
+            for kind in self.kinds]))
 
     def close(self) -> None:
         """Free the environment."""
@@ -106,24 +116,12 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
                 raise _differs(folder, episode, row + 1)
 
 
-def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:
-    """That the game shows something else than the recording."""
-    made = folder.description().get("versions") or {}
-    changed = [f"{name} {made[name]} then and {found} now" for name, found in versions().items()
-               if name in made and made[name] != found]
-    reason = (f"it was made with other versions: {', '.join(changed)}" if changed else
-              "its frames, actions or level seeds were changed, or its recording.json has other "
-              "options of the game than it was made with")
-    return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
-                     f"real game at step {row}; likely {reason}")
-
-
-def recorded_without(folder: RolloutFolder, masks: ObjectMasks, episode: int, first: int,
+def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int, first: int,
                      frames: np.ndarray) -> np.ndarray:
     """Consecutive frames of a recorded episode with each kind of object drawn no more.
 
     Args:
-        masks: of the kinds, in the game of the recording.
+        painter: of K kinds, in the game of the recording.
         first: row of the first frame.
         frames: as recorded, uint8 (T, C, H, W). From the terminal row on they are returned as
             they are.
@@ -134,8 +132,20 @@ def recorded_without(folder: RolloutFolder, masks: ObjectMasks, episode: int, fi
     Raises:
         UserError: see ``replayed``.
     """
-    found = np.repeat(frames[:, None], len(masks.kinds), axis=1)
+    found = np.repeat(frames[:, None], len(painter.kinds), axis=1)
     terminal = len(folder.steps(episode)) - 1
     for row, state in replayed(folder, episode, range(first, min(first + len(frames), terminal))):
-        found[row - first] = np.moveaxis(masks.without(state), -1, 1)
+        found[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
     return found
+
+
+def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:
+    """That the game shows something else than the recording."""
+    made = folder.description().get("versions") or {}
+    changed = [f"{name} {made[name]} then and {found} now" for name, found in versions().items()
+               if name in made and made[name] != found]
+    reason = (f"it was made with other versions: {', '.join(changed)}" if changed else
+              "its frames, actions or level seeds were changed, or its recording.json has other "
+              "options of the game than it was made with")
+    return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
+                     f"real game at step {row}; likely {reason}")
