@@ -260,10 +260,6 @@ class LevelSlots:
         state = self.state(slot)
         return None if state is None else LevelState.parse(state).player
 
-    def state(self, slot: int) -> bytes:
-        """The complete state of a slot's level, which takes 0.2 to 0.4 ms. Not at the end."""
-        return self._envs[slot].state_of(0)
-
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
         if self._envs[slot] is None:

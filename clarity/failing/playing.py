@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode
 from clarity.failing.causes import Coroner
-from common.devices import Compute
-from common.env import EnvConfig, LevelEdit
+from common.env import EnvConfig
 from common.game_objects import hazards_of, in_view
 from common.level_state import LevelState
-from common.networks import Policy
 
 STEPS_A_STATE = 16  # of an episode, from one state that is read to the next
 
@@ -66,19 +64,17 @@ class _Onlooker:
                 self.in_view[number][place] += STEPS_A_STATE * in_view(parsed, kind)
 
 
-def play_to_the_end(policy: Policy, compute: Compute, config: EnvConfig,
-                    levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                    greedy: bool = False, edit: LevelEdit | None = None
-                    ) -> Iterator[tuple[Episode, Fate]]:
-    """Play one episode on each level and yield them with their fates, as they end.
+def with_fates(config: EnvConfig, play: Callable[..., Iterator[Episode]]
+               ) -> Iterator[tuple[Episode, Fate]]:
+    """Play episodes and yield them with their fates, as they end.
 
     Args:
-        policy, compute, config, levels, seed, num_slots, greedy, edit: as in ``play_episodes``.
+        config: their game.
+        play: ``play_episodes`` with all of its arguments but ``watch``.
     """
     onlooker = _Onlooker(config.env_name)
     with contextlib.closing(Coroner(config)) as coroner:
-        for episode in play_episodes(policy, compute, config, levels, seed, num_slots, greedy,
-                                     keep_frames=False, edit=edit, watch=onlooker):
+        for episode in play(watch=onlooker):
             cause = None
             step, state = onlooker.kept.pop(episode.number)
             if not episode.level_complete:
