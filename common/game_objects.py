@@ -119,17 +119,12 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
 
 
 def in_view(state: LevelState, kind: GameObject) -> bool:
-    """Whether any of a kind lies in the square that the frame shows, hidden by others or not."""
-    return bool(_seen(state, kind).any())
-
-
-def _seen(state: LevelState, kind: GameObject) -> np.ndarray:
-    """Whether each entity and cell of a kind lies in the view, bool (entities + cells,)."""
-    drawing, half = state.drawing, state.world["view_dim"] / 2
-    place = drawing["center_x"], drawing["center_y"], half
-    return np.concatenate([
-        _entities_of(state, kind) & _reaches(state.entities, *place, strictly=True),
-        (np.isin(state.grid, kind.cells) & _cells_reach(state, *place, strictly=True)).ravel()])
+    """Whether any of a kind, or its trail, lies in the square that the last frame showed, hidden
+    by others or not."""
+    view = (state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2)
+    seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
+    cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
+    return bool(seen.any() or cells.any())
 
 
 def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:
@@ -153,20 +148,18 @@ def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.nd
     return chosen
 
 
-def _reaches(entities: np.ndarray, x: float, y: float, distance: float,
-             strictly: bool = False) -> np.ndarray:
+def _reaches(entities: np.ndarray, x: float, y: float, distance: float) -> np.ndarray:
     """Which entities reach into a square of side 2 ``distance`` around a place, bool."""
     gap = np.maximum(abs(entities["x"] - x) - entities["rx"],
                      abs(entities["y"] - y) - entities["ry"])
-    return gap < distance if strictly else gap <= distance
+    return gap <= distance
 
 
-def _cells_reach(state: LevelState, x: float, y: float, distance: float,
-                 strictly: bool = False) -> np.ndarray:
+def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.ndarray:
     """The same of the cells of the grid, bool (h, w)."""
     rows, columns = (np.arange(size) + 0.5 for size in state.grid.shape)
     gap = np.maximum(abs(rows - y)[:, None], abs(columns - x)) - 0.5
-    return gap < distance if strictly else gap <= distance
+    return gap <= distance
 
 
 def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]) -> LevelState:
