@@ -55,7 +55,7 @@ class Coroner:
                 raise self._differs()
         return self._copy.state()
 
-    def cause(self, before: bytes, action: int) -> str:
+    def cause(self, before: bytes, action: int) -> str | None:
         """The cause of a failure.
 
         Args:
@@ -63,18 +63,21 @@ class Coroner:
             action: taken in it.
 
         Returns:
-            One of ``causes_of``.
+            One of ``causes_of``; None if the step solves the level.
 
         Raises:
             UserError: if the step, repeated, does not end the episode.
         """
         state = LevelState.parse(before, self._game)
+        ended, solved = self._end(before, action)
+        if not ended:
+            raise self._differs()
+        if solved:
+            return None
         if state.step["cur_time"] + 1 >= state.step["timeout"]:
             return TIMEOUT
         if not self._hazards:
             return ENDED
-        if not self._fails(before, action):
-            raise self._differs()
         for kind in self._hazards:
             if self._saves([kind], state, before, action):
                 return kind.name
@@ -90,12 +93,12 @@ class Coroner:
         for kind in kinds:
             state = removed(state, kind, NEAR)
         without = state.to_bytes()
-        return without != before and not self._fails(without, action)
+        return without != before and self._end(without, action) in ((False, False), (True, True))
 
-    def _fails(self, state: bytes, action: int) -> bool:
+    def _end(self, state: bytes, action: int) -> tuple[bool, bool]:
+        """Whether a step from a state ends the episode, and whether it solves the level."""
         self._copy.set(state)
-        ended, solved = self._copy.step(action)
-        return ended and not solved
+        return self._copy.step(action)
 
     def _differs(self) -> UserError:
         return UserError(f"a level of {self._game} does not go on from its state as it did before; "
