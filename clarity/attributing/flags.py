@@ -13,7 +13,7 @@ from agents.acting import run_policy
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
-from common.agent_file import load_agent
+from common.agent_file import load_agent, read_origin
 from common.cli import Parser, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
@@ -65,6 +65,8 @@ class Opened:
         policy, compute: the agent, and where it runs.
         recording: of it.
         cuts: its layers.
+        features_of: checksums of the agent files whose features may be this agent's: its own, and
+            that of the agent that it was edited from.
         description: what they are, for settings.
 
     Raises:
@@ -75,6 +77,7 @@ class Opened:
     compute: Compute
     recording: Recording
     cuts: tuple[Cut, ...]
+    features_of: frozenset[str]
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
         if args.precision == "bfloat16":
@@ -84,6 +87,7 @@ class Opened:
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.policy.requires_grad_(False)
         checksum = sha256(args.agent_file)
+        self.features_of = frozenset({checksum, read_origin(args.agent_file).edited_from} - {None})
         self.recording = Recording(args.data_dir, self.policy, checksum)
         self.cuts = find_cuts(self.policy, args.layers or layers, args.allow_partial)
         self.description = {
