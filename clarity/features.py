@@ -12,7 +12,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from clarity.attributing.clarity_files import THUMBNAIL, FeaturesFolder, quantiles
+from clarity.attributing.clarity_files import (
+    ATTRIBUTION_SCRIPT,
+    INPUT,
+    THUMBNAIL,
+    FeaturesFolder,
+    quantiles,
+)
 from clarity.attributing.examples import SUBDIVISIONS, spatial_examples, thumbnail_examples
 from clarity.attributing.features import (
     ATTRIBUTIONS,
@@ -25,8 +31,8 @@ from clarity.attributing.features import (
 from clarity.attributing.flags import (
     Opened,
     add_agent_flags,
+    add_integral_flags,
     add_output_flags,
-    add_steps_flag,
 )
 from clarity.attributing.integration import Attributor, Integration, gaps_of
 from clarity.attributing.layers import Cut
@@ -54,7 +60,7 @@ def parser() -> Parser:
                        help="features of a layer")
     flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
                        help="what the features are found in")
-    add_steps_flag(flags)
+    add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
                        help="activations where the paths of the integrals begin: zero, or the mean "
                             "over the observations")
@@ -67,10 +73,13 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     opened = Opened(args)
+    if opened.wants_frame:
+        raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients and no "
+                        f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} gives them")
     observations = opened.recording.observations(args.num_observations, args.seed)
     check_number(len(observations), args.num_observations, args.nmf_features)
     places = {layer.name: place for place, layer in enumerate(all_layers(opened.policy))}
-    integration = Integration(args.integrate_steps, tolerance=None)
+    integration = Integration(args.integrate_steps, tolerance=args.tolerance)
     if args.dry_run:
         print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
               "layers: " + ", ".join(f"{cut.name} {cut.shape}" for cut in opened.cuts))
@@ -81,7 +90,8 @@ def main(argv: list[str] | None = None) -> None:
             **opened.description, "layer": cut.layer.name, "name": cut.name,
             "place": places[cut.layer.name], "num_observations": args.num_observations,
             "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
-            "integrate_steps": args.integrate_steps, "baseline": args.baseline,
+            "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
+            "baseline": args.baseline,
             "versions": versions()}
         if folder.has(description) and not args.overwrite:
             print(f"{cut.name}: already there")
@@ -124,7 +134,8 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
     make = functools.partial(Attributor, opened.policy, opened.compute, cut,
                              outputs_named([VALUE]), integration)
     passes = list(batches(observations))
-    activations = np.concatenate(list(activations_of(opened, cut, make(), passes)))
+    runs = list(runs_of(opened, cut, make(), passes))
+    activations, values = map(np.concatenate, zip(*runs))
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
     attributor = make(mean if from_mean else None)
     found: dict[str, list[np.ndarray]] = {}
@@ -133,7 +144,7 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
             number = begin // PASSES_A_PART
             part = folder.part(number)
             if part is None:
-                part = joined([attributed_batch(opened, attributor, batch)
+                part = joined([attributed_batch(opened, attributor, batch, values.std())
                                for batch in passes[begin:begin + PASSES_A_PART]])
                 folder.store_part(number, part)
             for name, array in part.items():
@@ -144,31 +155,36 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
     return held, mean, facts_of_value(everything)
 
 
-def activations_of(opened: Opened, cut: Cut, attributor: Attributor,
-                   passes: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Activations (B, C, H, W) of observations, a batch at a time.
+def runs_of(opened: Opened, cut: Cut, attributor: Attributor, passes: Sequence[np.ndarray]
+            ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Activations (B, C, H, W) of observations and the values (B,), a batch at a time.
 
     Raises:
-        UserError: if one is not finite; its frame is named.
+        UserError: if an activation is not finite; its frame is named.
     """
     for batch in passes:
         rows = opened.recording.rows(batch)
-        found = attributor.begin(rows.frames, rows.entering).activations.cpu().numpy()
+        begun = attributor.begin(rows.frames, rows.entering)
+        found = begun.activations.cpu().numpy()
         check_finite_frames(found, batch, f"activations of the layer {cut.name}")
-        yield found.reshape(len(batch), *cut.shape)
+        yield (found.reshape(len(batch), *cut.shape),
+               attributor.outputs_at(begun, rows.actions)[0])
 
 
-def attributed_batch(opened: Opened, attributor: Attributor,
-                     batch: np.ndarray) -> dict[str, np.ndarray]:
+def attributed_batch(opened: Opened, attributor: Attributor, batch: np.ndarray,
+                     deviation: float) -> dict[str, np.ndarray]:
     """Attributions of the value in some observations (B, 2), and the value at both ends of the
     paths.
+
+    Args:
+        deviation: of the value over all observations.
 
     Raises:
         UserError: if one is not finite; its frame is named.
     """
     rows = opened.recording.rows(batch)
     found = attributor.attribute(attributor.begin(rows.frames, rows.entering), rows.actions,
-                                 np.zeros(1))
+                                 np.array([deviation]))
     check_finite_frames(found.values[0], batch,
                         f"attributions to the layer {attributor.cut.name}")
     return {"attributions": found.values[0], "outputs": found.outputs[0],
