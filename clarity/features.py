@@ -6,9 +6,12 @@ A killed run continues after the last part of the attributions; more layers can 
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from clarity.attributing.features import (
     OBSERVATIONS_A_FEATURE,
     Features,
     Held,
+    features_along,
     find_features,
 )
 from clarity.attributing.flags import (
@@ -43,10 +47,12 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.outputs import VALUE, outputs_named
 from common.progress import Progress
-from interventions.layers import all_layers
+from interventions.layers import STATE, all_layers
+from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
 PASSES_A_PART = 4
+NUM_EPISODES = 4000  # of analysis/hidden_analysis_precompute.py by default
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +66,12 @@ def parser() -> Parser:
                        help="features of a layer")
     flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
                        help="what the features are found in")
+    flags.add_argument("--precomp_dir", type=Path,
+                       help="folder of analysis/hidden_analysis_precompute.py for this agent: its "
+                            "independent components become the features of the layer hidden_state")
+    flags.add_argument("--num_episodes", type=count, default=NUM_EPISODES,
+                       help="recorded episodes that these components were computed from, which is "
+                            "in the names of their files")
     add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
                        help="activations where the paths of the integrals begin: zero, or the mean "
@@ -84,14 +96,16 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
               "layers: " + ", ".join(f"{cut.name} {cut.shape}" for cut in opened.cuts))
         return
+    components = components_of(opened, args)
     for cut in opened.cuts:
+        given = components if cut.layer.name == STATE else None
         folder = FeaturesFolder(args.output_dir, cut.name)
         description = {
             **opened.description, "layer": cut.layer.name, "name": cut.name,
             "place": places[cut.layer.name], "num_observations": args.num_observations,
             "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
             "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
-            "baseline": args.baseline,
+            "baseline": args.baseline, "components": given.checksums if given else None,
             "versions": versions()}
         if folder.has(description) and not args.overwrite:
             print(f"{cut.name}: already there")
@@ -99,12 +113,45 @@ def main(argv: list[str] | None = None) -> None:
         folder.open(description, args.overwrite)
         held, mean, values = attributed(opened, cut, integration, args.baseline == MEAN,
                                         observations, folder)
-        features = find_features(held, args.nmf_features, args.seed, args.nmf_of)
+        features = (find_features(held, args.nmf_features, args.seed, args.nmf_of)
+                    if given is None else
+                    features_along(held, given.directions, given.names, args.nmf_features))
         folder.finish(features.reducer.directions, mean, observations,
                       examples_of(features, held, cut), {**facts_of(cut, held), **features.facts,
                                                          **values})
         print(summary(cut.name, features.facts, values))
     print(f"wrote {args.output_dir}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Components:
+    """Independent components of an agent's hidden states.
+
+    Attributes:
+        directions: changes of state, float32 (k, D).
+        checksums: of the files that they are of.
+    """
+
+    directions: np.ndarray
+    checksums: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """"IC 0" and so on, as the other analyses number them."""
+        return [f"IC {number}" for number in range(len(self.directions))]
+
+
+def components_of(opened: Opened, args: argparse.Namespace) -> Components | None:
+    """The components that the flags name; None if they name none.
+
+    Raises:
+        UserError: if they are missing or damaged, or of an agent with another hidden state.
+    """
+    if args.precomp_dir is None:
+        return None
+    projector, checksums = Projector.load_for(opened.policy.hidden_state_size, args.precomp_dir,
+                                              args.num_episodes)
+    return Components(projector.directions("ica").numpy(), checksums)
 
 
 def check_number(found: int, asked: int, features: int) -> None:
@@ -228,7 +275,7 @@ def examples_of(features: Features, held: Held, cut: Cut) -> dict:
 
 def summary(name: str, facts: dict, values: dict) -> str:
     """How the features of a layer came out, in a line."""
-    ended = "" if facts["converged"] else (
+    ended = "" if facts.get("converged", True) else (
         f"; not converged: further iterations make the error {facts['change']:.2%} smaller")
     stable = "" if facts["stability"] is None else (
         f", stability {min(facts['stability']):.2f} to {max(facts['stability']):.2f}")

@@ -10,7 +10,7 @@ import numpy as np
 
 import record
 from clarity import attribution, features, page
-from clarity.attributing.clarity_files import AttributionFolder
+from clarity.attributing.clarity_files import INPUT, AttributionFolder
 from clarity.page_export.files import ClarityFolder
 from clarity.walking.trajectories import Trajectories
 from common.rollout_files import RolloutFolder
@@ -63,12 +63,14 @@ def write_run(folder: Path, agent: Path) -> ClarityRun:
     assert features.main([
         *common, "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
         str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
-    for layers, outputs, lags in ((LAYERS[:1], OUTPUTS[:1], LAGS), (LAYERS[:1], OUTPUTS, 0),
-                                  (LAYERS[1:], OUTPUTS[:1], 0)):
+    for layers, outputs, lags, *more in (
+            (LAYERS[:1], OUTPUTS[:1], LAGS), (LAYERS[:1], OUTPUTS, 0, "--gradient_activation"),
+            ((INPUT, *LAYERS[1:]), OUTPUTS[:1], 0)):
         assert attribution.main([
             *common, "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs",
             *outputs, "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
-            str(folder / "attribution"), "--tolerance", "0.05", "--memory_steps", str(lags)]) == 0
+            str(folder / "attribution"), "--tolerance", "0.05", "--memory_steps", str(lags),
+            *more]) == 0
     return ClarityRun(folder, agent)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pandas as pd
 from agents.training import TrainSettings
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
+    INPUT,
     THUMBNAIL,
     AttributionFolder,
     FeaturesFolder,
@@ -25,6 +27,10 @@ from clarity.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
 from clarity.attributing.examples import Examples
 from clarity.attributing.recordings import Recording
 from clarity.page_export.files import (
+    ACTIVATION,
+    ATTRIBUTION,
+    KINDS,
+    PRODUCT,
     PageAttribution,
     PageContent,
     PageExamples,
@@ -45,9 +51,10 @@ from clarity.walking.bookmarks import best_of_episodes, failures, spikes
 from common.agent_file import read_origin
 from common.errors import UserError, nearest
 from common.files import read_json
-from common.game_constants import ACTION_LABELS
+from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.settings import SETTINGS_NAME, load_settings
 
+PRODUCTS = "gradient_activation:"  # before the name of an output
 MAX_NAME = 60  # letters of a feature's name
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
@@ -69,6 +76,8 @@ def title_of(output: str) -> str:
                           ("logit_sum_", "sum of logits: ")):
         if output.startswith(prefix):
             return words + output.removeprefix(prefix)
+    if output.startswith(PRODUCTS):
+        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
     number = output.removeprefix("logit_")
     return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
 
@@ -138,7 +147,8 @@ class Sources:
                                 f"checksum is {str(found.get(key))[:12]}, not {expected[:12]}")
         self.tolerance = float(found.get("tolerance") or 0.01)
         self.layers = attributions.layers()
-        if not self.layers:
+        self.gradients = _value_first(attributions.outputs(INPUT))
+        if not self.layers and not self.gradients:
             raise UserError(f"{attributions.path} holds no finished attributions; python -m "
                             "clarity.attribution makes them")
         self.folders = {name: FeaturesFolder(features_dir, name) for name in self.layers}
@@ -152,8 +162,26 @@ class Sources:
                                 f"those in {folder.path} have {features.checksum[:12]}; make the "
                                 "attributions again, or name the right --features_dir")
         self.steps = attributions.trajectories()
-        self.outputs = list(dict.fromkeys(
-            output for name in self.layers for output in _value_first(attributions.outputs(name))))
+        there = [self.gradients, *map(self._outputs_at, self.layers)]
+        self.outputs = [*dict.fromkeys(itertools.chain(*there))]
+        self.outputs.sort(key=_kind_of_output)  # keeps the order among equals
+
+    @property
+    def shown_layers(self) -> list[str]:
+        """Names of the page's layers, in order of computation."""
+        return [*([INPUT] if self.gradients else []), *self.layers]
+
+    def outputs_at(self, layer: str) -> list[str]:
+        """Names of what there is of a layer, as the page knows them."""
+        return self.gradients if layer == INPUT else self._outputs_at(layer)
+
+    def _outputs_at(self, layer: str) -> list[str]:
+        files, count = self.attributions, len(self.steps.bounds) - 1
+        outputs = _value_first(files.outputs(layer))
+        products = [PRODUCTS + output for output in outputs if all(
+            files.gradient_activation_file(layer, output, number).is_file()
+            for number in range(count))]
+        return [*outputs, *products, *([ACTIVATIONS] if self.has_activations(layer) else [])]
 
     def has_activations(self, layer: str) -> bool:
         """Whether the activations of a layer's features are there, for all trajectories."""
@@ -166,19 +194,32 @@ class Sources:
         return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
-        """Attributions along a trajectory, or activations, which have no residual."""
+        """What there is along a trajectory: attributions, or what is shown beside them.
+
+        Activations have no residual. Of gradients by the frame, colours are summed: how much the
+        output changes if a pixel gets brighter.
+        """
+        if layer == INPUT:
+            found = self.attributions.gradients(output, trajectory)
+            grey = found.gradients.sum(axis=-1, keepdims=True, dtype=np.float32)
+            return PageAttribution(grey * found.largest[:, None, None, None],
+                                   output=found.output)
         if output == ACTIVATIONS:
             cells = self.attributions.activations(layer, trajectory)
             cells = np.concatenate([cells, np.zeros_like(cells[..., :1])], axis=-1)
-            totals = cells.sum(axis=(1, 2), dtype=np.float32)
-            nothing = np.zeros(len(cells), np.float32)
-            return PageAttribution(cells, totals, totals.sum(axis=1), nothing, nothing)
+            return PageAttribution(cells, cells.sum(axis=(1, 2), dtype=np.float32))
+        if output.startswith(PRODUCTS):
+            product = self.attributions.gradient_activation(
+                layer, output.removeprefix(PRODUCTS), trajectory)
+            return PageAttribution(product.cells, product.totals)
         found = self.attributions.attributed(layer, output, trajectory)
         return PageAttribution(found.cells, found.totals, found.output, found.baseline, found.gap)
 
 
     def lags(self, layer: str, output: str) -> int:
         """The most steps that attributions go back to, for all trajectories; 0 for none."""
+        if _kind_of_output(output) or layer == INPUT:
+            return 0
         files, count = self.attributions, len(self.steps.bounds) - 1
         there = [lags for lags in files.lags(layer, output) if all(
             files.memory_file(layer, output, lags, number).is_file() for number in range(count))]
@@ -188,6 +229,13 @@ class Sources:
         """Attributions over the last steps along a trajectory."""
         found = self.attributions.over_time(layer, output, self.lags(layer, output), trajectory)
         return PageMemory(found.totals, found.older, found.baseline, found.gap)
+
+
+def _kind_of_output(name: str) -> int:
+    """Its place among ``KINDS``."""
+    kind = ACTIVATION if name == ACTIVATIONS else (
+        PRODUCT if name.startswith(PRODUCTS) else ATTRIBUTION)
+    return KINDS.index(kind)
 
 
 def _value_first(outputs: list[str]) -> list[str]:
@@ -209,10 +257,9 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
     steps = sources.steps
     calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
     advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
-    names = [*sources.outputs, *([ACTIVATIONS] if any(map(
-        sources.has_activations, sources.layers)) else [])]
-    outputs = [PageOutput(name, title_of(name), name != ACTIVATIONS) for name in names]
-    layers = tuple(_layer(sources, name, names) for name in sources.layers)
+    names = sources.outputs
+    outputs = [PageOutput(name, title_of(name), KINDS[_kind_of_output(name)]) for name in names]
+    layers = tuple(_layer(sources, name, names) for name in sources.shown_layers)
     env = sources.recording.description.get("env") or {}
     game = ", ".join(filter(None, (
         env.get("env_name"), env.get("distribution_mode"),
@@ -222,13 +269,15 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         layers, steps, advantages.astype(np.float32),
         {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
          "r2": _number(calibration.r2), "off": calibration.is_off},
-        [], {name: labels.get(name, {}) for name in sources.layers}, sources.tolerance, remembers,
+        [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
+                    **labels.get(name, {})} for name in sources.layers},
+        sources.tolerance, remembers,
         sources.frames,
         lambda layer, output, trajectory: sources.attribution(
-            sources.layers[layer], outputs[output].name, trajectory),
-        lambda layer, output: sources.lags(sources.layers[layer], outputs[output].name),
+            sources.shown_layers[layer], outputs[output].name, trajectory),
+        lambda layer, output: sources.lags(sources.shown_layers[layer], outputs[output].name),
         lambda layer, output, trajectory: sources.memory(
-            sources.layers[layer], outputs[output].name, trajectory))
+            sources.shown_layers[layer], outputs[output].name, trajectory))
     return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
                                                              num_bookmarks))
 
@@ -238,11 +287,14 @@ def _number(value: float) -> float | None:
 
 
 def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
+    there = sources.outputs_at(name)
+    numbers = tuple(number for number, output in enumerate(names) if output in there)
+    if name == INPUT:
+        return PageLayer(name, "the frame itself", (FRAME_SIZE, FRAME_SIZE), 0, 1, 0, np.zeros(0),
+                         {}, numbers, gradients=True)
     features = sources.features[name]
     found = features.found
     stability = found.get("stability") or [np.nan] * features.number
-    there = [*sources.attributions.outputs(name),
-             *([ACTIVATIONS] if sources.has_activations(name) else [])]
     facts = {title: found[key] for key, title in (
         ("observations", "observations"), ("explained", "squared attribution explained, held out"),
         ("residual_share", "residual, share of |attribution|"), ("value_mean", "value, mean"),
@@ -250,8 +302,7 @@ def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
         if found.get(key) is not None}
     layer = PageLayer(
         name, features.settings.get("layer", name), tuple(found["grid"]), found["first_pixel"],
-        found["stride"], features.number, np.array(stability, dtype=float), facts,
-        tuple(number for number, output in enumerate(names) if output in there),
+        found["stride"], features.number, np.array(stability, dtype=float), facts, numbers,
         bool(found.get("partial")))
     return _with_examples(layer, sources, features)
 
@@ -301,23 +352,25 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
     """Lists of steps that are worth looking at first; those without any are left out."""
     steps = content.steps
     best = functools.partial(best_of_episodes, steps=steps, most=most)
-    layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
-    output = _value_first(sources.attributions.outputs(layer))[0]
-    gaps, residuals = _errors(sources, layer, output)
     jumps = spikes(steps)
-    of = f"{title_of(output)} at {layer}"
-    lists = (
+    lists = [
         ("Unexpected failures", "The lowest advantages, one an episode: it went worse than "
          "expected.", best(-advantages), advantages),
         ("Unexpected successes", "The highest advantages, one an episode: it went better than "
          "expected.", best(advantages), advantages),
         ("Value spikes", "The value stands out from that of the frames before and after it: "
          "something was seen that was not there, or went away at once.", best(jumps), jumps),
-        ("Episodes without a reward", "Their last frames.", failures(steps, most), None),
-        ("Largest gaps", f"The attributions of {of} lack most to the change of the output, as a "
-         "share of it.", best(gaps), gaps),
-        ("Largest residual", f"The features leave most of {of} unexplained, as a share of all "
-         "|attribution|.", best(residuals), residuals))
+        ("Episodes without a reward", "Their last frames.", failures(steps, most), None)]
+    if sources.layers:
+        layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
+        output = _value_first(sources.attributions.outputs(layer))[0]
+        gaps, residuals = _errors(sources, layer, output)
+        of = f"{title_of(output)} at {layer}"
+        lists += [
+            ("Largest gaps", f"The attributions of {of} lack most to the change of the output, "
+             "as a share of it.", best(gaps), gaps),
+            ("Largest residual", f"The features leave most of {of} unexplained, as a share of "
+             "all |attribution|.", best(residuals), residuals)]
     return [{"title": title, "why": why,
              "steps": [[*content.place(step), None if scores is None else float(scores[step])]
                        for step in found.tolist()]}

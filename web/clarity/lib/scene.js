@@ -34,8 +34,8 @@ export function drawAttribution(ctx, box, clarity, output, kind) {
   const size = layer.grid[0] * layer.grid[1] * clarity.colours.length
   const cells = found.cells.subarray(view.step * size, (view.step + 1) * size)
   const factor = found.peak[view.step] / manifest.levels * view.gain / clarity.summary(output).scale
-  const colours = smoothed(coloured(cells, clarity.colours, clarity.on, kind, factor), layer.grid,
-    clarity.weights)
+  const colours = smoothed(coloured(cells, clarity.colours, clarity.on, kind === 'gradient' ? 'signed' : kind,
+    factor), layer.grid, clarity.weights)
   const frame = view.overlay ? pixelsOf(sheet, tile, manifest.frame, manifest.tiles) : null
   small ??= scratch(manifest.frame)
   small.putImageData(new ImageData(composed(colours, clarity.places, frame), manifest.frame), 0, 0)
