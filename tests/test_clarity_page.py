@@ -72,8 +72,11 @@ def page(browser, address):
 def show(page, fragment):
     """Another view: of the map's layer, if it names none."""
     text = fragment if "layer=" in fragment else f"layer={MAP}&{fragment}"
-    page.evaluate("fragment => { location.hash = fragment }", text)
-    page.wait_for_timeout(50)
+    page.evaluate("""(fragment) => new Promise((resolve) => {
+        addEventListener('hashchange', () => setTimeout(resolve), { once: true })
+        if (location.hash === `#${fragment}`) resolve()
+        location.hash = fragment
+    })""", text)
     page.wait_for_selector(SHOWN)
 
 
@@ -474,7 +477,7 @@ def test_a_video_goes_through_the_frames(page, reference, tmp_path):
 
 def table_of(page, index=0):
     """Numbers of a row by their titles."""
-    content = row(page, index).locator(".table")
+    content = row(page, index).locator(".views .table")
     return {line.locator("th").text_content(): number(line.locator("td").text_content())
             for line in content.locator("tr").all()}
 
