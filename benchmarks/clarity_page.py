@@ -1,10 +1,10 @@
 """Speed of the clarity page in headless Chromium, and the memory it takes.
 
 Two pages: 8 trajectories of 512 steps, with three layers of IMPALA's sizes, their activations, and
-a second output at the last layer; and 32 trajectories of 1 000 steps with the value alone. The numbers
-are random, about as sparse as real ones; the writer is the page's own. Times are what the page
-itself measures, from disk; of a step also the time that the processor spent on the page's thread,
-which other work on the machine changes less.
+a second output at the last layer; and 32 trajectories of 1 000 steps with the value alone. The
+numbers are random, about as sparse as real ones; the writer is the page's own. Times are what the
+page itself measures, from disk; of a step also the time that the processor spent on the page's
+thread, which other work on the machine changes less.
 
     python -m benchmarks.clarity_page                  both pages, two minutes on two cores
     python -m benchmarks.clarity_page steps            one of them: steps or long
@@ -197,7 +197,8 @@ def stepping(page: Page, where: str) -> None:
     times = page.evaluate(STEPPING, REPEATS)
     spent = (processor_time(session) - begin) / REPEATS
     print(f"  a step at {where}: median {np.median(times):.0f} ms, 95 % "
-          f"{np.quantile(times, 0.95):.0f} ms (limit 25); {1000 * spent:.1f} ms of processor time", flush=True)
+          f"{np.quantile(times, 0.95):.0f} ms (limit 25); {1000 * spent:.1f} ms of processor "
+          "time", flush=True)
 
 
 def measure(folder: ClarityFolder, size: Size) -> None:

@@ -31,8 +31,8 @@ def add_agent_flags(parser: Parser) -> None:
                              "policy, --no_action_noise, is what one wants to see")
     parser.add_argument("--layers", nargs="+", metavar="LAYER",
                         help="layers to attribute to, by their short names (block1, block2, block3 "
-                             "of IMPALA) or paths; all short names if not given; input is the frame "
-                             "itself, which clarity.attribution gives gradients of")
+                             "of IMPALA) or paths; all short names if not given; input is the "
+                             "frame itself, which clarity.attribution gives gradients of")
     parser.add_argument("--allow_partial", action="store_true",
                         help="also attribute to layers that a part of the network goes around, "
                              "which leaves that part out")
