@@ -158,16 +158,17 @@ def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
 
 
 def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
-    """The features of a layer of this agent.
+    """The features of a layer of this agent, or of the one that it was edited from.
 
     Raises:
         UserError: if they are missing, damaged, or of another agent, game or layer.
     """
     features = FeaturesFolder(path, cut.name).read()
     again = "; give --features_dir of this agent, or find them with python -m clarity.features"
-    for key, what in (("agent_sha256", "agent"), ("game", "game")):
+    for key, what, may_be in (("agent_sha256", "agent", opened.features_of),
+                              ("game", "game", {opened.description["game"]})):
         found, ours = features.settings.get(key), opened.description[key]
-        if found != ours:
+        if found not in may_be:
             raise UserError(f"the features in {path / cut.name} are of the {what} "
                             f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
     if (features.settings.get("layer") != cut.layer.name

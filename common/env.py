@@ -250,12 +250,15 @@ class LevelSlots:
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
+    def state(self, slot: int) -> bytes | None:
+        """The state of a slot's level; None at the end."""
+        return None if self._envs[slot] is None else self._envs[slot].state_of(0)
+
     def player(self, slot: int) -> np.void | None:
         """The player of a slot's level, a record of ``common.level_state.ENTITY``; None at the
         end."""
-        if self._envs[slot] is None:
-            return None
-        return LevelState.parse(self._envs[slot].state_of(0)).player
+        state = self.state(slot)
+        return None if state is None else LevelState.parse(state).player
 
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
@@ -298,6 +301,43 @@ class StateView:
         if self._person_view:
             return self._env.get_info()[0]["rgb"].copy()
         return self._env.observe()[1]["rgb"][0]
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+
+class LevelCopy:
+    """An environment in which levels go on from their states, apart from where they are played.
+
+    Args:
+        config: the game; everything else a state brings with it.
+    """
+
+    def __init__(self, config: EnvConfig):
+        self._game = config.env_name
+        self._env = _make(config, range(1), 1, 0, 0, person_view=False)
+
+    def set(self, state: bytes) -> None:
+        """Put the level into a state.
+
+        Raises:
+            UserError: if it is of another game or such that Procgen would end the process.
+        """
+        LevelState.parse(state, self._game)
+        self._env.set_state([state])
+
+    def step(self, action: int) -> tuple[bool, bool]:
+        """Take a step; returns whether it ended the episode, and whether the level then counts as
+        solved. After an end another level is there."""
+        self._env.observe()
+        self._env.act(np.array([action], dtype=np.int32))
+        ended = bool(self._env.observe()[2][0])
+        return ended, ended and bool(self._env.get_info()[0]["prev_level_complete"])
+
+    def state(self) -> bytes:
+        """The state of the level."""
+        return self._env.state_of(0)
 
     def close(self) -> None:
         """Free the environment."""

@@ -14,7 +14,7 @@ from clarity.attributing.clarity_files import INPUT
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
-from common.agent_file import load_agent
+from common.agent_file import load_agent, read_origin
 from common.cli import Parser, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
@@ -82,6 +82,8 @@ class Opened:
         recording: of it.
         cuts: its layers.
         wants_frame: whether the frame itself is among them.
+        features_of: checksums of the agent files whose features may be this agent's: its own, and
+            that of the agent that it was edited from.
         description: what they are, for settings.
 
     Raises:
@@ -93,6 +95,7 @@ class Opened:
     recording: Recording
     cuts: tuple[Cut, ...]
     wants_frame: bool
+    features_of: frozenset[str]
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
         if args.precision == "bfloat16":
@@ -102,6 +105,7 @@ class Opened:
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.policy.requires_grad_(False)
         checksum = sha256(args.agent_file)
+        self.features_of = frozenset({checksum, read_origin(args.agent_file).edited_from} - {None})
         self.recording = Recording(args.data_dir, self.policy, checksum)
         asked = args.layers or layers
         self.wants_frame = INPUT in (asked or ())
