@@ -6,11 +6,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.recordings import Recording
+from clarity.checking.object_files import ObjectsFolder
 from clarity.page_export.contents import Sources, gather, read_labels, recorded_rows, unit_of
 from clarity.page_export.files import ClarityFolder, write_page
 from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES
@@ -58,6 +61,15 @@ def parser() -> Parser:
                        help="folder of clarity.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
                        help="folder of clarity.attribution")
+    flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
+                       help="folder of clarity.objects, by which features are named, if it is of "
+                            "these features")
+    flags.add_argument("--checks_dir", type=Path, default=ANALYSES / "checks",
+                       help="folder of clarity.checks, whose report the page links to, if there is "
+                            "one")
+    flags.add_argument("--failure_causes", action="store_true",
+                       help="play the failed episodes once more in the real game, and mark them by "
+                            "what ended them")
     flags.add_argument("--exp_name", default="Clarity",
                        help="name of the experiment, which the page has as its title")
     flags.add_argument("--bookmarks", type=count, default=16,
@@ -80,6 +92,13 @@ def parser() -> Parser:
     return flags
 
 
+def report_from(page: Path, report: Path) -> str | None:
+    """Address of a report, seen from a page's folder; None if there is no report."""
+    if not report.is_file():
+        return None
+    return quote(Path(os.path.relpath(report.absolute(), page.absolute())).as_posix())
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
@@ -90,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
     policy, checksum = load_agent(args.agent_file), sha256(args.agent_file)
     recording = Recording(args.data_dir, policy, checksum)
     sources = Sources(AttributionFolder(args.attribution_dir), args.features_dir, recording,
-                      checksum)
+                      checksum, ObjectsFolder(args.objects_dir))
     labels = read_labels(args.labels, sources.features) if args.labels else {}
     rows = recorded_rows(recording)
     unit = unit_of(args.agent_file, args.reward_scale, rows)
@@ -98,7 +117,8 @@ def main(argv: list[str] | None = None) -> None:
              if getattr(args, name) is not None}
     unit = dataclasses.replace(unit, **given)
     content = gather(sources, args.exp_name, args.agent_file.name, policy.recurrent, unit, rows,
-                     labels, args.bookmarks)
+                     labels, args.bookmarks, args.failure_causes,
+                     report_from(args.output_dir, args.checks_dir / "report.md"))
     begin = time.perf_counter()
     with OUTPUT.replaced(output.path, {
             "exp_name": args.exp_name, "agent_sha256": checksum,

@@ -26,6 +26,9 @@ from clarity.attributing.clarity_files import (
 from clarity.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
 from clarity.attributing.examples import Examples
 from clarity.attributing.recordings import Recording
+from clarity.checking.object_files import ObjectsFolder
+from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT
+from clarity.failing.recorded import recorded_causes
 from clarity.page_export.files import (
     ACTIVATION,
     ATTRIBUTION,
@@ -36,6 +39,7 @@ from clarity.page_export.files import (
     PageExamples,
     PageLayer,
     PageMemory,
+    PageObjects,
     PageOutput,
 )
 from clarity.walking.advantages import (
@@ -53,8 +57,10 @@ from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.settings import SETTINGS_NAME, load_settings
+from common.tables import read_table
 
 PRODUCTS = "gradient_activation:"  # before the name of an output
+_SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
 MAX_NAME = 60  # letters of a feature's name
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
@@ -129,6 +135,7 @@ class Sources:
         features_dir: folder of ``clarity.features``.
         recording: of the agent.
         agent_sha256: checksum of its file.
+        objects: names and scores of the features, of which those of other features are left out.
 
     Raises:
         UserError: if they do not belong together, or nothing is finished; both checksums are
@@ -136,8 +143,9 @@ class Sources:
     """
 
     def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agent_sha256: str):
+                 agent_sha256: str, objects: ObjectsFolder):
         self.attributions, self.recording = attributions, recording
+        self._objects = objects
         found = attributions.settings()
         for key, expected, what in (
                 ("agent_sha256", agent_sha256, "another agent"),
@@ -187,6 +195,21 @@ class Sources:
         """Whether the activations of a layer's features are there, for all trajectories."""
         return all(self.attributions.file(layer, ACTIVATIONS, number).is_file()
                    for number in range(len(self.steps.bounds) - 1))
+
+    def objects(self, layer: str) -> PageObjects | None:
+        """What kinds of object the features of a layer go with; None where that is not known."""
+        if not self._objects.has(layer, self.features[layer].checksum):
+            return None
+        found = self._objects.names(layer)
+        table = read_table(self._objects.scores_file(layer), {
+            "feature": int, "kind": str, **dict.fromkeys(_SCORES, float)}, gaps=_SCORES)
+        kinds = [[row._asdict() for row in rows.itertuples(index=False)] for rows in (
+            table[(table["feature"] == feature) & table["auc"].notna()].sort_values(
+                "auc", ascending=False).drop(columns="feature")
+            for feature in range(self.features[layer].number))]
+        return PageObjects(
+            [found[key] for key in ("score", "score_low_95", "score_high_95", "score_chance")],
+            [each["name"] or "" for each in found["features"]], kinds)
 
     def frames(self, trajectory: int) -> np.ndarray:
         """uint8 (T, 64, 64, 3)."""
@@ -243,8 +266,8 @@ def _value_first(outputs: list[str]) -> list[str]:
 
 
 def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: Unit,
-           rows: pd.DataFrame, labels: dict[str, dict[int, str]],
-           num_bookmarks: int) -> PageContent:
+           rows: pd.DataFrame, labels: dict[str, dict[int, str]], num_bookmarks: int,
+           with_causes: bool = False, report: str | None = None) -> PageContent:
     """All that a page shows.
 
     Args:
@@ -253,6 +276,8 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         rows: of the recording.
         labels: names of features, see ``read_labels``.
         num_bookmarks: steps of each list.
+        with_causes: play failed episodes once more, to say what ended them.
+        report: where a report of checks is, seen from the page.
     """
     steps = sources.steps
     calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
@@ -271,7 +296,7 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
          "r2": _number(calibration.r2), "off": calibration.is_off},
         [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
                     **labels.get(name, {})} for name in sources.layers},
-        sources.tolerance, remembers,
+        _failures(sources) if with_causes else [], report, sources.tolerance, remembers,
         sources.frames,
         lambda layer, output, trajectory: sources.attribution(
             sources.shown_layers[layer], outputs[output].name, trajectory),
@@ -303,7 +328,7 @@ def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
     layer = PageLayer(
         name, features.settings.get("layer", name), tuple(found["grid"]), found["first_pixel"],
         found["stride"], features.number, np.array(stability, dtype=float), facts, numbers,
-        bool(found.get("partial")))
+        bool(found.get("partial")), objects=sources.objects(name))
     return _with_examples(layer, sources, features)
 
 
@@ -360,7 +385,11 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
          "expected.", best(advantages), advantages),
         ("Value spikes", "The value stands out from that of the frames before and after it: "
          "something was seen that was not there, or went away at once.", best(jumps), jumps),
-        ("Episodes without a reward", "Their last frames.", failures(steps, most), None)]
+        *((f"Failures: {each['cause'].replace('_', ' ')}", _why(each["cause"]), np.array(
+            [steps.bounds[trajectory] + step for trajectory, step in each["steps"]]), None)
+          for each in content.failures),
+        *([] if content.failures else [
+            ("Episodes without a reward", "Their last frames.", failures(steps, most), None)])]
     if sources.layers:
         layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
         output = _value_first(sources.attributions.outputs(layer))[0]
@@ -375,6 +404,30 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
              "steps": [[*content.place(step), None if scores is None else float(scores[step])]
                        for step in found.tolist()]}
             for title, why, found, scores in lists if len(found)]
+
+
+def _why(cause: str) -> str:
+    """What it means that a cause ended an episode, for people."""
+    return {TIMEOUT: "Episodes that ended at the time limit.",
+            MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without "
+                      "all of them near, the last step, played again, would not have.",
+            OTHER: "Episodes that would have ended without any hazard near, too.",
+            ENDED: "Episodes that failed; the hazards of this game are not known."}.get(
+        cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played again in the "
+               "real game, would not have ended these episodes.")
+
+
+def _failures(sources: Sources) -> list[dict]:
+    """Last steps of the failed episodes that are shown to their end, by their causes."""
+    steps, found = sources.steps, {}
+    ends = np.flatnonzero(steps.ended)
+    causes = recorded_causes(sources.recording.folder, np.unique(steps.episode[ends]).tolist())
+    for end in ends.tolist():
+        if steps.episode[end] in causes:
+            place = int(steps.trajectory[end]), int(end - steps.bounds[steps.trajectory[end]])
+            found.setdefault(causes[steps.episode[end]], []).append(place)
+    return [{"cause": cause, "steps": found[cause]} for cause in sorted(
+        found, key=lambda cause: (-len(found[cause]), cause))]
 
 
 def _errors(sources: Sources, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:

@@ -126,6 +126,22 @@ class PageExamples:
 
 
 @dataclasses.dataclass(frozen=True)
+class PageObjects:
+    """Scores of a layer's features by kinds of object, see ``clarity.checking.object_files``.
+
+    Attributes:
+        score: object score of the layer, with its interval and what chance gives: [score, low,
+            high, chance]; None for a number that there is not.
+        names: of each feature the kind it is called by, "" for none (F,).
+        kinds: of each feature [{"kind", "auc", "low_95", "high_95", "chance_high"}], best first (F,).
+    """
+
+    score: list[float | None]
+    names: list[str]
+    kinds: list[list[dict]]
+
+
+@dataclasses.dataclass(frozen=True)
 class PageLayer:
     """A layer, its features, and what is attributed to them.
 
@@ -139,6 +155,7 @@ class PageLayer:
         outputs: numbers of the outputs that are attributed to this layer.
         partial: whether a part of the network goes around it.
         gradients: whether it is the frame itself, of whose pixels there are gradients alone.
+        objects: what kinds of object its features go with; None where that is not known.
         thumbnails, spatial: examples; None and empty where there are none.
         pictures: the observations that the examples name, uint8 (O, 64, 64, 3).
     """
@@ -154,6 +171,7 @@ class PageLayer:
     outputs: tuple[int, ...]
     partial: bool = False
     gradients: bool = False
+    objects: PageObjects | None = None
     thumbnails: PageExamples | None = None
     spatial: tuple[PageExamples, ...] = ()
     pictures: np.ndarray | None = None
@@ -190,6 +208,9 @@ class PageContent:
         unit: of rewards and values, and how well they fit, for people; see ``contents``.
         bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
         labels: names of features by layer and feature, counted from 0.
+        failures: [{"cause", "steps": [[trajectory, step]]}] of episodes that failed, by what ended
+            them; empty where that is not known.
+        report: where a report of checks is, seen from the page; None without one.
         tolerance: of gaps, as a share.
         remembers: whether the agent has a memory.
         frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
@@ -208,6 +229,8 @@ class PageContent:
     unit: dict
     bookmarks: list[dict]
     labels: dict[str, dict[int, str]]
+    failures: list[dict]
+    report: str | None
     tolerance: float
     remembers: bool
     frames: Callable[[int], np.ndarray]
@@ -304,10 +327,12 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
             "stability": [None if np.isnan(each) else float(each) for each in layer.stability],
             "facts": layer.facts, "outputs": layer.outputs, "partial": layer.partial,
             "gradients": layer.gradients,
+            "objects": None if layer.objects is None else dataclasses.asdict(layer.objects),
             "examples": layer.pictures is not None,
         } for layer in content.layers],
         "summaries": [dataclasses.asdict(summary) for summary in summaries],
-        "unit": content.unit, "bookmarks": content.bookmarks,
+        "unit": content.unit, "bookmarks": content.bookmarks, "failures": content.failures,
+        "report": content.report,
         "labels": [[content.labels.get(layer.name, {}).get(feature, "")
                     for feature in range(layer.num_features)] for layer in content.layers],
         "tolerance": content.tolerance, "remembers": content.remembers}

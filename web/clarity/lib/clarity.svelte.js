@@ -233,10 +233,21 @@ export class Clarity {
     this.view.marks = marks.some(same) ? marks.filter((each) => !same(each)) : [...marks, here]
   }
 
+  /** The kind of object that a feature is called by; '' for none. */
+  objectName(feature) {
+    return this.layer.objects?.names[feature].replaceAll('_', ' ') ?? ''
+  }
+
+  /** What ended the episodes of a trajectory that failed, by the step: a Map. */
+  failuresOf(trajectory) {
+    return new Map(this.manifest.failures.flatMap(({ cause, steps }) => steps
+      .filter(([of]) => of === trajectory).map(([, step]) => [step, cause.replaceAll('_', ' ')])))
+  }
+
   /** A feature's name for people, with its number from 1; the residual's. */
   featureName(feature) {
     if (feature === this.features.length) return 'residual'
-    const name = this.labels[this.view.layer]?.[feature]
+    const name = this.labels[this.view.layer]?.[feature] || this.objectName(feature)
     return name ? `${feature + 1} ${name}` : `feature ${feature + 1}`
   }
 }
