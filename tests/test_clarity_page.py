@@ -5,20 +5,33 @@ import io
 import json
 import re
 import shutil
-from urllib.parse import parse_qs, urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import av
 import numpy as np
 import pandas as pd
 import pytest
 from browser import SHOWN, opened_page, running_browser, served
-from clarity_run import LAGS, NUM_FEATURES, NUM_STEPS, exported, hues, read_script, write_run
+from clarity_run import (
+    LAGS,
+    NUM_FEATURES,
+    NUM_STEPS,
+    exported,
+    hues,
+    read_script,
+    write_edited,
+    write_run,
+)
 from conftest import tiny_config, tiny_policy
 from PIL import Image
 
 from agents.training import TrainSettings
 from clarity import page as clarity_page
-from clarity.attributing.clarity_files import INPUT
+from clarity.attributing.clarity_files import INPUT, FeaturesFolder
+from clarity.checking.object_files import ObjectsFolder
+from clarity.checking.object_scores import ObjectScores
+from clarity.failing.recorded import recorded_causes
 from clarity.page_export.contents import Unit, unit_of
 from clarity.page_export.files import LEVELS, TILES
 from clarity.walking.advantages import advantages_of, scale_of_rewards
@@ -433,6 +446,114 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
     assert "trajectory 2, frame 110" in row(page, 1).inner_text()
     page.get_by_role("combobox", name="trajectory beside it").select_option("")
     assert page.locator(".row").count() == 1 and strips.count() == 1
+
+
+def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
+    objects = ObjectsFolder(tmp_path / "objects")
+    objects.open({"kinds": ["coin", "saw_blade"]}, overwrite=False)
+    auc = np.array([[0.9, 0.6], [0.4, 0.81], [0.55, np.nan], [0.5, 0.52], [np.nan, np.nan]])
+    scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
+                          auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
+    checksum = FeaturesFolder(run.folder / "features", MAP).read().checksum
+    objects.add_scores(MAP, "embedder.relu3", checksum, scores)
+    objects.add_scores(UNITS, UNITS, "0" * 64, scores)  # of other features
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks" / "report.md").write_text("all is well")
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps({MAP: {"2": "my name"}}))
+    page_folder = exported(run, tmp_path / "out" / "page", "--objects_dir", str(objects.path),
+                           "--labels", str(labels), "--checks_dir", str(tmp_path / "checks"))
+    layers = read_script(page_folder.data_file("manifest"))["layers"]
+    assert [layer["objects"] is not None for layer in layers] == [False, True, False]
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}", **WIDE) as page:
+        items = page.locator("section[aria-labelledby=legend-title] li")
+        assert [items.nth(k).locator("input").get_attribute("placeholder") for k in range(5)] == [
+            "coin", "saw blade", "name…", "name…", "name…"]
+        assert "coin 0.900" in items.nth(0).inner_text()
+        assert "saw blade 0.810" in items.nth(1).inner_text()
+        names = page.get_by_role("combobox", name="Add a curve").locator("option").all_inner_texts()
+        assert {"1 coin in value", "2 my name in value", "feature 3 in value"} <= set(names)
+        assert "object score, 0.650 to 0.750; by chance 0.520" in page.locator(
+            "section[aria-labelledby=checks-title]").inner_text()
+        page.get_by_role("button", name="examples of feature 2").click()
+        lines = page.get_by_role("table", name="objects").locator("tbody tr")
+        assert [line.split("\t") for line in lines.all_inner_texts()] == [
+            ["saw blade", "0.810", "0.760 to 0.860"], ["coin", "0.400", "0.350 to 0.450"]]
+        assert [line.get_attribute("class") is None or "chance" not in line.get_attribute("class")
+                for line in lines.all()] == [True, False]
+        page.keyboard.press("Escape")
+        link = page.get_by_role("link", name="Report of the checks")
+        assert link.get_attribute("href") == "../../checks/report.md"
+        found = page.evaluate("document.querySelector('a[href$=\"report.md\"]').href")
+        assert Path(unquote(urlsplit(found).path)).read_text() == "all is well"
+
+
+def test_failures_are_marked_by_what_ended_them(run, browser, tmp_path):
+    page_folder = exported(run, tmp_path / "page", "--failure_causes")
+    manifest = read_script(page_folder.data_file("manifest"))
+    steps = run.steps
+    ends = np.flatnonzero(steps.ended)
+    causes = recorded_causes(run.recording, steps.episode[ends].tolist())
+    assert causes  # an untrained agent fails
+    expected = {}
+    for end in ends:
+        if steps.episode[end] in causes:
+            expected.setdefault(causes[steps.episode[end]], []).append(
+                [int(steps.trajectory[end]), int(end - steps.bounds[steps.trajectory[end]])])
+    assert {each["cause"]: each["steps"] for each in manifest["failures"]} == expected
+    cause, ((trajectory, step), *_) = next(iter(expected.items()))
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}", **WIDE) as page:
+        assert page.get_by_text("Episodes without a reward").count() == 0
+        page.get_by_text(f"Failures: {cause}").click()
+        page.get_by_role("list", name=f"Failures: {cause}").get_by_role("button").first.click()
+        assert said(page) == (trajectory + 1, step + 1)
+        assert f"fails: {cause}" in facts(page)["Frame"]
+        assert f"the episode fails: {cause}" in page.locator(
+            "[aria-live=polite]").last.text_content()
+        show(page, f"trajectory={trajectory + 1}&frame=1&window={NUM_STEPS}")
+        strip = page.locator(".strip canvas")
+        colour = strip.evaluate("""(canvas, share) => [...canvas.getContext('2d').getImageData(
+            Math.round(share * canvas.width), canvas.height - 12, 1, 1).data].slice(0, 3)""",
+            (step + 1) / NUM_STEPS)
+        np.testing.assert_allclose(colour, [0xe0, 0x20, 0x0a], atol=2)
+        show(page, f"trajectory={trajectory + 1}&frame={step}")
+        assert "fails" not in facts(page)["Frame"]
+
+
+def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, browser, reference,
+                                                                        tmp_path, capsys):
+    edited = write_edited(run, tmp_path)
+    flags = ("--beside_agent_file", str(edited.agent), "--beside_data_dir",
+             str(edited.recording.path), "--beside_attribution_dir", str(edited.attributions.path))
+    page_folder = exported(run, tmp_path / "page", *flags)
+    manifest = read_script(page_folder.data_file("manifest"))
+    assert manifest["agents"] == [run.agent.name, "edited.pth"]
+    assert manifest["agent_of"] == [0, 0, 1, 1] and len(manifest["trajectories"]) == 4
+    assert sum(each["title"].startswith("edited.pth: ") for each in manifest["bookmarks"]) >= 3
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}&frame=7", **WIDE
+                     ) as page:
+        page.get_by_role("combobox", name="trajectory beside it").select_option("2")
+        assert page.get_by_role("checkbox", name="at the same level").is_checked()
+        theirs = edited.steps
+        begin = int(np.flatnonzero(run.steps.episode[:NUM_STEPS] == run.steps.episode[NUM_STEPS - 1]
+                                   )[0])
+        for step in (6, begin + 2):  # in the first level, and in the last of this trajectory
+            show(page, f"frame={step + 1}&beside=3&level=same&row=value")
+            level = run.steps.level[step]
+            same = np.flatnonzero(theirs.level[:NUM_STEPS] == level)
+            ago = step - np.flatnonzero(run.steps.level[:NUM_STEPS] == level)[0]
+            at = same[min(ago, len(same) - 1)] if len(same) else step
+            assert f"trajectory 3 of edited.pth, frame {at + 1}" in row(page, 1).inner_text()
+            found = edited.attributions.attributed(MAP, "value", 0)
+            np.testing.assert_allclose(
+                list(table_of(page, 1).values()),
+                [found.baseline[at], *found.totals[at], found.output[at]], rtol=6e-3, atol=1e-4)
+            levels = [page.locator(".facts").nth(k).locator("dd").nth(2).inner_text()
+                      for k in (0, 1)]
+            assert not len(same) or levels == [str(level)] * 2
+    shutil.rmtree(edited.attributions.path / UNITS)
+    assert "edited.pth has no attributions of value at embedder.relufc" in refused(
+        run, tmp_path / "other", capsys, *flags)
 
 
 def tile_of(image, line=0):

@@ -17,6 +17,7 @@ import pandas as pd
 from agents.training import TrainSettings
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
+    ATTRIBUTION_SCRIPT,
     INPUT,
     THUMBNAIL,
     AttributionFolder,
@@ -52,6 +53,7 @@ from clarity.walking.advantages import (
     scale_of_rewards,
 )
 from clarity.walking.bookmarks import best_of_episodes, failures, spikes
+from clarity.walking.trajectories import Trajectories
 from common.agent_file import read_origin
 from common.errors import UserError, nearest
 from common.files import read_json
@@ -290,7 +292,8 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         env.get("env_name"), env.get("distribution_mode"),
         {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds")))))
     content = PageContent(
-        experiment, agent, game or "a game that the recording does not name", tuple(outputs),
+        experiment, (agent,), (0,) * (len(steps.bounds) - 1),
+        game or "a game that the recording does not name", tuple(outputs),
         layers, steps, advantages.astype(np.float32),
         {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
          "r2": _number(calibration.r2), "off": calibration.is_off},
@@ -305,6 +308,60 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
             sources.shown_layers[layer], outputs[output].name, trajectory))
     return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
                                                              num_bookmarks))
+
+
+def joined(content: PageContent, other: PageContent) -> PageContent:
+    """A page of two agents, such as an original and an edited one, whose attributions are reduced
+    to the same features: the trajectories of one, and behind them those of the other.
+
+    Raises:
+        UserError: if the other lacks a layer or an output of the first.
+    """
+    layers = {layer.name: number for number, layer in enumerate(other.layers)}
+    outputs = {output.name: number for number, output in enumerate(other.outputs)}
+    for layer in content.layers:
+        for output in layer.outputs:
+            name = content.outputs[output].name
+            if (layer.name not in layers or name not in outputs or outputs[name]
+                    not in other.layers[layers[layer.name]].outputs):
+                raise UserError(f"{other.agents[0]} has no attributions of {name} at {layer.name} "
+                                f"as {content.agents[0]} has; make them with {ATTRIBUTION_SCRIPT}")
+    count = content.num_trajectories
+
+    def there(layer: int, output: int) -> tuple[int, int]:
+        return layers[content.layers[layer].name], outputs[content.outputs[output].name]
+
+    def lags(layer: int, output: int) -> int:
+        own = content.lags(layer, output)
+        return own if own == other.lags(*there(layer, output)) else 0
+
+    def moved(steps: list[list]) -> list[list]:
+        return [[trajectory + count, *rest] for trajectory, *rest in steps]
+
+    causes = {each["cause"]: list(each["steps"]) for each in content.failures}
+    for each in other.failures:
+        causes.setdefault(each["cause"], []).extend(moved(each["steps"]))
+    steps = {field.name: np.concatenate([getattr(content.steps, field.name),
+                                         getattr(other.steps, field.name)])
+             for field in dataclasses.fields(Trajectories)}
+    steps["trajectory"] = np.concatenate([content.steps.trajectory,
+                                          other.steps.trajectory + count])
+    return dataclasses.replace(
+        content, agents=content.agents + other.agents,
+        agent_of=content.agent_of + (1,) * other.num_trajectories, steps=Trajectories(**steps),
+        advantages=np.concatenate([content.advantages, other.advantages]),
+        bookmarks=[*content.bookmarks, *(
+            {**each, "title": f"{other.agents[0]}: {each['title']}", "steps": moved(each["steps"])}
+            for each in other.bookmarks)],
+        failures=[{"cause": cause, "steps": places} for cause, places in causes.items()],
+        frames=lambda number: (content.frames(number) if number < count
+                               else other.frames(number - count)),
+        attribution=lambda layer, output, number: (
+            content.attribution(layer, output, number) if number < count
+            else other.attribution(*there(layer, output), number - count)),
+        lags=lags, memory=lambda layer, output, number: (
+            content.memory(layer, output, number) if number < count
+            else other.memory(*there(layer, output), number - count)))
 
 
 def _number(value: float) -> float | None:
@@ -333,9 +390,11 @@ def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
 
 
 def _with_examples(layer: PageLayer, sources: Sources, features: LayerFeatures) -> PageLayer:
-    """The layer with the examples of its features, if it has any."""
+    """The layer with the examples of its features, if it has any; they are frames of the recording
+    that the features were found in, and left out if that is another."""
     folder = sources.folders[layer.name]
-    kinds = folder.example_kinds()
+    same = features.settings.get("recording_sha256") == sources.recording.sha256
+    kinds = folder.example_kinds() if same else []
     examples = {kind: folder.examples(kind) for kind in kinds}
     if not examples:
         return layer

@@ -133,7 +133,8 @@ class PageObjects:
         score: object score of the layer, with its interval and what chance gives: [score, low,
             high, chance]; None for a number that there is not.
         names: of each feature the kind it is called by, "" for none (F,).
-        kinds: of each feature [{"kind", "auc", "low_95", "high_95", "chance_high"}], best first (F,).
+        kinds: of each feature [{"kind", "auc", "low_95", "high_95", "chance_high"}], best first
+            (F,).
     """
 
     score: list[float | None]
@@ -200,7 +201,8 @@ class PageContent:
 
     Attributes:
         experiment: its name.
-        agent: of its file.
+        agents: names of the agents' files; mostly one.
+        agent_of: number of the agent that made each trajectory.
         game: and how it was played, for people.
         outputs, layers: what there is.
         steps: of all trajectories.
@@ -220,7 +222,8 @@ class PageContent:
     """
 
     experiment: str
-    agent: str
+    agents: tuple[str, ...]
+    agent_of: tuple[int, ...]
     game: str
     outputs: tuple[PageOutput, ...]
     layers: tuple[PageLayer, ...]
@@ -313,8 +316,9 @@ def _write(file: Path, content: dict) -> None:
 
 def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
     return {
-        "format": FORMAT, "experiment": content.experiment, "agent": content.agent,
-        "game": content.game, "frame": FRAME_SIZE, "tiles": TILES, "levels": LEVELS,
+        "format": FORMAT, "experiment": content.experiment, "agents": content.agents,
+        "agent_of": content.agent_of, "game": content.game, "frame": FRAME_SIZE, "tiles": TILES,
+        "levels": LEVELS,
         "strip": {"columns": STRIP_COLUMNS.stop - STRIP_COLUMNS.start, "steps": STRIP_STEPS},
         "actions": [{"name": name, "direction": direction}
                     for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],

@@ -21,7 +21,7 @@ export class Clarity {
   problem = $state('') // of a file that did not arrive
   view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: 1, smoothing: 1, sign: 'two',
     overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
-    window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0 })
+    window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0, sameLevel: false })
   playing = $state(false)
   direction = $state(1)
   hovered = $state(null) // a feature that is shown alone for now
@@ -61,8 +61,36 @@ export class Clarity {
 
   #besideOf(trajectory, step) {
     const last = this.manifest.trajectories[trajectory] - 1
-    return new Place(this, () => trajectory,
-      () => Math.max(0, Math.min(step() + this.view.ahead, last)))
+    const at = (now) => (this.view.sameLevel ? this.#sameLevel(trajectory, now) : null) ?? now + this.view.ahead
+    return new Place(this, () => trajectory, () => Math.max(0, Math.min(at(step()), last)))
+  }
+
+  /** The step of another trajectory that is as far in the same level, at most its last one there; null if that
+   * level is not in it. */
+  #sameLevel(trajectory, step) {
+    const { episode, level } = this.steps
+    const now = this.begins[this.view.trajectory] + step
+    let start = now
+    while (start > this.begins[this.view.trajectory] && episode[start - 1] === episode[now]) start -= 1
+    const [from, to] = [this.begins[trajectory], this.begins[trajectory + 1]]
+    const first = level.indexOf(level[now], from)
+    if (first < 0 || first >= to) return null
+    let found = first
+    while (found < first + now - start && found + 1 < to && episode[found + 1] === episode[first]) found += 1
+    return found - from
+  }
+
+  /** Show another trajectory beside; null for none. */
+  chooseBeside(trajectory) {
+    this.view.beside = trajectory
+    const { agent_of: agentOf } = this.manifest
+    if (trajectory !== null) this.view.sameLevel = agentOf[trajectory] !== agentOf[this.view.trajectory]
+  }
+
+  /** A trajectory's name for people, with its agent's if there are several. */
+  trajectoryName(trajectory) {
+    const { agents, agent_of: agentOf } = this.manifest
+    return `trajectory ${trajectory + 1}${agents.length > 1 ? ` of ${agents[agentOf[trajectory]]}` : ''}`
   }
 
   /** What is shown when the page is at a step: its place, and that beside it. */

@@ -45,7 +45,7 @@ export function sentence(clarity) {
   const { taken, probabilities } = actionsAt(clarity)
   const { reward, isNew } = arrivedWith(clarity)
   const end = endOf(clarity)
-  return `trajectory ${view.trajectory + 1}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
+  return `${clarity.trajectoryName(view.trajectory)}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
     + `${reward ? `reward ${rounded(reward)}, ` : ''}next action ${manifest.actions[taken].name} `
     + `(${Math.round(probabilities[taken] * 100)} %), value ${shown(steps.value[row])}, `
     + `advantage ${shown(steps.advantage[row])}`

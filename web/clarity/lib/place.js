@@ -2,7 +2,7 @@
 
 // What is the same everywhere on the page; `Clarity` has it.
 const SAME = ['manifest', 'steps', 'strips', 'labels', 'begins', 'layer', 'features', 'colours', 'weights',
-  'places', 'on', 'summary', 'has', 'featureName', 'failuresOf', 'observation', 'frame']
+  'places', 'on', 'summary', 'has', 'featureName', 'failuresOf', 'trajectoryName', 'observation', 'frame']
 
 export class Place {
   #clarity

@@ -259,7 +259,7 @@ export function drawTimeline(ctx, { x, y, w }, data, colours) {
     const wide = ctx.measureText(cause).width + 8
     if (wide > room) return
     ctx.fillRect(at(t + 1) - wide, y + STRIP_LANE - 24, wide, 16)
-    ctx.fillStyle = '#fff'
+    ctx.fillStyle = colours.surface
     ctx.textAlign = 'left'
     ctx.textBaseline = 'middle'
     ctx.fillText(cause, at(t + 1) - wide + 4, y + STRIP_LANE - 15)
