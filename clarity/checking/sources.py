@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clarity.attributing.clarity_files import FEATURES_SCRIPT, FeaturesFolder, LayerFeatures
+from clarity.attributing.clarity_files import (
+    ATTRIBUTION_SCRIPT,
+    FEATURES_SCRIPT,
+    AttributionFolder,
+    FeaturesFolder,
+    LayerFeatures,
+)
 from clarity.attributing.flags import Opened
 from clarity.attributing.layers import Cut
 from clarity.attributing.recordings import batches, check_finite_frames
@@ -58,3 +64,18 @@ def feature_activations(opened: Opened, cut: Cut, features: LayerFeatures,
             found.append(features.reducer.activations(cells_first(held)).astype(
                 np.float32).reshape(len(batch), *cut.shape[1:], -1))
     return np.concatenate(found)
+
+
+def check_attributions(attributions: AttributionFolder, opened: Opened) -> None:
+    """See that attributions are of this agent and recording.
+
+    Raises:
+        UserError: if they are not.
+    """
+    found = attributions.settings()
+    for key, what in (("agent_sha256", "agent"), ("recording_sha256", "recording")):
+        if found.get(key) != opened.description[key]:
+            raise UserError(f"the attributions in {attributions.path} are of another {what}: its "
+                            f"checksum is {str(found.get(key))[:12]}, not "
+                            f"{opened.description[key][:12]}; make them again with "
+                            f"{ATTRIBUTION_SCRIPT}")
