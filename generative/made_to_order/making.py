@@ -3,7 +3,7 @@
 An order is searched by itself and its starts have their place in one batch, so what it gets does
 not depend on other orders, nor on what was there already when the command was given.
 
-Letters in shape comments: K starts of an order, N recorded starts, T simulated steps, H W C a frame.
+Letters in shape comments: K starts of an order, N recorded starts, T simulated steps, B samples.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from common.devices import Compute
 from common.progress import Progress
 from common.signals import deferred_signals
 from common.video import enlarge, mark_action, side_by_side, write_strip
-from generative.alignment import as_frames
 from generative.dataset import RolloutDataset, Windows
 from generative.made_to_order.files import MadeToOrderFolder
 from generative.made_to_order.recorded_density import RecordedDensity
 from generative.made_to_order.recorded_starts import RecordedStarts
 from generative.made_to_order.search import Scale, SearchPlan, search
 from generative.made_to_order.targets import Order
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.sample_files import SampleFolder, SampleOrigin, SampleWriter
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
 
@@ -150,15 +149,9 @@ def write_picture(shop: Workshop, folder: MadeToOrderFolder, order: int,
     """
     samples = [SampleFolder(folder.samples(penalty)).sample(number)
                for penalty, number in best.items()]
-    rows, _ = shop.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
-                                   min(NEAREST_IN_PICTURE, len(shop.starts.windows)))
-    windows = shop.dataset.batch(shop.starts.windows[rows[0]])
-    first = shop.dataset.num_init_steps - 1
-    shown = as_frames(windows.frames[first:].float() / 255)  # (T, B, H, W, C)
-    strip = [_steps(sample) for sample in samples]
-    strip += [list(shown[:, row]) for row in range(len(rows[0]))]
-    write_strip(folder.picture_file(order), strip, STRIP_SIZE)
-
-
-def _steps(sample: SampleArrays) -> list[np.ndarray]:
-    return list(sample.frames)
+    (rows,), _ = shop.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
+                                      min(NEAREST_IN_PICTURE, len(shop.starts.windows)))
+    windows = shop.dataset.batch(shop.starts.windows[rows])
+    shown = windows.frames[shop.dataset.num_init_steps - 1:].movedim(2, -1).numpy()  # (T, B, …)
+    write_strip(folder.picture_file(order), [*(list(sample.frames) for sample in samples), *(
+        list(shown[:, row]) for row in range(len(rows)))], STRIP_SIZE)

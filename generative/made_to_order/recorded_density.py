@@ -47,7 +47,7 @@ class RecordedDensity:
     spread: float
 
     @classmethod
-    def fit(cls, vectors: Tensor, episodes: np.ndarray) -> RecordedDensity:
+    def fit(cls, vectors: np.ndarray, episodes: np.ndarray) -> RecordedDensity:
         """Choose the concentration and the bound of what is typical.
 
         Args:
@@ -61,7 +61,8 @@ class RecordedDensity:
         if len(np.unique(episodes)) < MIN_EPISODES:
             raise UserError("the recorded starts are of one episode only, which does not say where "
                             "starts lie; record more episodes or raise --num_recorded")
-        cosines = (vectors.double() @ vectors.double().T).numpy()  # (N, N)
+        exact = vectors.astype(np.float64)
+        cosines = exact @ exact.T  # (N, N)
         others = episodes[:, None] != episodes  # (N, N)
         best, chosen = -np.inf, None
         for concentration in CONCENTRATIONS:
@@ -72,7 +73,7 @@ class RecordedDensity:
                 best, chosen = likelihood, (concentration, log_density)
         concentration, log_density = chosen
         typical, median = np.quantile(log_density, (TYPICAL_SHARE, 0.5))
-        return cls(vectors, concentration, log_density, float(typical),
+        return cls(torch.from_numpy(vectors), concentration, log_density, float(typical),
                    max(float(median - typical), 1e-6))
 
     def of(self, vectors: Tensor) -> Tensor:

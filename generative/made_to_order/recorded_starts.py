@@ -68,13 +68,10 @@ def drawn_windows(dataset: RolloutDataset, number: int, step: int, seed: int) ->
 def recorded_starts(simulator: Simulator, compute: Compute, dataset: RolloutDataset,
                     windows: np.ndarray, targets: Sequence[Target], step: int,
                     batch_size: int) -> RecordedStarts:
-    """Simulate recorded starts, and read the targets there and on the recorded frames.
-
-    Args:
-        dataset: with windows of ``step`` + 1 simulated steps.
-    """
-    sizes = dataclasses.replace(simulator.config, num_init_steps=dataset.num_init_steps,
-                                num_sim_steps=step + 1)
+    """Simulate recorded starts, and read the targets there and on the recorded frames."""
+    sizes = dataclasses.replace(
+        simulator.config, num_init_steps=dataset.num_init_steps,
+        num_sim_steps=dataset.window_length - dataset.num_init_steps + 1)
     layers = layers_of(targets)
     batches = [windows[begin:begin + batch_size] for begin in range(0, len(windows), batch_size)]
     vectors, simulated, real = [], [], []

@@ -19,9 +19,10 @@ from common.game_constants import ACTION_NAMES
 from common.networks import Policy, PolicyOutput
 from common.outputs import POLICY, TAKEN, Output, output_names, outputs_named
 from generative.agent_inside import AgentOutput
-from generative.saliency.gradients import DIRECTION, Coordinates, saliency_functions
+from generative.saliency.gradients import DIRECTION, saliency_functions
 from generative.simulator import Step
 from interventions.layers import STATE, Layer, find_layer
+from interventions.projector import Projector
 from interventions.scopes import Activations
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
@@ -94,14 +95,15 @@ class DirectionTarget:
 
     number: int
     direction_type: str
-    coordinates: Coordinates
+    projector: Projector
 
     @property
     def name(self) -> str:
         return f"{DIRECTION}_{self.number}_{self.direction_type}"
 
     def __call__(self, answers: Answers, step: int) -> Tensor:
-        return self.coordinates(answers.hidden_states[step], self.direction_type)[..., self.number]
+        along = self.projector.coordinates(answers.hidden_states[step], self.direction_type)
+        return along[..., self.number]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +181,7 @@ def wants_directions(names: Sequence[str]) -> bool:
 
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
-                  direction_type: str, coordinates: Coordinates | None,
-                  num_directions: int) -> tuple[Target, ...]:
+                  direction_type: str, projector: Projector | None) -> tuple[Target, ...]:
     """The targets that names ask for, each once.
 
     Args:
@@ -188,8 +189,7 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
             directions as of ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
             units as <layer>:<number>, a layer alone for all of its units;
             ``from_<action>_to_<action>``.
-        coordinates: of hidden states; needed for directions.
-        num_directions: that there are.
+        projector: needed for directions.
 
     Raises:
         UserError: if there is no such target, naming the nearest.
@@ -200,12 +200,12 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
         move = _MOVE.fullmatch(name)
         if name.startswith(DIRECTION):
             for function in saliency_functions([name], direction_ids, direction_type):
-                if function.direction >= num_directions:
+                there = len(projector.directions(function.direction_type))
+                if function.direction >= there:
                     raise UserError(f"there is no {function.direction_type} direction "
-                                    f"{function.direction}: they are numbered 0 to "
-                                    f"{num_directions - 1}")
+                                    f"{function.direction}: they are numbered 0 to {there - 1}")
                 found.append(DirectionTarget(function.direction, function.direction_type,
-                                             coordinates))
+                                             projector))
         elif move:
             for action in move.groups():
                 if action not in ACTION_NAMES:
