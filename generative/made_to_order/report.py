@@ -74,8 +74,8 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
     if real_game:
         lines += ["## In the real game", "",
                   "The recording of the nearest recorded start is replayed up to it, then the "
-                  f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % of "
-                  f"the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "", *_table(
+                  f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
+                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "", *_table(
                       ("", *(f"penalty {penalty:g}" for penalty in penalties),
                        "best recorded start"), [
                           ("shown", *(share(best[best["penalty"] == penalty]["real_percentile"]
