@@ -250,12 +250,15 @@ class LevelSlots:
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
+    def state(self, slot: int) -> bytes | None:
+        """The state of a slot's level; None at the end."""
+        return None if self._envs[slot] is None else self._envs[slot].state_of(0)
+
     def player(self, slot: int) -> np.void | None:
         """The player of a slot's level, a record of ``common.level_state.ENTITY``; None at the
         end."""
-        if self._envs[slot] is None:
-            return None
-        return LevelState.parse(self._envs[slot].state_of(0)).player
+        state = self.state(slot)
+        return None if state is None else LevelState.parse(state).player
 
     def person_view(self, slot: int) -> np.ndarray:
         """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""

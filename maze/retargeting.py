@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     layer = map_layer(policy, args.layer)
-    channels = channels_asked(args.channels, policy, layer)
+    channels = channels_asked(args.channels, args.strongest, policy, layer)
     states = levels_of(args)
     env, seeds = game_of(states), [state.level_seed for state in states]
     if len(set(seeds)) < len(seeds):

@@ -18,6 +18,7 @@ COEFFICIENTS = ("-1", "-0.5", "0.5", "1", "2")
 CORNER_COEFFICIENTS = ("-2", "-1", "0.5", "1", "5", "10", "20")
 EVERYWHERE = "-0.05"  # coefficient at all layers at once
 OFFSETS = ("1", "2", "3", "5")
+ALL_CHANNELS_VALUE = "1"  # that the cell of all chosen channels is set to; of the strongest, 5.5
 EXACT_FORKS = 20  # whose exact probabilities are computed for the vector to the corner
 CHOOSING = ("--start_level", "0", "--num_levels", "1000000")
 REPORTING = ("--start_level", "1000000", "--num_levels", "1000000000")
@@ -92,9 +93,12 @@ class _AgentStages:
             self._study(results.CHANNELS, "maze.channels", (
                 "--kind", "fork", "--num_mazes", str(preset.channel_mazes), "--num_controls",
                 controls), CHOOSING),
-            self._of_channels(results.RETARGETING, (
-                "--num_mazes", str(preset.retargeted_mazes), "--move_cheese")),
-            self._of_channels(results.SCRUBBING, ("--num_mazes", str(preset.scrubbed_mazes))),
+            *(self._of_channels(name, "maze.retargeting", (
+                "--num_mazes", str(preset.retargeted_mazes), *argv)) for name, argv in (
+                    (results.RETARGETING, ("--strongest", "1", "--move_cheese")),
+                    (results.ALL_RETARGETING, ("--value", ALL_CHANNELS_VALUE)))),
+            self._of_channels(results.SCRUBBING, "maze.scrubbing", (
+                "--num_mazes", str(preset.scrubbed_mazes))),
             _fields(f"{self._agent}_fields", f"{self._agent}/fields", self._place,
                     preset.drawn_mazes, preset.seed, self._game),
             *([self._films()] if preset.films else [])]
@@ -123,9 +127,9 @@ class _AgentStages:
             (f"{folder}/**/*.*",), number_of(f"{folder}/**/*.csv", "tables"),
             needs=needs or {}, files=(self._place,), clears=(folder,))
 
-    def _of_channels(self, name: str, argv: tuple[str, ...]) -> Stage:
+    def _of_channels(self, name: str, script: str, argv: tuple[str, ...]) -> Stage:
         table = f"{ROOM}/{self._agent}/channels/channels.csv"
-        return self._study(name, f"maze.{name}", (
+        return self._study(name, script, (
             *argv, "--channels", f"{OUTPUT}/{table}", "--num_controls",
             str(self._preset.num_controls)), needs={f"{self._agent}_channels": (table,)})
 

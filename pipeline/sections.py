@@ -256,7 +256,11 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
              Files(f"{agent}_{results.CHANNELS}", (f"{folder}/channels/channels.png",),
                    "Tracking scores and probes."),
              Files(f"{agent}_{results.RETARGETING}", (f"{folder}/retargeting/*/retargeting.png",),
-                   "Where the mouse goes with a cell set, and with the cheese moved.", 2),
+                   "Where the mouse goes with a cell of the strongest channel set, and with the "
+                   "cheese moved.", 2),
+             Files(f"{agent}_{results.ALL_RETARGETING}",
+                   (f"{folder}/retargeting_all/*/retargeting.png",),
+                   "Where the mouse goes with a cell of all chosen channels set."),
              Files(f"{agent}_{results.SCRUBBING}", (f"{folder}/scrubbing/scrubbing.png",),
                    "Channels resampled from other levels."))))
     return tuple(sections)

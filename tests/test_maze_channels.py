@@ -18,7 +18,7 @@ from maze.field.fields import both_facings
 from maze.field.reaching import Chain, path_probability
 from maze.level.environment import stock_state
 from maze.studies import results
-from maze.studies.channel_sets import LAYER
+from maze.studies.channel_sets import LAYER, channels_asked
 from maze.studies.results import StudiesFolder
 from maze.studies.retargets import Retargeted, Setting, targets_of
 from maze.studies.study_rows import findings_of
@@ -257,6 +257,20 @@ def test_a_folder_of_other_settings_and_channels_of_other_layers_are_refused(
     assert channels.main(channel_arguments(agent, channels_folder)) == 2
     assert "effects.csv is damaged" in capsys.readouterr().err
     effects.write_text(whole)
+
+
+def test_strongest_are_those_with_the_best_contrast_where_they_were_chosen(tmp_path):
+    policy = tiny_policy()
+    layer = find_layer(policy, LAYER)
+    table = tmp_path / "channels.csv"
+    rows = [("choosing", channel, contrast, chosen) for channel, contrast, chosen in (
+        (2, 1.0, True), (5, 3.0, True), (9, 2.0, True), (11, 9.0, False))]
+    rows += [("reporting", channel, 10 / contrast, chosen) for _, channel, contrast, chosen in rows]
+    pd.DataFrame(rows, columns=["set", "channel", "contrast", "chosen"]).assign(
+        layer=LAYER).to_csv(table, index=False)
+    assert channels_asked([str(table)], None, policy, layer) == (2, 5, 9)
+    assert channels_asked([str(table)], 2, policy, layer) == (5, 9)
+    assert channels_asked([str(table), "30"], 1, policy, layer) == (5, 30)
 
 
 def test_where_no_channel_was_chosen_studies_say_so(agent, channels_folder, tmp_path, capsys):

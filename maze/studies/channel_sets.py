@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, whole
 from common.errors import UserError
 from common.files import atomic_path
 from common.networks import Policy
@@ -15,6 +15,7 @@ from interventions.layers import Layer, all_layers, find_layer
 from interventions.patch_text import parse_patch
 from interventions.patches import Zero
 from maze.level.state import GAME
+from maze.studies.tracks import CHOOSING
 from maze.studies.vectors import LAYER
 
 NOTHING_NAME = "nothing.md"  # says that no channel was chosen
@@ -26,6 +27,9 @@ def add_channel_flags(parser: Parser) -> None:
     parser.add_argument("--channels", nargs="+", required=True, metavar="CHANNELS",
                         help="numbers and ranges such as 7,8,42-44, or the channels.csv of "
                              "python -m maze.channels for those of the layer that it chose")
+    parser.add_argument("--strongest", type=whole(1, 10**4), metavar="N",
+                        help="of a channels.csv take only the N in whose picture the cheese stands "
+                             "out most")
 
 
 def map_layer(policy: Policy, name: str) -> Layer:
@@ -42,8 +46,13 @@ def map_layer(policy: Policy, name: str) -> Layer:
     return layer
 
 
-def channels_asked(texts: Sequence[str], policy: Policy, layer: Layer) -> tuple[int, ...]:
+def channels_asked(texts: Sequence[str], strongest: int | None, policy: Policy, layer: Layer
+                   ) -> tuple[int, ...]:
     """The channels of :func:`add_channel_flags`, ascending; none if none was chosen.
+
+    Args:
+        strongest: the most of each ``channels.csv``, best contrast on the levels of the choice
+            first; None for all of them.
 
     Raises:
         UserError: if a text is no list of channels, or the layer has no such channel.
@@ -51,13 +60,15 @@ def channels_asked(texts: Sequence[str], policy: Policy, layer: Layer) -> tuple[
     found: set[int] = set()
     for text in texts:
         if text.endswith(".csv"):
-            table = read_table(Path(text), {"layer": str, "channel": int, "chosen": bool},
-                               written_by=f"python -m {GAME}.channels")
-            table = table[table["layer"] == layer.name]
+            table = read_table(Path(text), {"set": str, "layer": str, "channel": int,
+                                            "contrast": float, "chosen": bool}, ("contrast",),
+                               f"python -m {GAME}.channels")
+            table = table[(table["set"] == CHOOSING) & (table["layer"] == layer.name)]
             if table.empty:
                 raise UserError(f"{text} has no scores of {layer.name}; name channels, or take "
                                 "another --layer")
-            found |= set(table[table["chosen"]]["channel"])
+            chosen = table[table["chosen"]].sort_values("contrast", ascending=False, kind="stable")
+            found |= set(chosen["channel"][:strongest])
         else:
             found |= set(parse_patch(f"zero@{layer.name}:{text}").channels)
     channels = tuple(sorted(map(int, found)))

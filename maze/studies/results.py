@@ -21,11 +21,13 @@ BEHAVIOUR, CHANNELS, RETARGETING, SCRUBBING = "behaviour", "channels", "retarget
 STEERING, FIELDS, SOURCES = "steering", "steering_fields", "steering_sources"
 LAYERS, ALL_LAYERS = "steering_layers", "steering_all_layers"
 TOP_RIGHT, BOTH = "steering_top_right", "steering_both"
+ALL_RETARGETING = "retargeting_all"  # all chosen channels, where RETARGETING has the strongest
 STUDIES = (BEHAVIOUR, STEERING, FIELDS, SOURCES, LAYERS, ALL_LAYERS, TOP_RIGHT, BOTH, CHANNELS,
-           RETARGETING, SCRUBBING)
+           RETARGETING, ALL_RETARGETING, SCRUBBING)
 # Of each study the file that it writes last, or instead.
 _LAST = {**dict.fromkeys(STUDIES, ("report.md",)), CHANNELS: ("channels.csv",),
-         RETARGETING: ("*/targets.csv", NOTHING_NAME), SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
+         **dict.fromkeys((RETARGETING, ALL_RETARGETING), ("*/targets.csv", NOTHING_NAME)),
+         SCRUBBING: ("scrubbing.csv", NOTHING_NAME)}
 _NUMBERS = ("effect", "low_95", "high_95")
 _PARTS = {"by": str, "part": str, "outcome": str, "levels": int, "targets": int,
           **dict.fromkeys(("unpatched", "patched", *_NUMBERS, "ratio", "share_larger"), float)}
@@ -81,14 +83,14 @@ class StudiesFolder:
         """Scores of the probes."""
         return self._read(CHANNELS, "probes.csv", PROBES)
 
-    def retargeted(self) -> dict[str, pd.DataFrame]:
+    def retargeted(self, study: str) -> dict[str, pd.DataFrame]:
         """Means over targets, by arm."""
         return {path.parent.name: read_table(path, _PARTS, ("ratio",)) for path in sorted(
-            (self.path / RETARGETING).glob("*/parts.csv"))}
+            (self.path / study).glob("*/parts.csv"))}
 
-    def retargeting_effects(self, arm: str) -> pd.DataFrame:
+    def retargeting_effects(self, study: str, arm: str) -> pd.DataFrame:
         """Effects against controls; empty if none were tried."""
-        path = self.path / RETARGETING / arm / "effects.csv"
+        path = self.path / study / arm / "effects.csv"
         return read_table(path, _JUDGED) if path.exists() else pd.DataFrame(columns=list(_JUDGED))
 
     def scrubbed(self) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -40,12 +40,12 @@ def findings_of(folder: StudiesFolder) -> tuple[list[Finding], dict[int, str]]:
     for study, rows in _ROWS.items():
         for row, read in rows.items():
             if not folder.has(study):
-                reasons[row] = f"{study} has not been run to its end"
+                reasons.setdefault(row, f"{study} has not been run to its end")
                 continue
             numbers = [dataclasses.replace(each, row=row) for each in read(folder)]
             found += numbers
             if not numbers:
-                reasons[row] = _NOTHING.get(row, f"{study} gives none")
+                reasons.setdefault(row, _NOTHING.get(row, f"{study} gives none"))
     if not any(each.row == 1 for each in found):
         reasons[1] = "it has not been evaluated"
     return sorted(found, key=lambda each: each.row), reasons
@@ -236,25 +236,32 @@ def _multiplied(folder: StudiesFolder) -> Iterator[Finding]:
                            label == f"{first} times -1", label.startswith(f"{first} times"))
 
 
-def _retargeted(folder: StudiesFolder) -> Iterator[Finding]:
-    """Row 16."""
-    for arm, parts in folder.retargeted().items():
-        name = "moved cheese" if arm == MOVED_CHEESE else "cell set"
-        for row in parts.itertuples():
-            where = "" if row.by == ALL else f", {row.by} {row.part}"
-            yield Finding(
-                0, f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
-                row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
-                altered=row.patched, shown=row.outcome == "path" and (
-                    row.by == ALL or (row.by.startswith("off") and arm != MOVED_CHEESE)))
-        tested = folder.retargeting_effects(arm)
-        tested = tested[~tested["control"].astype(bool)]
-        if len(tested):  # against each kind of control: the weaker evidence counts
-            row = tested.sort_values("p_control").iloc[-1]
-            yield Finding(0, "targets with controls", f"path probability, {name}, tested",
-                          row["effect"], row["low_95"], row["high_95"], int(parts["levels"].max()),
-                          row["unaltered"], row["p_holm"], row["altered"], row["p"],
-                          row["p_control"], primary=True, shown=True)
+def _retargeted(study: str, what: str) -> Callable[[StudiesFolder], Iterator[Finding]]:
+    """Row 16: the strongest channel, whose test is the row's, or all chosen channels."""
+    first = study == results.RETARGETING
+
+    def read(folder: StudiesFolder) -> Iterator[Finding]:
+        for arm, parts in folder.retargeted(study).items():
+            name = "moved cheese" if arm == MOVED_CHEESE else what
+            for row in parts.itertuples():
+                where = "" if row.by == ALL else f", {row.by} {row.part}"
+                yield Finding(
+                    0, f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
+                    row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
+                    altered=row.patched, shown=row.outcome == "path" and (
+                        row.by == ALL or (first and row.by.startswith("off")
+                                          and arm != MOVED_CHEESE)))
+            tested = folder.retargeting_effects(study, arm)
+            tested = tested[~tested["control"].astype(bool)]
+            if len(tested):  # against each kind of control: the weaker evidence counts
+                row = tested.sort_values("p_control").iloc[-1]
+                yield Finding(
+                    0, "targets with controls", f"path probability, {name}, tested",
+                    row["effect"], row["low_95"], row["high_95"], int(parts["levels"].max()),
+                    row["unaltered"], row["p_holm"], row["altered"], row["p"], row["p_control"],
+                    primary=first, shown=True)
+
+    return read
 
 
 def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
@@ -299,5 +306,7 @@ _ROWS: dict[str, dict[int, Callable[[StudiesFolder], Iterator[Finding]]]] = {
     results.ALL_LAYERS: {11: _all_layers}, results.TOP_RIGHT: {12: _corner},
     results.BOTH: {13: _both},
     results.CHANNELS: {14: _tracks, 15: _multiplied, 18: _probes},
-    results.RETARGETING: {16: _retargeted}, results.SCRUBBING: {17: _scrubbed},
+    results.RETARGETING: {16: _retargeted(results.RETARGETING, "cell set")},
+    results.ALL_RETARGETING: {16: _retargeted(results.ALL_RETARGETING, "all channels' cell set")},
+    results.SCRUBBING: {17: _scrubbed},
 }

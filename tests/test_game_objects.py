@@ -1,0 +1,263 @@
+"""Kinds of object of the real games: what they are made of, what ends episodes, what is drawn."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+import pytest
+import yaml
+
+from agents.object_masks import ObjectMasks
+from common import game_objects
+from common.env import EnvConfig, LevelSlots, StateView
+from common.errors import UserError
+from common.game_objects import (
+    hazards_of,
+    in_view,
+    invisible,
+    objects_of,
+    removed,
+    undrawn,
+)
+from common.level_state import ENTITY, LevelState
+
+GAMES = ("coinrun", "leaper", "ninja", "maze")
+RIGHT, STAY, JUMP_RIGHT = 7, 4, 8
+BARRIER, EMPTY = 19, 100
+CELL = 64 / 13  # pixels of CoinRun's
+
+
+def kind_of(game: str, name: str):
+    return next(kind for kind in objects_of(game) if kind.name == name)
+
+
+def played(game: str, mode: str, level: int, steps: int, every: int) -> list[LevelState]:
+    """States of random play on a level."""
+    rng, found = np.random.default_rng(level), []
+    with contextlib.closing(LevelSlots(EnvConfig(game, mode), 1)) as slots:
+        slots.start(0, level)
+        for step in range(steps):
+            if step % every == 0:
+                found.append(LevelState.parse(slots.state(0)))
+            if slots.step(0, int(rng.choice([1, 2, 3, 5, 7, 7, 8, 8])))[1]:
+                break
+    return found
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[str, list[LevelState]]:
+    """Of real levels, by game."""
+    return {game: [state for mode in ("hard", "easy") for level in (1, 4, 5)
+                   for state in played(game, mode, level, 40, 8)] for game in GAMES}
+
+
+def goes_on(state: LevelState, *actions: int) -> tuple[float, bool]:
+    """Reward and end of the last of some actions that begin with a state."""
+    config = EnvConfig(state.game, ("easy", "hard")[state.options["distribution_mode"]])
+    with contextlib.closing(LevelSlots(config, 1, edit=lambda _: state.to_bytes())) as slots:
+        slots.start(0, 0)
+        for action in actions:
+            reward, ended = slots.step(0, action)
+            if ended:
+                break
+    return reward, ended
+
+
+def drawn(state: LevelState) -> np.ndarray:
+    with contextlib.closing(StateView(EnvConfig(state.game, "hard"))) as view:
+        return view.draw(state.to_bytes())
+
+
+def entity(state: LevelState, kind, x: float, y: float) -> np.ndarray:
+    """One of a kind at a place, as levels have it."""
+    found = np.zeros(1, ENTITY)
+    found[0] = state.player
+    for name, value in {"type": kind.entity_types[0], "image_type": kind.entity_types[0],
+                        "image_theme": 0, "render_z": 0, "smart_step": 0, "rx": 0.5, "ry": 0.5,
+                        "x": x, "y": y, "vx": {None: 0, "left": -0.05, "right": 0.05}[kind.moving],
+                        "vy": 0}.items():
+        found[name] = value
+    return found
+
+
+def with_one(state: LevelState, kind, x: float, y: float) -> LevelState:
+    """The state with one of a kind at a place, in front of what was there."""
+    if kind.entity_types:
+        return dataclasses.replace(state, entities=np.concatenate(
+            [entity(state, kind, x, y), state.entities]))
+    grid = state.grid.copy()
+    grid[int(y), int(x)] = kind.cells[-1]
+    return dataclasses.replace(state, grid=grid)
+
+
+@pytest.fixture(scope="module")
+def plain(states) -> LevelState:
+    """CoinRun: the player on a floor that has nothing on it, in the middle of the view."""
+    state = states["coinrun"][0]
+    grid = np.full_like(state.grid, EMPTY)
+    grid[:8] = 15
+    player = np.array([state.player])
+    player["x"], player["y"], player["vx"], player["vy"] = 20.5, 8.58, 0, 0
+    drawing = state.drawing.copy()
+    drawing["center_x"], drawing["center_y"] = 20.5, 8.58
+    return dataclasses.replace(state, grid=grid, entities=player, drawing=drawing)
+
+
+def test_real_levels_are_made_of_these_kinds(states):
+    others = {"coinrun": {BARRIER, EMPTY}, "leaper": {EMPTY}, "ninja": {EMPTY}, "maze": {EMPTY}}
+    for game, some in states.items():
+        kinds = objects_of(game)
+        known = {number for kind in kinds for number in (*kind.entity_types, *kind.trails)}
+        cells = {number for kind in kinds for number in kind.cells}
+        assert {int(number) for state in some for number in state.entities["type"]} <= known
+        found = {int(number) for state in some for number in np.unique(state.grid)}
+        assert found - others[game] == cells
+    assert objects_of("bigfish") == () == hazards_of("bigfish")
+
+
+def test_nothing_is_left_in_the_picture_once_no_kind_is_drawn(states):
+    for game in ("coinrun", "ninja", "maze", "leaper"):
+        for state in states[game][::6]:
+            for kind in objects_of(game):
+                state = undrawn(state, kind)
+            assert not drawn(state)[:, 3:].any(), game  # left of it ninja shows a jump's strength
+
+
+def test_touching_a_hazard_ends_the_episode_and_nothing_else_does(states):
+    for game in ("coinrun", "leaper", "ninja", "maze"):
+        state = states[game][0]
+        place = float(state.player["x"]), float(state.player["y"])
+        for kind in objects_of(game):
+            if kind.name in ("agent", "wall"):
+                continue
+            reward, ended = goes_on(with_one(state, kind, *place), STAY)
+            assert (ended and reward == 0) == kind.hazard, (game, kind.name)
+            assert (reward > 0) == (kind.name in ("coin", "finish", "goal", "cheese"))
+            if kind.hazard:
+                saved = removed(with_one(state, kind, *place), kind, within=3)
+                assert goes_on(saved, STAY) == (0, False), (game, kind.name)
+
+
+def test_only_what_is_near_is_taken_away(plain):
+    for name in ("saw", "enemy_left", "lava", "box"):
+        kind = kind_of("coinrun", name)
+        near, far = with_one(plain, kind, 22.5, 8.5), with_one(plain, kind, 25.6, 8.5)
+        assert removed(near, kind, within=3).to_bytes() != near.to_bytes()
+        assert removed(far, kind, within=3).to_bytes() == far.to_bytes(), name
+        assert removed(far, kind).to_bytes() != far.to_bytes()
+    saw, lava = kind_of("coinrun", "saw"), kind_of("coinrun", "lava")
+    one = with_one(with_one(plain, saw, 21.5, 8.5), lava, 24.5, 8.5)
+    reward, ended = goes_on(one, *[RIGHT] * 20)
+    assert ended and reward == 0
+    assert goes_on(removed(one, lava), *[RIGHT] * 20)[1]
+    assert goes_on(removed(removed(one, saw), lava), *[RIGHT] * 20) == (0, False)
+    with pytest.raises(UserError, match="the player"):
+        removed(plain, kind_of("coinrun", "agent"))
+
+
+def test_an_invisible_saw_has_no_pixel_and_still_kills(plain):
+    saw = kind_of("coinrun", "saw")
+    state = with_one(plain, saw, 22.5, 8.5)
+    hidden = invisible(state, saw)
+    assert (drawn(state) != drawn(plain)).any()
+    assert np.array_equal(drawn(hidden), drawn(plain))
+    assert goes_on(hidden, *[RIGHT] * 20)[1] and not goes_on(plain, *[RIGHT] * 20)[1]
+    changed = hidden.entities != state.entities
+    assert changed.sum() == 1 and (hidden.entities["alpha"] == 0).sum() == 1
+    with pytest.raises(UserError, match="lava of coinrun is drawn from cells"):
+        invisible(plain, kind_of("coinrun", "lava"))
+
+
+def test_enemies_are_two_kinds_and_their_trails_go_with_them(plain):
+    left, right = kind_of("coinrun", "enemy_left"), kind_of("coinrun", "enemy_right")
+    both = with_one(with_one(plain, left, 17.5, 8.5), right, 23.5, 8.5)
+    with contextlib.closing(LevelSlots(EnvConfig("coinrun", "hard"), 1,
+                                       edit=lambda _: both.to_bytes())) as slots:
+        slots.start(0, 0)
+        for _ in range(6):
+            slots.step(0, STAY)
+        state = LevelState.parse(slots.state(0))
+    enemies = state.entities[state.entities["type"] == 5]
+    assert sorted(np.sign(enemies["vx"])) == [-1, 1]
+    assert (state.entities["type"] == 59).sum() > 6
+    trails = state.entities["type"] == 59
+    hidden = invisible(state, left).entities["alpha"][trails] == 0
+    np.testing.assert_array_equal(hidden, state.entities["x"][trails] < 20)
+    picture = drawn(invisible(invisible(state, left), right))
+    empty = dataclasses.replace(state, entities=state.entities[state.entities["type"] == 0])
+    assert np.array_equal(picture, drawn(empty))
+
+
+def test_edited_states_are_read_again_and_keep_all_else(states):
+    for game, some in states.items():
+        for state in some[::5]:
+            for kind in objects_of(game):
+                for change in (undrawn, removed):
+                    if change is removed and kind.name == "agent":
+                        continue
+                    found = change(state, kind)
+                    again = LevelState.parse(found.to_bytes(), game)
+                    assert again.to_bytes() == found.to_bytes()
+                    assert len(found.to_bytes()) == len(state.to_bytes())
+                    assert found.step == state.step and found.tail == state.tail
+                    untouched = ~np.isin(state.entities["type"],
+                                         (*kind.entity_types, *kind.trails))
+                    assert (found.entities[untouched] == state.entities[untouched]).all()
+                    others = ~np.isin(state.grid, kind.cells)
+                    assert (found.grid[others] == state.grid[others]).all()
+                    assert found.grid[~others].tolist() == [EMPTY] * int((~others).sum())
+
+
+def test_what_is_out_of_view_has_no_pixel(states):
+    shown = set()
+    for game, some in states.items():
+        with contextlib.closing(ObjectMasks(EnvConfig(game, "hard"), objects_of(game))) as masks:
+            for state in some[::3]:
+                for kind, mask in zip(masks.kinds, masks.of(state)):
+                    assert in_view(state, kind) or np.array_equal(
+                        drawn(state), drawn(undrawn(state, kind)))
+                    if mask.any():
+                        shown.add((game, kind.name))
+    assert {("coinrun", name) for name in ("saw", "box", "wall", "agent")} <= shown
+    assert {("leaper", kind.name) for kind in objects_of("leaper")} <= shown
+    assert {("ninja", name) for name in ("fire", "wall", "agent")} <= shown
+
+
+def test_masks_of_a_hand_made_level_are_right(plain):
+    """The view is 13 cells wide and has the player in its middle."""
+    kinds = {kind.name: kind for kind in objects_of("coinrun")}
+    state = plain
+    places = {"coin": (23.5, 9.5), "saw": (17.5, 8.5), "box": (25.5, 8.5), "lava": (18.5, 12.5),
+              "enemy_left": (22.5, 12.5), "enemy_right": (16.5, 13.5)}
+    for name, place in places.items():
+        state = with_one(state, kinds[name], *place)
+    with contextlib.closing(ObjectMasks(EnvConfig("coinrun", "hard"), objects_of("coinrun"))
+                            ) as masks:
+        found = dict(zip(kinds, masks.of(state)))
+        hidden = with_one(with_one(plain, kinds["coin"], 23.5, 9.5), kinds["box"], 23.5, 9.5)
+        covered = dict(zip(kinds, masks.of(hidden)))
+        boxed = masks.of(with_one(plain, kinds["box"], 23.5, 9.5))[list(kinds).index("box")]
+        nothing = dict(zip(kinds, masks.of(plain)))
+    for name, (x, y) in {**places, "agent": (20.5, 8.58)}.items():
+        rows, columns = np.nonzero(found[name])
+        middle = 32 + (x - 20.5) * CELL, 32 - (y - 8.58) * CELL
+        assert rows.size and abs(columns.mean() + 0.5 - middle[0]) < 1, name
+        assert abs(rows.mean() + 0.5 - middle[1]) < 2, name  # a saw fills half of its cell
+        reach = 1.2 * CELL / 2 + 1
+        assert max(abs(columns + 0.5 - middle[0]).max(), abs(rows + 0.5 - middle[1]).max()) < reach
+    floor = 32 + 0.58 * CELL
+    assert found["wall"][int(np.ceil(floor)):].all() and not found["wall"][:int(floor)].any()
+    np.testing.assert_array_equal(covered["box"], boxed)
+    assert not covered["coin"].any(), "what is hidden is no part of a mask"
+    assert [name for name, mask in nothing.items() if mask.any()] == ["wall", "agent"]
+
+
+def test_a_damaged_table_is_refused_and_its_entry_named(tmp_path, monkeypatch):
+    path = tmp_path / "game_objects.yml"
+    monkeypatch.setattr(game_objects, "GAME_OBJECTS_FILE", path)
+    for kind, what in (({"cells": [1], "colour": 3}, "colour"), ({"cells": ["a"]}, "cells"),
+                       ({"entity_types": [1], "moving": "up"}, "moving must be left or right"),
+                       ({"hazard": True}, "neither entity_types nor cells"), (3, "mapping")):
+        path.write_text(yaml.safe_dump({"pong": {"ball": kind}}))
+        with pytest.raises(UserError, match=what):
+            objects_of.__wrapped__("pong")
