@@ -10,6 +10,7 @@ Letters in shape comments: K kinds of object, H W C a frame.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -24,8 +25,26 @@ from common.rollout_files import RolloutFolder
 _EDITED = "cheese_region"  # key of a recording on edited levels
 
 
-class ObjectMasks:
-    """Masks of kinds of object in states of a game.
+@dataclasses.dataclass(frozen=True)
+class ObjectPictures:
+    """A state, drawn with and without each of K kinds of object.
+
+    Attributes:
+        frame: uint8 (H, W, C).
+        without: the same without each kind, uint8 (K, H, W, C).
+    """
+
+    frame: np.ndarray
+    without: np.ndarray
+
+    @property
+    def masks(self) -> np.ndarray:
+        """The pixels of each kind, bool (K, H, W)."""
+        return (self.without != self.frame).any(axis=-1)
+
+
+class ObjectPainter:
+    """Draws states of a game without single kinds of object.
 
     Args:
         config: the game.
@@ -36,14 +55,12 @@ class ObjectMasks:
         self.kinds = tuple(kinds)
         self._view = StateView(config)
 
-    def of(self, state: LevelState) -> np.ndarray:
-        """The pixels of each kind, bool (K, H, W)."""
+    def draw(self, state: LevelState) -> ObjectPictures:
+        """The pictures of a state; only what is in view is drawn once more."""
         frame = self._view.draw(state.to_bytes())
-        masks = np.zeros((len(self.kinds), *frame.shape[:2]), bool)
-        for mask, kind in zip(masks, self.kinds):
-            if in_view(state, kind):
-                mask[:] = (self._view.draw(undrawn(state, kind).to_bytes()) != frame).any(axis=-1)
-        return masks
+        return ObjectPictures(frame, np.stack([
+            self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
+            for kind in self.kinds]))
 
     def close(self) -> None:
         """Free the environment."""

@@ -239,7 +239,11 @@ class TrainingRun:
         state = load_tensors(resume, "resume file") if lock else None
         if state is None and settings.model_file:
             source = Path(settings.model_file)
-            load_weights(self.policy, load_agent(source).state_dict(), source)
+            began = load_agent(source)
+            if began.edits:
+                raise UserError(f"{source} is an edited agent, and training would leave its edits "
+                                "out; begin with the agent that it was edited from")
+            load_weights(self.policy, began.state_dict(), source)
         layout = torch.channels_last if compute.channels_last else torch.contiguous_format
         self.policy.to(compute.device, memory_format=layout)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=agent.learning_rate,

@@ -10,6 +10,10 @@ optimiser of their own, which refuses another number of parameters, so files of 
 one too: that of an Adam that has not taken a step.
 
 A file may also say what is known of the training, such as ``use_backgrounds``.
+
+An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
+strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then the
+checksum of the agent file without edits; so it is where an edit has changed the weights.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ import torch
 from torch import Tensor
 
 from common.adam_state import in_order, moments, num_parameters
+from common.edits import Edit, add_edit
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
 from common.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 
 ADAM_EPS = 1e-5
+_EDITS = "edits"
 _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 
@@ -42,12 +48,14 @@ class AgentOrigin:
         reward_scale: by what the rewards were multiplied, where that was one number.
         use_backgrounds: whether the game's background pictures were drawn.
         gamma, lmbda: discount and lambda of the advantages.
+        edited_from: checksum of the agent file that this agent was edited from.
     """
 
     reward_scale: float | None = None
     use_backgrounds: bool | None = None
     gamma: float | None = None
     lmbda: float | None = None
+    edited_from: str | None = None
 
 
 def agent_file_name(timesteps: int) -> str:
@@ -77,6 +85,8 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     save_tensors(path, {"model_state_dict": policy.state_dict(),
                         "optimizer_state_dict": in_order(optimizer_state, order),
                         "learned_initial_state": policy.learned_initial_state,
+                        **({_EDITS: [(edit.layer, edit.directions.cpu(), edit.strength)
+                                     for edit in policy.edits]} if policy.edits else {}),
                         **{name: value for name, value in vars(origin or AgentOrigin()).items()
                            if value is not None}})
 
@@ -94,7 +104,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
 
     Raises:
         UserError: if the file is missing, truncated, or not an agent; a tensor that is
-            missing, unknown or of the wrong shape is named.
+            missing, unknown or of the wrong shape is named, and an edit that cannot be.
     """
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
@@ -110,7 +120,29 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
     if policy.recurrent and not policy.learned_initial_state:
         state = {"init_hx": torch.zeros(policy.hidden_state_size), **state}
     load_weights(policy, state, path)
+    _add_edits(policy, content.get(_EDITS, []), path)
     return policy.to(device)
+
+
+def _add_edits(policy: Policy, entries: object, path: Path) -> None:
+    """Make the edits of a file a part of its agent.
+
+    Raises:
+        UserError: naming the entry that is none.
+    """
+    if not isinstance(entries, list):
+        raise UserError(f"in the agent file {path} '{_EDITS}' is no list")
+    for number, entry in enumerate(entries):
+        try:
+            match entry:
+                case [str() as layer, Tensor() as directions, int() | float() as strength] if (
+                        directions.is_floating_point()):
+                    add_edit(policy, Edit(layer, directions.float(), float(strength)))
+                case _:
+                    raise UserError("it is not a layer's name, directions and a strength")
+        except UserError as error:
+            raise UserError(f"in the agent file {path} entry {number} of '{_EDITS}' cannot be: "
+                            f"{error}") from None
 
 
 def read_origin(path: Path) -> AgentOrigin:
@@ -123,6 +155,7 @@ def read_origin(path: Path) -> AgentOrigin:
     found = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
     for name, value in found.items():
         is_right = (isinstance(value, bool) if name == "use_backgrounds" else
+                    isinstance(value, str) if name == "edited_from" else
                     isinstance(value, int | float) and 0 < value < math.inf)
         if value is not None and not is_right:
             raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")
@@ -220,9 +253,12 @@ def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Checksum of an agent's weights: the same for an agent in memory and for all its files."""
+    """Checksum of an agent's weights and edits: the same for an agent in memory and for all its
+    files."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(policy.state_dict().items()):
+    for name, tensor in [*sorted(policy.state_dict().items()),
+                         *((f"{edit.layer} {edit.strength!r}", edit.directions)
+                           for edit in policy.edits)]:
         digest.update(name.encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -260,11 +260,15 @@ class Policy(nn.Module):
         learned_initial_state: whether a GRU starts an episode from the trainable vector
             ``init_hx``; otherwise from zeros, as the published agents effectively did. A
             feed-forward agent has no such vector and nothing reads the state it starts from.
+
+    Attributes:
+        edits: of its layers, in order, as of ``common.edits``, which adds them.
     """
 
     def __init__(self, embedder: nn.Module, hidden_state_size: int | None,
                  num_actions: int = NUM_ACTIONS, learned_initial_state: bool = True):
         super().__init__()
+        self.edits = ()
         self.embedder = embedder
         self.recurrent = hidden_state_size is not None
         self.learned_initial_state = learned_initial_state

@@ -365,8 +365,11 @@ def _straight(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str
     channel have the same constant.
     """
     constant = 0 if from_zero else 2  # 0: none; 1: one a channel; 2: any
+    bent = {edit.layer for edit in policy.edits}  # an edit of slots of both signs has a kink
     names = []
     for name in chain:
+        if name in bent:
+            break
         module = policy.get_submodule(name)
         match module:
             case nn.Conv2d() | nn.Linear():

@@ -72,8 +72,11 @@ def check_agent(policy: Policy, path: Path) -> None:
     """See that the page can run an agent.
 
     Raises:
-        UserError: if it has a memory, or another network than IMPALA.
+        UserError: if it has a memory, edits, or another network than IMPALA.
     """
+    if policy.edits:
+        raise UserError(f"the agent in {path} is an edited one, and the page runs its weights "
+                        "alone; python -m maze.fields shows it")
     if policy.recurrent:
         raise UserError(f"the agent in {path} remembers (it has a GRU), and the page shows agents "
                         "without memory, for which a square says all; python -m maze.fields shows "

@@ -1,0 +1,150 @@
+"""Edits of an agent: directions that are taken out of what a layer gives, as a part of the network.
+
+An edit is a hook of its layer, so all that runs the agent runs the edited one, and patches and
+recordings of ``interventions`` see what the edit leaves.
+
+Letters in shape comments: C channels (or units) of a layer, M slots, F directions, R their rank.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError, nearest
+from common.game_constants import FRAME_SIZE
+from common.networks import Policy
+
+_DEPENDENT = 1e-5  # of the largest singular value: what others make up already
+_CARRIED = ("gru", "hidden_state")  # of a recurrent agent, whose output enters the next step
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edit:
+    """a' = a - s P a in every cell, P the projection on the span of directions.
+
+    Directions of a layer with C channels are over C slots, or over 2 C, of which the first C are
+    max(a, 0) and the others max(-a, 0): then the projection is one of slots, and a' is the first
+    half of what it leaves minus the second (CLARITY.md 8.1).
+
+    Attributes:
+        layer: path of the layer.
+        directions: float32 (F, M), none of them zero; scale and dependence make no difference.
+        strength: s; 1 takes the directions out.
+
+    Raises:
+        UserError: if a direction is zero or not finite, or the strength is not.
+    """
+
+    layer: str
+    directions: Tensor
+    strength: float = 1.0
+
+    def __post_init__(self):
+        directions = self.directions
+        if directions.ndim != 2 or not directions.numel():
+            raise UserError(f"an edit takes rows of directions, not the shape "
+                            f"{tuple(directions.shape)}")
+        if not torch.isfinite(directions).all() or not abs(self.strength) < float("inf"):
+            raise UserError(f"an edit of {self.layer} holds NaN or infinity")
+        zero = ~(directions != 0).any(dim=1)
+        if zero.any():
+            raise UserError(f"direction {int(zero.nonzero()[0])} of an edit of {self.layer} is "
+                            "zero, so there is nothing to take out")
+
+    @functools.cached_property
+    def basis(self) -> Tensor:
+        """Orthonormal columns that span the directions, float32 (M, R)."""
+        directions = self.directions.double()
+        directions = directions / directions.norm(dim=1, keepdim=True)
+        _, sizes, rows = torch.linalg.svd(directions, full_matrices=False)
+        return rows[sizes > _DEPENDENT * sizes[0]].T.float()
+
+    def signed(self, channels: int) -> bool:
+        """Whether the slots of a layer with so many channels are of signs."""
+        return self.directions.shape[1] == 2 * channels
+
+    def back(self, channels: int) -> Tensor:
+        """What a unit along each column of the basis is in channels (C, R)."""
+        if self.signed(channels):
+            return self.basis[:channels] - self.basis[channels:]
+        return self.basis
+
+    def changed(self, values: Tensor, dim: int) -> Tensor:
+        """The output of the layer that the edit leaves.
+
+        Args:
+            values: of any shape, with the channels in one dimension.
+            dim: that one.
+        """
+        channels = values.shape[dim]
+        exact = values if values.dtype == torch.float64 else values.float()
+        basis, back = (each.to(exact) for each in (self.basis, self.back(channels)))
+        cells = exact.movedim(dim, -1)
+        slots = (torch.cat([cells.relu(), (-cells).relu()], dim=-1) if self.signed(channels)
+                 else cells)
+        taken = (slots @ basis) @ back.T
+        return (exact - self.strength * taken.movedim(-1, dim)).to(values.dtype)
+
+    def _hook(self, _module, _inputs, output: Tensor) -> Tensor:
+        return self.changed(output, _channel_dim(output))
+
+
+def _channel_dim(output: Tensor) -> int:
+    """Of maps (N, C, H, W), or of units (…, C)."""
+    return 1 if output.ndim == 4 else -1
+
+
+def with_edits(policy: Policy, edits: Sequence[Edit]) -> Policy:
+    """A copy of an agent with further edits, behind those it has."""
+    edited = copy.deepcopy(policy)
+    for edit in edits:
+        add_edit(edited, edit)
+    return edited
+
+
+def add_edit(policy: Policy, edit: Edit) -> None:
+    """Make an edit a part of an agent.
+
+    Raises:
+        UserError: if the agent has no such layer, one that the directions do not fit, or one whose
+            output enters the next step.
+    """
+    modules = {name: module for name, module in policy.named_modules()
+               if name and not any(module.children())}
+    if policy.recurrent:
+        if edit.layer in _CARRIED:
+            raise UserError(f"{edit.layer} is carried on by the agent's memory, so that an edit "
+                            "of it is none of a layer; the patches of compare_interventions.py "
+                            "change it at every step")
+        modules = {name: module for name, module in modules.items() if name not in _CARRIED
+                   and not name.startswith("gru.")}
+    if edit.layer not in modules:
+        raise UserError(f"the agent has no layer '{edit.layer}' to edit"
+                        f"{nearest(edit.layer, modules)}")
+    channels = _channels(policy, edit.layer)
+    if edit.directions.shape[1] not in (channels, 2 * channels):
+        raise UserError(f"the directions of an edit of {edit.layer} have "
+                        f"{edit.directions.shape[1]} slots, but the layer has {channels} "
+                        f"channels, so {channels} or, of both signs, {2 * channels} slots")
+    modules[edit.layer].register_forward_hook(edit._hook)
+    policy.edits = (*policy.edits, edit)
+
+
+@torch.no_grad()
+def _channels(policy: Policy, layer: str) -> int:
+    """C of a layer, from a pass of one picture."""
+    found = []
+    handle = policy.get_submodule(layer).register_forward_hook(
+        lambda _module, _inputs, output: found.append(output.shape[_channel_dim(output)]))
+    picture = torch.zeros(1, 3, FRAME_SIZE, FRAME_SIZE, device=policy.device)
+    try:
+        policy.step(policy.embed(picture), policy.initial_states(1))
+    finally:
+        handle.remove()
+    return found[0]
