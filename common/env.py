@@ -307,6 +307,43 @@ class StateView:
         self._env.close()
 
 
+class LevelCopy:
+    """An environment in which levels go on from their states, apart from where they are played.
+
+    Args:
+        config: the game; everything else a state brings with it.
+    """
+
+    def __init__(self, config: EnvConfig):
+        self._game = config.env_name
+        self._env = _make(config, range(1), 1, 0, 0, person_view=False)
+
+    def set(self, state: bytes) -> None:
+        """Put the level into a state.
+
+        Raises:
+            UserError: if it is of another game or such that Procgen would end the process.
+        """
+        LevelState.parse(state, self._game)
+        self._env.set_state([state])
+
+    def step(self, action: int) -> tuple[bool, bool]:
+        """Take a step; returns whether it ended the episode, and whether the level then counts as
+        solved. After an end another level is there."""
+        self._env.observe()
+        self._env.act(np.array([action], dtype=np.int32))
+        ended = bool(self._env.observe()[2][0])
+        return ended, ended and bool(self._env.get_info()[0]["prev_level_complete"])
+
+    def state(self) -> bytes:
+        """The state of the level."""
+        return self._env.state_of(0)
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+
 class _Procgen(ProcgenGym3Env):
     """Procgen's environments, of which single ones are read and set."""
 
