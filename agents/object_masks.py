@@ -10,6 +10,7 @@ Letters in shape comments: K kinds of object, H W C a frame.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
@@ -24,8 +25,26 @@ from common.rollout_files import RolloutFolder
 _EDITED = "cheese_region"  # key of a recording on edited levels
 
 
-class ObjectMasks:
-    """Masks of kinds of object in states of a game.
+@dataclasses.dataclass(frozen=True)
+class ObjectPictures:
+    """A state, drawn with and without each of K kinds of object.
+
+    Attributes:
+        frame: uint8 (H, W, C).
+        without: the same without each kind, uint8 (K, H, W, C).
+    """
+
+    frame: np.ndarray
+    without: np.ndarray
+
+    @property
+    def masks(self) -> np.ndarray:
+        """The pixels of each kind, bool (K, H, W)."""
+        return (self.without != self.frame).any(axis=-1)
+
+
+class ObjectPainter:
+    """Draws states of a game without single kinds of object.
 
     Args:
         config: the game.
@@ -36,14 +55,12 @@ class ObjectMasks:
         self.kinds = tuple(kinds)
         self._view = StateView(config)
 
-    def of(self, state: LevelState) -> np.ndarray:
-        """The pixels of each kind, bool (K, H, W)."""
+    def draw(self, state: LevelState) -> ObjectPictures:
+        """The pictures of a state; only what is in view is drawn once more."""
         frame = self._view.draw(state.to_bytes())
-        masks = np.zeros((len(self.kinds), *frame.shape[:2]), bool)
-        for mask, kind in zip(masks, self.kinds):
-            if in_view(state, kind):
-                mask[:] = (self._view.draw(undrawn(state, kind).to_bytes()) != frame).any(axis=-1)
-        return masks
+        return ObjectPictures(frame, np.stack([
+            self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
+            for kind in self.kinds]))
 
     def close(self) -> None:
         """Free the environment."""
@@ -97,6 +114,29 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
                 yield row, LevelState.parse(slots.state(0))
             if row < last and slots.step(0, int(action))[1]:
                 raise _differs(folder, episode, row + 1)
+
+
+def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int, first: int,
+                     frames: np.ndarray) -> np.ndarray:
+    """Consecutive frames of a recorded episode with each kind of object drawn no more.
+
+    Args:
+        painter: of K kinds, in the game of the recording.
+        first: row of the first frame.
+        frames: as recorded, uint8 (T, C, H, W). From the terminal row on they are returned as
+            they are.
+
+    Returns:
+        uint8 (T, K, C, H, W).
+
+    Raises:
+        UserError: see ``replayed``.
+    """
+    found = np.repeat(frames[:, None], len(painter.kinds), axis=1)
+    terminal = len(folder.steps(episode)) - 1
+    for row, state in replayed(folder, episode, range(first, min(first + len(frames), terminal))):
+        found[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
+    return found
 
 
 def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:

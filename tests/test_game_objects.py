@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from agents.object_masks import ObjectMasks
+from agents.object_masks import ObjectPainter
 from common import game_objects
 from common.env import EnvConfig, LevelSlots, StateView
 from common.errors import UserError
@@ -211,9 +211,10 @@ def test_edited_states_are_read_again_and_keep_all_else(states):
 def test_what_is_out_of_view_has_no_pixel(states):
     shown = set()
     for game, some in states.items():
-        with contextlib.closing(ObjectMasks(EnvConfig(game, "hard"), objects_of(game))) as masks:
+        with contextlib.closing(ObjectPainter(EnvConfig(game, "hard"), objects_of(game))
+                                ) as painter:
             for state in some[::3]:
-                for kind, mask in zip(masks.kinds, masks.of(state)):
+                for kind, mask in zip(painter.kinds, painter.draw(state).masks):
                     assert in_view(state, kind) or np.array_equal(
                         drawn(state), drawn(undrawn(state, kind)))
                     if mask.any():
@@ -231,13 +232,13 @@ def test_masks_of_a_hand_made_level_are_right(plain):
               "enemy_left": (22.5, 12.5), "enemy_right": (16.5, 13.5)}
     for name, place in places.items():
         state = with_one(state, kinds[name], *place)
-    with contextlib.closing(ObjectMasks(EnvConfig("coinrun", "hard"), objects_of("coinrun"))
-                            ) as masks:
-        found = dict(zip(kinds, masks.of(state)))
+    with contextlib.closing(ObjectPainter(EnvConfig("coinrun", "hard"), objects_of("coinrun"))
+                            ) as painter:
+        found = dict(zip(kinds, painter.draw(state).masks))
         hidden = with_one(with_one(plain, kinds["coin"], 23.5, 9.5), kinds["box"], 23.5, 9.5)
-        covered = dict(zip(kinds, masks.of(hidden)))
-        boxed = masks.of(with_one(plain, kinds["box"], 23.5, 9.5))[list(kinds).index("box")]
-        nothing = dict(zip(kinds, masks.of(plain)))
+        covered = dict(zip(kinds, painter.draw(hidden).masks))
+        boxed = dict(zip(kinds, painter.draw(with_one(plain, kinds["box"], 23.5, 9.5)).masks))
+        nothing = dict(zip(kinds, painter.draw(plain).masks))
     for name, (x, y) in {**places, "agent": (20.5, 8.58)}.items():
         rows, columns = np.nonzero(found[name])
         middle = 32 + (x - 20.5) * CELL, 32 - (y - 8.58) * CELL
@@ -247,7 +248,7 @@ def test_masks_of_a_hand_made_level_are_right(plain):
         assert max(abs(columns + 0.5 - middle[0]).max(), abs(rows + 0.5 - middle[1]).max()) < reach
     floor = 32 + 0.58 * CELL
     assert found["wall"][int(np.ceil(floor)):].all() and not found["wall"][:int(floor)].any()
-    np.testing.assert_array_equal(covered["box"], boxed)
+    np.testing.assert_array_equal(covered["box"], boxed["box"])
     assert not covered["coin"].any(), "what is hidden is no part of a mask"
     assert [name for name, mask in nothing.items() if mask.any()] == ["wall", "agent"]
 

@@ -1,0 +1,101 @@
+"""Check an agent's attributions by experiment: do they add up, do the cells matter that they say,
+do they tell of what the network learned, and do outputs change as attributed when a feature is
+taken out of a layer, or an object out of the real game?
+
+A killed run continues after the last layer; more checks, layers and outputs can be added later.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clarity.attributing.clarity_files import AttributionFolder
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.checking.check_files import CHECKS, ChecksFolder
+from clarity.checking.check_report import report, verdict
+from clarity.checking.checked_frames import draw_frames
+from clarity.checking.checks_of_agent import AgentChecks, Subject
+from clarity.checking.sources import check_attributions, features_of
+from common.cli import Parser, count, set_up_logging
+from common.errors import UserError, script_main
+from common.files import sha256, versions
+from common.outputs import VALUE, outputs_named
+
+ANALYSES = Path("analysis") / "clarity"
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_agent_flags(flags)
+    flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
+                       help="folder of python -m clarity.features")
+    flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
+                       help="folder of python -m clarity.attribution; its layers with cells if "
+                            "--layers is not given")
+    flags.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS),
+                       metavar="CHECK", help=f"what to check: {', '.join(CHECKS)}; completeness is "
+                                             "always in the report")
+    flags.add_argument("--outputs", nargs="+", metavar="OUTPUT", default=[VALUE],
+                       help="outputs whose attributions are checked")
+    flags.add_argument("--num_frames", type=count, default=1000,
+                       help="frames, drawn from all trajectories")
+    add_output_flags(flags, "checks")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    attributions = AttributionFolder(args.attribution_dir)
+    opened = Opened(args, None if args.layers else attributions.layers())
+    check_attributions(attributions, opened)
+    subjects = subjects_of(args, opened, attributions)
+    frames = draw_frames(attributions, args.num_frames, args.seed)
+    what = (f"{len(frames.step)} frames of {len(set(frames.episodes))} episodes of "
+            f"{args.agent_file.name}; "
+            + ", ".join(f"{output} at {layer}" for layer, output in (
+                subject.name for subject in subjects)))
+    if args.dry_run:
+        print(f"{what}; checks: {', '.join(args.checks)}")
+        return
+    folder = ChecksFolder(args.output_dir)
+    folder.open({**opened.description, "attributions": attributions.settings(),
+                 "trajectories_sha256": sha256(attributions.trajectories_file),
+                 "num_frames": args.num_frames, "seed": args.seed, "versions": versions()},
+                args.overwrite)
+    checks = AgentChecks(opened, attributions, subjects, frames, folder, args.seed)
+    checks.make(args.checks)
+    tables = checks.write()
+    folder.add_report(report(tables, f"{what}."))
+    for check, table in tables.items():
+        print(f"{check}: {verdict(check, table)}")
+    print(f"wrote {folder.report_file}")
+
+
+def subjects_of(args, opened: Opened, attributions: AttributionFolder) -> list[Subject]:
+    """What the flags ask to check.
+
+    Raises:
+        UserError: if it is not attributed, or to other features than those given.
+    """
+    found = []
+    for cut in opened.cuts:
+        if not cut.layer.is_map:
+            continue
+        features = features_of(args.features_dir, cut, opened)
+        if attributions.layer_settings(cut.name).get("features_sha256") != features.checksum:
+            raise UserError(f"the attributions in {attributions.path} to {cut.name} are of other "
+                            f"features than those in {args.features_dir}; name the right "
+                            "--features_dir, or make the attributions again")
+        there = attributions.outputs(cut.name)
+        found += [Subject(cut, features, output) for output in outputs_named(args.outputs)
+                  if output.name in there]
+    if not found:
+        raise UserError(f"{attributions.path} holds no attributions of {', '.join(args.outputs)} "
+                        "to a layer with cells; python -m clarity.attribution makes them")
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

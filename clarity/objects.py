@@ -1,0 +1,86 @@
+"""Name the features of an agent's layers by the kind of object that each goes with, and score them:
+by exact masks of the objects in recorded frames, from the real game played once more.
+
+A killed run continues after the masks and after each layer; more layers can be added later.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from agents.object_masks import recorded_game
+from clarity.attributing.clarity_files import finished_layers
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.checking.object_files import ObjectsFolder
+from clarity.checking.object_scores import cells_of, object_scores
+from clarity.checking.recorded_objects import kinds_in, painted
+from clarity.checking.sources import feature_activations, features_of
+from common.cli import Parser, count, set_up_logging
+from common.errors import UserError, script_main
+from common.files import versions
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_agent_flags(flags)
+    flags.add_argument("--features_dir", type=Path,
+                       default=Path("analysis") / "clarity" / "features",
+                       help="folder of python -m clarity.features; its layers with cells if "
+                            "--layers is not given")
+    flags.add_argument("--num_observations", type=count, default=2048,
+                       help="frames, drawn evenly from the recording's episodes")
+    add_output_flags(flags, "objects")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
+    cuts = [cut for cut in opened.cuts if cut.layer.is_map]
+    if not cuts:
+        raise UserError("objects go with the cells of a layer, and "
+                        f"{', '.join(cut.name for cut in opened.cuts)} has none; give --layers "
+                        "with cells")
+    features = {cut.name: features_of(args.features_dir, cut, opened) for cut in cuts}
+    kinds = kinds_in(recorded_game(opened.recording.folder))
+    names = [kind.name for kind in kinds]
+    observations = opened.recording.observations(args.num_observations, args.seed)
+    if args.dry_run:
+        print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
+              f"layers: {', '.join(features)}; kinds of object: {', '.join(names)}")
+        return
+    folder = ObjectsFolder(args.output_dir)
+    folder.open({**opened.description, "num_observations": args.num_observations,
+                 "seed": args.seed, "kinds": names, "versions": versions()}, args.overwrite)
+    if not folder.masks_file.exists():
+        folder.add_masks(observations, np.stack([
+            pictures.masks for pictures in painted(opened.recording.folder, observations, kinds)]))
+    observations, masks = folder.masks()
+    for cut in cuts:
+        checksum = features[cut.name].checksum
+        if not folder.has(cut.name, checksum):
+            activations = feature_activations(opened, cut, features[cut.name], observations)
+            touched = np.moveaxis(cells_of(masks, cut), 1, -1)
+            folder.add_scores(cut.name, cut.layer.name, checksum, object_scores(
+                activations, touched, observations[:, 0], args.seed))
+        print(said(cut.name, folder.names(cut.name)))
+    print(f"wrote {args.output_dir}: {len(observations)} observations of "
+          f"{len(np.unique(observations[:, 0]))} episodes")
+
+
+def said(layer: str, found: dict) -> str:
+    """The scores of a layer in a line."""
+    each = [f"{each['name'] or 'no object'} {each['score']:.2f}" if each["score"] is not None
+            else "none" for each in found["features"]]
+    mean = "unknown" if found["score"] is None else (
+        f"{found['score']:.3f} ({found['score_low_95']:.3f} to {found['score_high_95']:.3f}), by "
+        f"chance {found['score_chance']:.3f}")
+    return f"{layer}: object score {mean}; features: {', '.join(each)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
