@@ -1,4 +1,4 @@
-"""Edits of an agent: as hooks, in files, in weights, random ones, and the script that writes them."""
+"""Edits of an agent: hooks, files, weights, random ones, and the script that writes them."""
 
 import dataclasses
 import functools
