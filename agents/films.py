@@ -32,17 +32,17 @@ def small_picture(view: np.ndarray, action: int) -> np.ndarray:
 
 
 def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: int,
-               edit: LevelEdit | None = None) -> np.ndarray:
+               edit: LevelEdit | None = None, edit_every_step: bool = False) -> np.ndarray:
     """Film of the last steps of an episode, uint8 (T, SIDE, SIDE, 3).
 
     Args:
         level: seed of the level.
         actions: of the whole episode.
         number: of steps, at most.
-        edit: of the level before it is played.
+        edit, edit_every_step: of the level, as in ``LevelSlots``.
     """
     film = []
-    with contextlib.closing(LevelSlots(config, 1, person_view=True, edit=edit)) as slots:
+    with contextlib.closing(LevelSlots(config, 1, True, edit, edit_every_step)) as slots:
         slots.start(0, level)
         for step, action in enumerate(actions):
             if step >= len(actions) - number:

@@ -1,6 +1,7 @@
 """Causes of failure: found in the real game, counted in arms, and written down."""
 
 import contextlib
+import dataclasses
 import functools
 import shutil
 
@@ -17,6 +18,7 @@ from agents.episodes import play_episodes
 from agents.object_masks import ObjectMasks
 from clarity import failure_causes
 from clarity.failing import causes, playing
+from clarity.failing.arms import hiding
 from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
 from clarity.failing.counting import Failures, blindness, effects
 from clarity.failing.files import CausesFolder
@@ -43,9 +45,9 @@ KILLED = {"saw": (43, 31), "enemy_left": (20, 20), "enemy_right": (22, 50), "lav
 REACH = 2.0  # cells, in which a step can bring the player to touch something
 
 
-def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1):
+def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1, again=False):
     """States every so many steps, and the number of steps, until the episode ends unsolved."""
-    with contextlib.closing(LevelSlots(config, 1, edit=edit)) as slots:
+    with contextlib.closing(LevelSlots(config, 1, edit=edit, edit_every_step=again)) as slots:
         slots.start(0, seed)
         states, steps, ended = [], 0, False
         while not ended:
@@ -126,16 +128,27 @@ def test_causes_of_other_games(game, seed, action, cause):
         assert found.cause(states[-1], action) == cause
 
 
-def test_an_invisible_saw_kills_and_has_no_pixel(coroner):
-    seed, length = KILLED["saw"]
-    hidden, steps = driven(HARD, seed, HOP, lambda state: invisible(
-        LevelState.parse(state), SAW).to_bytes())
+@pytest.mark.parametrize("hazard", ["saw", "enemy_left"])
+def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
+    """Nor has an enemy's trail, which is drawn anew in every step."""
+    seed, length = KILLED[hazard]
+    kind = next(kind for kind in hazards_of("coinrun") if kind.name == hazard)
+    moving = hazard != "saw"
+    hidden, steps = driven(HARD, seed, HOP, hiding("coinrun", kind), again=moving)
     shown, _ = driven(HARD, seed, HOP)
-    assert steps == length and coroner.cause(hidden[-1], HOP) == "saw"
-    with contextlib.closing(ObjectMasks(HARD, [SAW])) as masks:
-        pixels = [[masks.of(LevelState.parse(state)).sum() for state in states[::6]]
+    assert steps == length and coroner.cause(hidden[-1], HOP) == hazard
+    with contextlib.closing(ObjectMasks(HARD, [kind])) as masks:
+        pixels = [[masks.of(LevelState.parse(state)).sum() for state in states[::4]]
                   for states in (hidden, shown)]
-    assert not any(pixels[0]) and min(pixels[1]) > 4
+    assert not any(pixels[0]) and max(pixels[1]) > 4
+    # An enemy that has turned around is seen again.
+    state = LevelState.parse(hidden[-1])
+    turned = state.entities.copy()
+    turned["vx"] = abs(turned["vx"])
+    turned = dataclasses.replace(state, entities=turned).to_bytes()
+    alphas = LevelState.parse(hiding("coinrun", kind)(turned)).entities
+    of_kind = alphas[np.isin(alphas["type"], kind.entity_types)]
+    assert len(of_kind) and (of_kind["alpha"] == moving).all()
 
 
 def hopping() -> Policy:
@@ -277,12 +290,25 @@ def arguments(folder, output, *more: str, other: str = "walking") -> list[str]:
             "--device", "cpu", "--output_dir", str(output), *more]
 
 
+@pytest.fixture
+def played(monkeypatch) -> list:
+    """Agents and edits of levels of the arms that are played."""
+    calls = []
+
+    def play(policy, *rest, **more):
+        calls.append((policy, more["edit"]))
+        return play_episodes(policy, *rest, **more)
+
+    monkeypatch.setattr(failure_causes, "play_episodes", play)
+    return calls
+
+
 def contents(folder) -> dict:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
             if path.is_file() and path.name != ".lock"}
 
 
-def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, tmp_path):
+def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, tmp_path, played):
     folder = CausesFolder(counted / "causes", "coinrun")
     arms = ("original", "edited_walking", "invisible_saw")
     tables = {arm: folder.episodes(arm) for arm in arms}
@@ -311,13 +337,23 @@ def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, t
     part.write_text("\n".join([*lines[7:2:-1], lines[0][:9]]))  # in the middle of a line
     assert failure_causes.main(arguments(counted, copy)) == 0
     assert contents(copy) == contents(folder.path)
+    (_, plain), (_, hiding) = played  # not the original once more
+    state, _ = driven(HARD, *KILLED["saw"][:1], HOP)
+    assert plain is None
+    assert hiding(state[0]) == invisible(LevelState.parse(state[0]), SAW).to_bytes() != state[0]
 
 
-def test_controls_play_and_are_counted(counted, capsys):
+def test_controls_play_and_are_counted(counted, played, capsys):
     assert failure_causes.main(arguments(counted, counted / "causes", "--num_controls", "2",
                                          "--num_films", "0", other="edited")) == 0
-    played = capsys.readouterr().out
-    assert "control_001_edited" in played and "original:" not in played  # only what was not there
+    said = capsys.readouterr().out
+    assert "control_001_edited" in said and "original:" not in said  # only what was not there
+    edits = [policy.edits for policy, _ in played]
+    assert [len(each) for each in edits] == [1, 1, 1]
+    drawn = [edit.directions.numpy() for (edit,) in edits]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(drawn[one], drawn[other])
+        np.testing.assert_array_equal(np.sort(drawn[one]), np.sort(drawn[other]))
     folder = CausesFolder(counted / "causes", "coinrun")
     table = pd.read_csv(folder.effects_file)
     assert table["control"].sum() == 2 * len(causes_of("coinrun"))
@@ -327,7 +363,7 @@ def test_controls_play_and_are_counted(counted, capsys):
 
 @pytest.mark.parametrize(("more", "named"), [
     (("--invisible", "sow"), "did you mean 'saw'"), (("--invisible", "lava"), "cells"),
-    (("--invisible", "saw", "--env_name", "fruitbot"), "no table of fruitbot"),
+    (("--invisible", "saw", "--env_name", "fruitbot"), "causes of failure are timeout and ended"),
     (("--labels", "a"), "1 --labels for 2"), (("--labels", "a", "a"), "called 'a'"),
     (("--num_controls", "1"), "at least 2"), (("--num_episodes", "3"), "at least 10"),
     (("--seed", "4"), "another seed")])

@@ -40,8 +40,10 @@ def shoot(path: Path, arms: Sequence[FailureArm], causes: Sequence[str], compute
     films = {}
     for each, cause in zip(arms, causes):
         [episode] = play_episodes(each.policy(), compute, config, [level], seed, num_slots,
-                                  keep_frames=False, edit=each.level_edit)
+                                  keep_frames=False, edit=each.level_edit,
+                                  edit_every_step=each.every_step)
         films[f"{each.arm.label}: {cause}"] = last_steps(
-            config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, each.level_edit)
+            config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, each.level_edit,
+            each.every_step)
     path.parent.mkdir(exist_ok=True)
     write_beside(path, films, FRAMES_PER_SECOND)
