@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 import evaluate
 import record
 from agents.episodes import play_episodes
-from agents.object_masks import ObjectMasks
+from agents.object_masks import ObjectPainter
 from clarity import failure_causes
 from clarity.failing import causes, playing
 from clarity.failing.arms import hiding
@@ -137,8 +137,8 @@ def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
     hidden, steps = driven(HARD, seed, HOP, hiding("coinrun", kind), again=moving)
     shown, _ = driven(HARD, seed, HOP)
     assert steps == length and coroner.cause(hidden[-1], HOP) == hazard
-    with contextlib.closing(ObjectMasks(HARD, [kind])) as masks:
-        pixels = [[masks.of(LevelState.parse(state)).sum() for state in states[::4]]
+    with contextlib.closing(ObjectPainter(HARD, [kind])) as painter:
+        pixels = [[painter.draw(LevelState.parse(state)).masks.sum() for state in states[::4]]
                   for states in (hidden, shown)]
     assert not any(pixels[0]) and max(pixels[1]) > 4
     # An enemy that has turned around is seen again.
