@@ -254,8 +254,8 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
                         "unmixing": np.linalg.inv(matrix), "mixing": matrix}.items():
         written.store(name, array)
     flags = ("--precomp_dir", str(tmp_path / "hx"), "--num_episodes", "7")
-    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state",
-                                            *flags)) == 0
+    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
+                                            "--nmf_features", "8")) == 0
     read = FeaturesFolder(tmp_path / "out", "hidden_state").read()
     directions = (matrix.T @ (np.sqrt(variances[:num])[:, None] * components[:num])) * std
     for name, direction in zip(read.found["names"], read.reducer.directions, strict=True):
@@ -263,7 +263,8 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
         signed = directions[int(number)] * (1 if sign == "+" else -1)
         slots = np.concatenate([np.maximum(signed, 0), np.maximum(-signed, 0)])
         np.testing.assert_allclose(direction, slots / slots.sum(), atol=1e-5)
-    assert len(set(read.found["names"])) == 3
+    assert sorted(read.found["names"]) == sorted(
+        f"IC {number} {sign}" for number in range(num) for sign in "+−")
     attribution_of = read.found["attribution"]
     assert attribution_of == sorted(attribution_of, reverse=True)
     assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
