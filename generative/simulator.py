@@ -168,18 +168,19 @@ class Simulator(nn.Module):
         vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
         return on_unit_sphere(vectors.to(self.decoder.image.linear.weight.device))
 
-    def start_from(self, bottleneck_vec: Tensor, draw: Draw) -> Start:
+    def start_from(self, bottleneck_vec: Tensor, draw: Draw, detached: bool = True) -> Start:
         """Convert bottleneck vectors (B, V) to the predicted start of a simulation.
 
-        The agent's state and the action are predicted from the detached vector, so that these
-        side tasks do not shape it.
+        Args:
+            detached: predict the agent's state and the action from the detached vector, so that
+                these side tasks do not shape it in training.
         """
         env_h, z_logits = self.env_converter(bottleneck_vec).split(
             [self.config.deter_dim, self.config.env_h_stoch_size], dim=-1)
         z = draw(z_logits.unflatten(-1, self.cell.latent_shape))  # (B, S, K)
-        detached = bottleneck_vec.detach()
-        action_logits = self.action_converter(detached)  # (B, A)
-        agent_hidden = self.agent.policy.to_state(self.hidden_converter(detached))  # (B, D)
+        read = bottleneck_vec.detach() if detached else bottleneck_vec
+        action_logits = self.action_converter(read)  # (B, A)
+        agent_hidden = self.agent.policy.to_state(self.hidden_converter(read))  # (B, D)
         return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
                      most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 

@@ -53,13 +53,13 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
         return torch.from_numpy(layer.outputs(batch, changed, frame.numpy()))
 
     def attribute(changed: tuple[Tensor, ...],
-                  additional_forward_args: tuple[Tensor, ...]) -> Tensor:
+                  additional_forward_args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         [frame] = additional_forward_args
         read = tuple(each[frame] for each in batch.begun.also_read)
         with torch.enable_grad():  # captum forbids it
             found = layer.attributor.attribute(Beginning(changed[0].detach(), read),
                                                batch.actions[frame.numpy()], np.zeros(1))
-        return torch.from_numpy(found.values[0]).reshape(changed[0].shape)
+        return (torch.from_numpy(found.values[0]).reshape(changed[0].shape),)
 
     def moved(inputs: Tensor, baselines: Tensor) -> tuple[Tensor, Tensor]:
         shares = NOISE * torch.randn(inputs.shape)
@@ -69,7 +69,7 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
         starts = base.repeat_interleave(len(inputs) // len(base), dim=0)
         return (inputs + radius * (2 * torch.rand(inputs.shape) - 1) * (inputs - starts),)
 
-    own = attribute((activations,), (rows,))
+    [own] = attribute((activations,), (rows,))
     errors = []
     for attributions in (own, torch.zeros_like(own)):
         torch.manual_seed(seed)

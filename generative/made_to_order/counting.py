@@ -1,0 +1,261 @@
+"""What starts made to order are worth: against recorded starts, and in the real game.
+
+Of each order the best start counts (score less penalty). Its ``score`` is the target in deviations
+from the mean over recorded starts, simulated, with the sign of the aim. An order is a row of the
+statistics of ``interventions.effects``, and those of one target are drawn together. Outcomes:
+
+- ``score``: less that of the best of ``best_of`` recorded starts that no search began from. The
+  controls are the best of as many recorded starts, drawn again from all of them.
+- ``percentile``: in the real game. The recording of the recorded start that is nearest to the found
+  one is replayed up to it, then the agent plays on; what the target is at the step, as a share of
+  the recorded values that it exceeds (in the direction of the aim), less 0.5. Arm ``recorded``
+  starts from the best of the recorded starts itself. The controls are the starts of the same arm in
+  another order's place: the start found for order i + j, read by the target of order i, for every j
+  that gives each order another target.
+
+Letters in shape comments: O orders, K starts of each, N recorded starts, G targets, V vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import binomtest
+
+from common.rollout_files import RolloutFolder
+from generative.made_to_order.making import Workshop
+from generative.made_to_order.real_game import play_on
+from generative.made_to_order.recorded_starts import layers_of, read
+from generative.made_to_order.search import rollout
+from generative.sample_files import SampleFolder
+from generative.straight_through import PresetDraw
+from interventions.effects import (
+    MIN_STARTS,
+    Arm,
+    Outcome,
+    compare_outcomes,
+    with_verdicts,
+)
+
+QUANTILE = 0.999  # of recorded values, beyond which a start is extreme
+SHOWN = 0.95  # percentile from which the real game shows the target
+NUM_DRAWS = 8  # of the latents, for each best start
+SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
+PERCENTILE = Outcome("percentile", "percentile in the real game", probability=True)
+RECORDED = "recorded"  # arm of the best recorded starts
+NUM_SUBSETS = 20  # of recorded starts, as controls
+_DRAWS, _SUBSETS = 2, 3  # streams of random numbers, beside the seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """Everything that is counted.
+
+    Attributes:
+        starts: a row for each penalty, order and start, see ``starts.csv``. Columns about the real
+            game and drawn latents are empty but for the best start of an order, which ``best``
+            marks.
+        effects: the table of ``with_verdicts`` for outcomes ``score`` and ``percentile``; None with
+            fewer than ``MIN_STARTS`` targets, which have no interval.
+    """
+
+    starts: pd.DataFrame
+    effects: pd.DataFrame | None
+
+
+def count(shop: Workshop, folders: dict[float, SampleFolder], recording: RolloutFolder | None,
+          batch_size: int, seed: int) -> Counted:
+    """Read all targets in all found starts, and count.
+
+    Args:
+        folders: of the samples, by penalty.
+        recording: that the recorded starts come from; None leaves the real game out.
+    """
+    parts, scores, percentiles = [], {}, {}
+    for penalty, folder in folders.items():
+        table, best = _of_penalty(shop, folder, penalty, batch_size)
+        vectors = folder.stacked_field("bottleneck_vec")[best]  # (O, V)
+        _add_draws(shop, table, best, vectors, seed)
+        scores[penalty] = _scores(shop, _targets(shop, vectors, batch_size))  # (O, O)
+        if recording is not None:
+            percentiles[penalty] = _add_real(shop, table, best, recording)
+        parts.append(table)
+    recorded = np.array([shop.scores(order)[-shop.best_of:].argmax() for order in
+                         range(len(shop.orders))]) + len(shop.starts.windows) - shop.best_of
+    table = pd.concat(parts, ignore_index=True)
+    if recording is not None:
+        percentiles[RECORDED], _ = _real_percentiles(shop, recorded, recording)
+        own = np.diag(percentiles[RECORDED])
+        table["recorded_percentile"] = np.where(table["best"], own[table["order"]], np.nan)
+    return Counted(table, _effects(shop, scores, percentiles, seed))
+
+
+def _of_penalty(shop: Workshop, folder: SampleFolder, penalty: float,
+                batch_size: int) -> tuple[pd.DataFrame, np.ndarray]:
+    """Rows of ``starts.csv``, and the sample of the best start of each order (O,)."""
+    vectors = folder.stacked_field("bottleneck_vec", range(len(shop.orders) * shop.num_starts))
+    values = _targets(shop, vectors, batch_size)  # (O K, G)
+    on = torch.from_numpy(vectors)
+    excess = shop.density.excess(on).numpy()
+    (nearest,), (cosine,) = (part.T for part in shop.density.nearest(on, 1))
+    rows, best = [], []
+    for number, order in enumerate(shop.orders):
+        column, scale, recorded = shop.columns[number], shop.scale(number), shop.scores(number)
+        real = order.sign * shop.starts.real[:, column].astype(np.float64)
+        begins, samples = shop.begins(number), list(shop.numbers(number))
+        score = scale.score(values[samples, column].astype(np.float64), order.sign)
+        best.append(samples[int(np.argmax(score - penalty * excess[samples]))])
+        for begin, sample, own in zip(begins, samples, score):
+            value, place = float(values[sample, column]), nearest[sample]
+            rows.append({
+                "penalty": penalty, "order": number, "target": order.target.name,
+                "aim": order.aim, "sample": sample, "best": sample == best[-1], "value": value,
+                "score": own, "begin_score": recorded[begin],
+                "recorded_score": recorded[-shop.best_of:].max(),
+                "beyond_simulated": own > np.quantile(recorded, QUANTILE),
+                "beyond_real": order.sign * value > np.quantile(real, QUANTILE),
+                "excess": excess[sample], "typical": excess[sample] == 0,
+                "nearest_window": shop.starts.windows[place],
+                "nearest_episode": shop.starts.episodes[place],
+                "nearest_frame": shop.starts.frames[place], "nearest_cosine": cosine[sample],
+                "nearest_score": recorded[place]})
+    return pd.DataFrame(rows), np.array(best)
+
+
+@torch.no_grad()
+def _targets(shop: Workshop, vectors: np.ndarray, batch_size: int, uniform: np.ndarray | None = None
+             ) -> np.ndarray:
+    """All targets in rollouts from vectors (B, V): (B, G).
+
+    Args:
+        uniform: random numbers for the latents, see ``PresetDraw`` (draws, B, S).
+    """
+    targets, step, found = _all_targets(shop), shop.plan.step, []
+    for begin in range(0, len(vectors), batch_size):
+        some = slice(begin, begin + batch_size)
+        draw = None if uniform is None else PresetDraw(torch.from_numpy(uniform[:, some]).to(
+            shop.compute.device))
+        _, answers = rollout(shop.simulator, shop.compute,
+                             torch.from_numpy(vectors[some]).to(shop.compute.device), step + 1,
+                             layers_of(targets), draw)
+        found.append(read(targets, answers, step))
+    return np.concatenate(found)
+
+
+def _all_targets(shop: Workshop) -> list:
+    """Targets in the order of the columns."""
+    by_column = {column: order.target for column, order in zip(shop.columns, shop.orders)}
+    return [by_column[column] for column in sorted(by_column)]
+
+
+def _scores(shop: Workshop, values: np.ndarray) -> np.ndarray:
+    """Targets (O, G) of the orders' starts as scores: row the start, column the order (O, O)."""
+    return np.stack([shop.scale(number).score(values[:, shop.columns[number]].astype(np.float64),
+                                              order.sign)
+                     for number, order in enumerate(shop.orders)], axis=1)
+
+
+def _add_draws(shop: Workshop, table: pd.DataFrame, best: np.ndarray, vectors: np.ndarray,
+               seed: int) -> None:
+    """Add the mean score of the best starts when latents are drawn, the same draws for all."""
+    shape = shop.plan.step + 2, NUM_DRAWS, shop.simulator.config.stoch_dim
+    uniform = np.random.default_rng([seed, _DRAWS]).random(shape, np.float32)
+    drawn = _targets(shop, vectors.repeat(NUM_DRAWS, axis=0), NUM_DRAWS * 4,
+                     np.tile(uniform, (1, len(vectors), 1)))
+    scores = np.diag(_scores(shop, drawn.reshape(len(vectors), NUM_DRAWS, -1).mean(axis=1)))
+    table["score_drawn"] = np.nan
+    table.loc[table["sample"].isin(best), "score_drawn"] = scores
+
+
+def _add_real(shop: Workshop, table: pd.DataFrame, best: np.ndarray,
+              recording: RolloutFolder) -> np.ndarray:
+    """Add what the real game shows of the best starts; returns all percentiles (O, O)."""
+    chosen = table[table["sample"].isin(best)]
+    rows = pd.Index(shop.starts.windows).get_indexer(chosen["nearest_window"])
+    percentiles, ended = _real_percentiles(shop, rows, recording)
+    table["real_percentile"], table["ended"] = np.nan, np.nan
+    table.loc[chosen.index, "real_percentile"] = np.diag(percentiles)
+    table.loc[chosen.index, "ended"] = ended.astype(float)
+    return percentiles
+
+
+def _real_percentiles(shop: Workshop, rows: np.ndarray,
+                      recording: RolloutFolder) -> tuple[np.ndarray, np.ndarray]:
+    """Percentiles in the real game from recorded starts (O,), row the start and column the order
+    (O, O), and whether the episode ended before the step (O,)."""
+    unique, place = np.unique(rows, return_inverse=True)
+    targets = _all_targets(shop)
+    answers, ended = play_on(
+        shop.simulator.agent, shop.compute, recording,
+        [shop.dataset.place(int(window)) for window in shop.starts.windows[unique]],
+        shop.plan.step, layers_of(targets))
+    values = read(targets, answers, shop.plan.step)[place]  # (O, G)
+    columns = []
+    for number, order in enumerate(shop.orders):
+        recorded = order.sign * shop.starts.real[:, shop.columns[number]]
+        own = order.sign * values[:, shop.columns[number]]
+        columns.append([(recorded < each).mean() + (recorded == each).mean() / 2 for each in own])
+    return np.array(columns).T, ended[place]
+
+
+def _effects(shop: Workshop, scores: dict, percentiles: dict, seed: int) -> pd.DataFrame | None:
+    """Effects of all arms; see the module."""
+    orders = range(len(shop.orders))
+    if len(set(shop.columns)) < MIN_STARTS:
+        return None
+    recorded = np.stack([shop.scores(number) for number in orders])  # (O, N)
+    rng = np.random.default_rng([seed, _SUBSETS])
+    subsets = [rng.permutation(recorded.shape[1])[:shop.best_of] for _ in range(NUM_SUBSETS)]
+    drawn = {f"control {number}": recorded[:, subset].max(axis=1)
+             for number, subset in enumerate(subsets, start=1)}
+    values = {name: {"": np.diag(matrix), **drawn} for name, matrix in scores.items()}
+    tables = [_compared(shop, SCORE, recorded[:, -shop.best_of:].max(axis=1), values, seed)]
+    if percentiles:
+        values = {name: {f"control {shift}" if shift else "": _shifted(matrix, shift)
+                         for shift in (0, *_shifts(shop))} for name, matrix in percentiles.items()}
+        tables.append(_compared(shop, PERCENTILE, np.full(len(orders), 0.5), values, seed))
+    return pd.concat(tables, ignore_index=True).drop(columns="moved")
+
+
+def _compared(shop: Workshop, outcome: Outcome, before: np.ndarray,
+              values: dict[object, dict[str, np.ndarray]], seed: int) -> pd.DataFrame:
+    """Effects on one outcome.
+
+    Args:
+        before: of each order (O,).
+        values: by arm, of the arm itself ("") and of its controls (O,).
+    """
+    arms, after = [], []
+    for name, found in values.items():
+        label = name if name == RECORDED else f"penalty {name:g}"
+        for control, each in found.items():
+            arms.append(Arm(f"{label}, {control}" if control else label, label, label,
+                            bool(control)))
+            after.append(each[:, None])
+    given = [outcome], before[:, None], np.stack(after), seed, np.array(shop.columns)
+    table = compare_outcomes(arms, {arm.name: 0.0 for arm in arms}, *given)
+    return with_verdicts(table, *given)
+
+
+def _shifts(shop: Workshop) -> list[int]:
+    """Numbers of orders by which starts are moved to other targets."""
+    columns = np.array(shop.columns)
+    return [shift for shift in range(1, len(columns))
+            if (np.roll(columns, -shift) != columns).all()]
+
+
+def _shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
+    """What each order's target is in the start of the order so many places on."""
+    number = np.arange(len(matrix))
+    return matrix[(number + shift) % len(matrix), number]
+
+
+def share(values: pd.Series) -> str:
+    """A share with Wilson's 95 % interval (1927), as text."""
+    values = values.astype(bool)
+    ends = binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="wilson")
+    return (f"{100 * values.mean():.0f} % ({100 * ends.low:.0f} to {100 * ends.high:.0f}; "
+            f"{int(values.sum())} of {len(values)})")

@@ -1,0 +1,100 @@
+"""The real game from a recorded start: the recording is replayed up to it, then the agent plays on.
+
+Letters in shape comments: P plays, T steps, D agent hidden state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from common.config import typed
+from common.devices import Compute
+from common.env import EnvConfig, LevelSlots
+from common.errors import UserError
+from common.networks import to_images
+from common.rollout_files import RolloutFolder
+from generative.agent_inside import AgentInside
+from generative.dataset import WindowPlace
+from generative.made_to_order.targets import Answers
+from interventions.scopes import recorded
+
+
+def env_of(folder: RolloutFolder) -> EnvConfig:
+    """The game of a recording.
+
+    Raises:
+        UserError: if the recording does not say it.
+    """
+    found = folder.description().get("env")
+    if not found:
+        raise UserError(f"{folder.path} does not say which game it is of, so nothing can be "
+                        "replayed; give --no_real_game, or record it with record.py")
+    return typed(EnvConfig, found, str(folder.description_file))
+
+
+def play_on(agent: AgentInside, compute: Compute, folder: RolloutFolder,
+            places: Sequence[WindowPlace], step: int,
+            layers: tuple[str, ...]) -> tuple[Answers, np.ndarray]:
+    """Replay recordings up to a frame each, and let the agent take its likeliest actions then.
+
+    The state that enters at the frame is the recorded one.
+
+    Args:
+        step: last step, counted from the frame, as a simulation's are.
+
+    Returns:
+        The answers (T, P), those at the last frame again where an episode ended before; and whether
+        it did, bool (P,).
+
+    Raises:
+        UserError: if a replay shows other frames than the recording, naming episode and step.
+    """
+    slots = LevelSlots(env_of(folder), len(places))
+    hidden = np.zeros((len(places), agent.policy.hidden_state_size), np.float32)
+    try:
+        for slot, place in enumerate(places):
+            hidden[slot] = _replay(slots, slot, folder, place)
+        return _played(agent, compute, slots, torch.from_numpy(hidden).to(compute.device), step,
+                       layers)
+    finally:
+        slots.close()
+
+
+def _replay(slots: LevelSlots, slot: int, folder: RolloutFolder, place: WindowPlace) -> np.ndarray:
+    """Bring a slot to a recorded frame; returns the state that entered the agent there (D,)."""
+    files, steps = folder.array_files(place.episode), folder.steps(place.episode)
+    frames = files.frames.rows(0, place.frame + 1)  # (…, C, H, W)
+    slots.start(slot, int(steps["level_seed"].iloc[0]))
+    for t, action in enumerate(steps["action"].iloc[:place.frame + 1]):
+        if not np.array_equal(slots.frames[slot], np.moveaxis(frames[t], 0, -1)):
+            raise UserError(f"episode {place.episode} of {folder.path} replays differently at its "
+                            f"step {t}: was it recorded with another version of Procgen, or on "
+                            "edited levels? --no_real_game leaves the real game out")
+        if t < place.frame:
+            slots.step(slot, int(action))
+    return files.hidden_states.rows(place.frame, place.frame + 1)[0]
+
+
+@torch.no_grad()
+def _played(agent: AgentInside, compute: Compute, slots: LevelSlots, hidden: torch.Tensor,
+            step: int, layers: tuple[str, ...]) -> tuple[Answers, np.ndarray]:
+    """Where an episode has ended, the agent sees its last frame again, in the same state."""
+    frames, ended, outputs = slots.frames.copy(), np.zeros(len(hidden), dtype=bool), []
+    with compute.autocast(), recorded(agent.policy, layers, graph=True) as activations:
+        for t in range(step + 1):
+            images = to_images(torch.from_numpy(frames.copy()).to(compute.device),
+                               compute.channels_last)
+            outputs.append(agent.step(images, hidden))
+            if t == step:
+                break
+            actions = outputs[-1].log_probs.argmax(dim=-1).tolist()
+            for slot in np.flatnonzero(~ended):
+                ended[slot] = slots.step(slot, actions[slot])[1]
+            going = torch.from_numpy(~ended)
+            frames[~ended] = slots.frames[~ended]
+            hidden = torch.where(going.unsqueeze(-1).to(hidden.device), outputs[-1].hidden_states,
+                                 hidden)
+    return Answers.of(outputs, activations, agent.policy), ended

@@ -1,0 +1,170 @@
+"""Report and figure of starts made to order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
+from generative.made_to_order.counting import (
+    NUM_DRAWS,
+    NUM_SUBSETS,
+    PERCENTILE,
+    QUANTILE,
+    RECORDED,
+    SCORE,
+    SHOWN,
+    Counted,
+    share,
+)
+from generative.made_to_order.making import Workshop
+from generative.made_to_order.recorded_density import TYPICAL_SHARE
+from interventions.effects import LEVEL, MIN_STARTS
+
+_COLOURS = (BLUE, VERMILION, ORANGE)
+_TITLES = {SCORE.name: "the best recorded start, in deviations",
+           PERCENTILE.name: "0.5, percentile in the real game"}
+
+
+def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
+    """The report as Markdown."""
+    best = counted.starts[counted.starts["best"]]
+    penalties = list(dict.fromkeys(best["penalty"]))
+    number, step = len(shop.starts.windows), shop.plan.step
+    lines = [
+        "# Starts made to order", "",
+        f"{len(shop.orders)} orders, {shop.num_starts} starts each, searched for "
+        f"{shop.plan.iterations} iterations through {step + 1} simulated steps; a target is read "
+        f"at step {step}, counted from 0. Searches begin from the best of "
+        f"{number - shop.best_of} recorded starts, and are compared with the best of "
+        f"{shop.best_of} others. Scores are deviations of the target over all {number} recorded "
+        "starts, simulated, with the sign of the aim. Of each order the best start counts.", "",
+        "How noise is fixed: latents take their most likely class and the agent its likeliest "
+        "action, so that a start has one rollout; both pass straight-through gradients, which are "
+        "biased, so the best vector on the way is kept. The last row of the first table has the "
+        f"same starts with drawn latents, mean of {NUM_DRAWS} draws that all starts share.", "",
+        "## Against recorded starts", "",
+        f"A start is typical if its density among recorded start vectors is above that of "
+        f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
+        *_table(("", *(f"penalty {penalty:g}" for penalty in penalties)), [
+            (title, *(of(best[best["penalty"] == penalty]) for penalty in penalties))
+            for title, of in (
+                (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
+                 lambda rows: share(rows["beyond_simulated"])),
+                (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
+                 lambda rows: share(rows["beyond_real"])),
+                (f"beyond the best of {shop.best_of} recorded starts",
+                 lambda rows: share(rows["score"] > rows["recorded_score"])),
+                ("typical start", lambda rows: share(rows["typical"])),
+                ("score, median", lambda rows: f"{rows['score'].median():.2f}"),
+                ("score at the beginning, median",
+                 lambda rows: f"{rows['begin_score'].median():.2f}"),
+                ("score of the best recorded start, median",
+                 lambda rows: f"{rows['recorded_score'].median():.2f}"),
+                ("score of the nearest recorded start, median",
+                 lambda rows: f"{rows['nearest_score'].median():.2f}"),
+                ("score with drawn latents, median",
+                 lambda rows: f"{rows['score_drawn'].median():.2f}"))])]
+    if number * (1 - QUANTILE) < 1:
+        lines += [f"With {number} recorded starts the {100 * QUANTILE:.1f} % quantile lies between "
+                  "the largest two.", ""]
+    if real_game:
+        lines += ["## In the real game", "",
+                  "The recording of the nearest recorded start is replayed up to it, then the "
+                  f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
+                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "", *_table(
+                      ("", *(f"penalty {penalty:g}" for penalty in penalties),
+                       "best recorded start"), [
+                          ("shown", *(share(best[best["penalty"] == penalty]["real_percentile"]
+                                            >= SHOWN) for penalty in penalties),
+                           share(best[best["penalty"] == penalties[0]]["recorded_percentile"]
+                                 >= SHOWN)),
+                          ("percentile, median", *(
+                              f"{best[best['penalty'] == penalty]['real_percentile'].median():.2f}"
+                              for penalty in penalties),
+                           f"{best['recorded_percentile'].median():.2f}"),
+                          ("ended before the step", *(
+                              share(best[best["penalty"] == penalty]["ended"])
+                              for penalty in penalties), "")])]
+    return "\n".join([*lines, *_effects(counted.effects), *_orders(best), ""])
+
+
+def _effects(table: pd.DataFrame | None) -> list[str]:
+    if table is None:
+        return ["## What may be claimed", "", f"Nothing: fewer than {MIN_STARTS} targets have no "
+                "interval.", ""]
+    own = table[~table["control"]]
+    return ["## What may be claimed", "",
+            "Mean and median over orders with 95 % bootstrap intervals over targets. **Claimed** "
+            f"is what leaves 0 out of its interval and has p (Holm) and p (controls) <= {LEVEL}. "
+            f"Controls of the score: the best of other {NUM_SUBSETS} draws of recorded starts. "
+            "Controls of the percentile: the starts of other orders.", "", *_table(
+                ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
+                 "verdict"),
+                [(RECORDED + " start" if row.arm == RECORDED else row.arm, _TITLES[row.outcome],
+                  f"{row.effect:+.3g} ({row.low_95:.3g} to {row.high_95:.3g})",
+                  f"{row.median_effect:+.3g} ({row.median_low_95:.3g} to "
+                  f"{row.median_high_95:.3g})", f"{row.p_holm:.2g}",
+                  f"{row.control_low:.3g} to {row.control_high:.3g}", f"{row.p_control:.2g}",
+                  f"**{row.verdict}**" if row.claimed else row.verdict)
+                 for row in own.itertuples()])]
+
+
+def _orders(best: pd.DataFrame) -> list[str]:
+    """A row for each order and penalty."""
+    rows = []
+    for row in best.sort_values(["order", "penalty"], ascending=[True, False]).itertuples():
+        real = getattr(row, "real_percentile", np.nan)
+        rows.append((f"[{row.aim} {row.target}](pictures/order_{row.order:03d}.png)",
+                     f"{row.penalty:g}", f"[{row.sample}](penalty_{row.penalty:g}/videos/"
+                     f"sample_{row.sample:05d}.mp4)", f"{row.value:.3g}", f"{row.score:.2f}",
+                     f"{row.recorded_score:.2f}", "yes" if row.typical else f"{row.excess:.2f}",
+                     f"{row.nearest_episode}, {row.nearest_frame} ({row.nearest_cosine:.2f})",
+                     "" if np.isnan(real) else f"{real:.2f}"))
+    return ["## Orders", "", *_table(
+        ("order", "penalty", "film", "target", "score", "best recorded", "typical, or excess",
+         "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    cells = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(row) + " |" for row in cells), ""]
+
+
+def plot(path: Path, counted: Counted) -> None:
+    """Scores of all orders beside those of recorded starts, and percentiles in the real game."""
+    best = counted.starts[counted.starts["best"]]
+    penalties = list(dict.fromkeys(best["penalty"]))
+    first = best[best["penalty"] == penalties[0]].sort_values("recorded_score")
+    order = first["order"].tolist()
+    real = "real_percentile" in best
+    figure = Figure(figsize=(15 if real else 8, 1.8 + 0.2 * len(order)), layout="constrained")
+    panels = figure.subplots(1, 2 if real else 1, squeeze=False, sharey=True)[0]
+    rows = np.arange(len(order))
+    panels[0].plot(first["recorded_score"], rows, "|", color=DARK_GREY, markersize=10,
+                   markeredgewidth=2, label="best recorded start")
+    if real:
+        panels[1].plot(first["recorded_percentile"], rows, "|", color=DARK_GREY, markersize=10,
+                       markeredgewidth=2)
+        panels[1].axvline(0.5, color=DARK_GREY, linewidth=0.8)
+        panels[1].axvspan(SHOWN, 1, color=GREEN, alpha=0.15, linewidth=0)
+        panels[1].set_xlim(-0.02, 1.02)
+        panels[1].set_xlabel("percentile of the target in the real game (green: shown)")
+    for penalty, colour in zip(penalties, _COLOURS):
+        of = best[best["penalty"] == penalty].set_index("order").loc[order]
+        panels[0].plot(of["score"], rows, "o", color=colour, markersize=4,
+                       label=f"made to order, penalty {penalty:g}")
+        panels[0].plot(of["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
+        if real:
+            panels[1].plot(of["real_percentile"], rows, "o", color=colour, markersize=4)
+    panels[0].set_yticks(rows, (first["aim"] + " " + first["target"]).tolist(), fontsize=7)
+    panels[0].set_xlabel("score, in deviations of recorded starts (small points: at the beginning)")
+    for axes in panels:
+        axes.grid(alpha=0.3)
+        axes.set_ylim(-0.7, len(order) - 0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4,
+                  fontsize=9)
+    figure.savefig(path, dpi=DPI)

@@ -1,0 +1,238 @@
+"""Targets: scalars of the agent at a step of a rollout, simulated or real.
+
+Letters in shape comments: T steps, B rollouts, A actions, D agent hidden state, U units of a layer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError, nearest
+from common.game_constants import ACTION_NAMES
+from common.networks import Policy, PolicyOutput
+from common.outputs import POLICY, TAKEN, Output, output_names, outputs_named
+from generative.agent_inside import AgentOutput
+from generative.saliency.gradients import DIRECTION, saliency_functions
+from generative.simulator import Step
+from interventions.layers import STATE, Layer, find_layer
+from interventions.projector import Projector
+from interventions.scopes import Activations
+
+MAXIMISE, MINIMISE = "maximise", "minimise"
+AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in what is maximised
+_NO_OUTPUTS = ("logit_", TAKEN)  # begin names of outputs that a simulated step does not have
+_MOVE = re.compile(r"from_(\w+)_to_(\w+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """The agent's answers at the steps of rollouts.
+
+    Attributes:
+        values: (T, B).
+        log_probs: (T, B, A).
+        hidden_states: that leave the steps (T, B, D).
+        units: mean over the cells of each channel of a layer, by the layer's name, (T, B, U).
+    """
+
+    values: Tensor
+    log_probs: Tensor
+    hidden_states: Tensor
+    units: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, steps: Sequence[Step | AgentOutput], activations: Activations,
+           policy: Policy) -> Answers:
+        """Of steps, simulated or not, during which the outputs of layers were recorded."""
+        return cls(*(torch.stack([getattr(step, name) for step in steps]).float()
+                     for name in ("values", "log_probs", "hidden_states")),
+                   _units(activations, policy))
+
+
+def _units(activations: Activations, policy: Policy) -> dict[str, Tensor]:
+    """Means over cells (T, B, U) of recorded layers, of which each pass was a step."""
+    found = {}
+    for name in activations:
+        shape = find_layer(policy, name).shape
+        found[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
+                                   .mean(dim=-1) for output in activations.calls(name)])
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputTarget:
+    """An output of the agent's heads."""
+
+    first_step: ClassVar[int] = 0
+    layers: ClassVar[tuple[str, ...]] = ()
+
+    output: Output
+
+    @property
+    def name(self) -> str:
+        return self.output.name
+
+    def __call__(self, answers: Answers, step: int) -> Tensor:
+        # Log-probabilities are logits, too, and their own log-probabilities.
+        at = PolicyOutput(answers.log_probs[step], answers.values[step],
+                          answers.hidden_states[step])
+        return self.output(at, at.logits.argmax(dim=-1))
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectionTarget:
+    """Coordinate of the hidden state along a direction."""
+
+    first_step: ClassVar[int] = 0
+    layers: ClassVar[tuple[str, ...]] = ()
+
+    number: int
+    direction_type: str
+    projector: Projector
+
+    @property
+    def name(self) -> str:
+        return f"{DIRECTION}_{self.number}_{self.direction_type}"
+
+    def __call__(self, answers: Answers, step: int) -> Tensor:
+        along = self.projector.coordinates(answers.hidden_states[step], self.direction_type)
+        return along[..., self.number]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitTarget:
+    """A unit of a layer; of a map, the mean of a channel."""
+
+    first_step: ClassVar[int] = 0
+
+    layer: Layer
+    unit: int
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.layer.name,)
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.name}:{self.unit}"
+
+    def __call__(self, answers: Answers, step: int) -> Tensor:
+        return answers.units[self.layer.name][step, :, self.unit]
+
+
+@dataclasses.dataclass(frozen=True)
+class MoveTarget:
+    """Log-probability that the agent takes one action at the step before and another at the step,
+    given what it sees there."""
+
+    first_step: ClassVar[int] = 1
+    layers: ClassVar[tuple[str, ...]] = ()
+
+    before: int
+    after: int
+
+    @property
+    def name(self) -> str:
+        return f"from_{ACTION_NAMES[self.before]}_to_{ACTION_NAMES[self.after]}"
+
+    def __call__(self, answers: Answers, step: int) -> Tensor:
+        return (answers.log_probs[step - 1, :, self.before]
+                + answers.log_probs[step, :, self.after])
+
+
+Target = OutputTarget | DirectionTarget | UnitTarget | MoveTarget
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """A target and whether it is maximised or minimised.
+
+    Attributes:
+        aim: of ``AIMS``.
+    """
+
+    target: Target
+    aim: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.aim} {self.target.name}"
+
+    @property
+    def sign(self) -> float:
+        return AIMS[self.aim]
+
+
+def target_outputs() -> tuple[str, ...]:
+    """Outputs that can be targets."""
+    return tuple(name for name in output_names() if not name.startswith(_NO_OUTPUTS))
+
+
+def wants_directions(names: Sequence[str]) -> bool:
+    """Whether a name means a direction of the hidden state."""
+    return any(name.startswith(DIRECTION) for name in names)
+
+
+def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
+                  direction_type: str, projector: Projector | None) -> tuple[Target, ...]:
+    """The targets that names ask for, each once.
+
+    Args:
+        names: outputs (``value``, ``log_prob_up``, ``policy`` for all log-probabilities);
+            directions as of ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
+            units as <layer>:<number>, a layer alone for all of its units;
+            ``from_<action>_to_<action>``.
+        projector: needed for directions.
+
+    Raises:
+        UserError: if there is no such target, naming the nearest.
+    """
+    found: list[Target] = []
+    for name in names:
+        layer, colon, unit = name.partition(":")
+        move = _MOVE.fullmatch(name)
+        if name.startswith(DIRECTION):
+            for function in saliency_functions([name], direction_ids, direction_type):
+                there = len(projector.directions(function.direction_type))
+                if function.direction >= there:
+                    raise UserError(f"there is no {function.direction_type} direction "
+                                    f"{function.direction}: they are numbered 0 to {there - 1}")
+                found.append(DirectionTarget(function.direction, function.direction_type,
+                                             projector))
+        elif move:
+            for action in move.groups():
+                if action not in ACTION_NAMES:
+                    raise UserError(f"the target '{name}' has the unknown action '{action}'"
+                                    f"{nearest(action, ACTION_NAMES)}")
+            if move[1] == move[2]:
+                raise UserError(f"the target '{name}' moves from an action to itself")
+            found.append(MoveTarget(*map(ACTION_NAMES.index, move.groups())))
+        elif name == POLICY or name in target_outputs():
+            found += map(OutputTarget, outputs_named([name]))
+        elif colon or "." in name or name in (STATE, "gru"):
+            found += _unit_targets(policy, name, layer, unit, bool(colon))
+        else:
+            known = (*target_outputs(), POLICY, f"{DIRECTION}_0", f"{STATE}:0",
+                     "from_left_to_right")
+            raise UserError(f"there is no target '{name}'{nearest(name, known)}")
+    by_name = {target.name: target for target in found}
+    return tuple(by_name.values())
+
+
+def _unit_targets(policy: Policy, name: str, layer_name: str, unit: str,
+                  single: bool) -> list[UnitTarget]:
+    layer = find_layer(policy, layer_name)
+    what = "channels" if layer.is_map else "units"
+    if not single:
+        return [UnitTarget(layer, number) for number in range(layer.shape[0])]
+    if not re.fullmatch(r"\d+", unit) or int(unit) >= layer.shape[0]:
+        raise UserError(f"the target '{name}' does not exist: the {what} of {layer.name} are "
+                        f"numbered 0 to {layer.shape[0] - 1}")
+    return [UnitTarget(layer, int(unit))]

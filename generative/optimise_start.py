@@ -1,0 +1,217 @@
+"""Search the simulator's start vector, by gradient through the rollout, for what drives a target.
+
+Targets are outputs of the agent (value, log_prob_up, policy for all log-probabilities), directions
+of its hidden state (hx_direction_3, hx_direction_3_pca, hx_direction for all of --direction_ids),
+units (hidden_state:12, embedder.block3.res2.resadd:5; a layer alone for all of its units), and
+moves from one action to another (from_left_to_up). A killed run goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+
+from common.cli import Parser, count, from_zero
+from common.devices import Compute, resolve_compute
+from common.errors import UserError, script_main
+from common.files import atomic_path, sha256, versions
+from common.parameters import ParameterSet
+from common.rollout_files import RolloutFolder
+from common.tables import write_table
+from generative.config import SaliencyConfig, SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.flags import add_simulator_flags, read_simulator_flags
+from generative.made_to_order.counting import count as count_starts
+from generative.made_to_order.files import MadeToOrderFolder
+from generative.made_to_order.making import Workshop, make, write_picture
+from generative.made_to_order.real_game import env_of
+from generative.made_to_order.recorded_density import RecordedDensity
+from generative.made_to_order.recorded_starts import drawn_windows, recorded_starts
+from generative.made_to_order.report import plot, report
+from generative.made_to_order.search import SearchPlan
+from generative.made_to_order.targets import (
+    AIMS,
+    MAXIMISE,
+    Order,
+    Target,
+    targets_named,
+    wants_directions,
+)
+from generative.runs import open_simulator
+from generative.sample_files import SampleFolder, SampleWriter
+from generative.simulator import Simulator
+from interventions.config import DirectionFilesConfig
+from interventions.flags import (
+    add_direction_flags,
+    add_direction_ids_flag,
+    add_direction_type_flag,
+    directions_folder,
+)
+from interventions.projector import Projector
+
+STARTS_AT_A_TIME = 32
+_CHOSEN = 4  # stream of random numbers, beside the seed
+
+
+def weight(text: str) -> float:
+    """A number from 0 up, as an argparse type."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 up, not {text}")
+    return value
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_simulator_flags(flags, "simulator file", model_file_required=True,
+                        at_a_time=STARTS_AT_A_TIME)
+    flags.set_defaults(precision="float32")  # gradients are differences of small numbers
+    flags.add_argument("--targets", nargs="+", default=["value"], metavar="TARGET",
+                       help="one or several, see above")
+    flags.add_argument("--num_targets", type=count,
+                       help="draw so many of the targets; all if not given")
+    flags.add_argument("--aims", nargs="+", choices=AIMS, default=[MAXIMISE],
+                       help="maximise the targets, minimise them, or both")
+    flags.add_argument("--step", type=from_zero,
+                       help="simulated step at which a target is read, from 0; the last of the "
+                            "parameter set's common_timesteps if not given")
+    flags.add_argument("--num_starts", type=count, default=4, help="starts of an order")
+    flags.add_argument("--iterations", type=from_zero, default=40, help="steps of the search")
+    flags.add_argument("--learning_rate", type=float, default=0.02,
+                       help="of Adam, for the entries of the vector, whose length is 1")
+    flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
+                       help="factors of the distance from where recorded starts lie; each gives a "
+                            "folder of its own, 0 searches everywhere")
+    flags.add_argument("--diversity", type=weight, default=1.0,
+                       help="factor of the crowding of an order's starts")
+    flags.add_argument("--num_recorded", type=count, default=2000,
+                       help="recorded starts, which say where starts lie and what is usual; fewer "
+                            "if there are not so many")
+    flags.add_argument("--best_of", type=count, default=1000,
+                       help="so many of them are compared with the starts that are found; searches "
+                            "begin from the others")
+    flags.add_argument("--no_real_game", action="store_true",
+                       help="do not replay the nearest recorded starts in the real game")
+    add_direction_ids_flag(flags, "--direction_ids", "directions that hx_direction stands for")
+    add_direction_type_flag(flags)
+    add_direction_flags(flags)
+    flags.add_argument("--output_dir", type=Path,
+                       help="<generated_data_dir>/made_to_order if not given")
+    flags.add_argument("--generated_data_dir", key="generated_data_dir",
+                       help="folder with the folders of simulated samples")
+    flags.add_argument("--no_videos", action="store_true", help="write no videos")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="throw away what the output folder holds")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> int:
+    args, explicit, parameters = read_simulator_flags(parser(), argv)
+    common, saliency = parameters.common, parameters.get(SaliencyConfig)
+    step = saliency.common_timesteps[-1] if args.step is None else args.step
+    num_steps = saliency.num_sim_steps
+    if "num_sim_steps" in explicit:
+        num_steps = parameters.get(SimulatorConfig).num_sim_steps
+    plan = SearchPlan(step, args.iterations, args.learning_rate, args.diversity)
+    if step >= num_steps:
+        raise UserError(f"there is no step {step}: the {num_steps} steps of a rollout are counted "
+                        "from 0; see --step and --num_sim_steps")
+    compute = resolve_compute(common.device, common.gpu_device, args.precision)
+    simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
+                               compute)
+    targets, matrices = chosen_targets(args, parameters, simulator, compute)
+    for target in targets:
+        if step < target.first_step:
+            raise UserError(f"the target {target.name} needs a step before it; --step must be at "
+                            f"least {target.first_step}")
+    dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, num_steps)
+    recording = None if args.no_real_game else RolloutFolder(Path(common.data_dir))
+    if recording is not None:
+        env_of(recording)  # now and not after the search
+    windows = drawn_windows(dataset, args.num_recorded, step, args.seed)
+    best_of = args.best_of if "best_of" in explicit else min(args.best_of, len(windows) // 2)
+    if not 0 < best_of < len(windows):
+        raise UserError(f"--best_of {best_of} leaves none of the {len(windows)} recorded starts to "
+                        "begin from; lower it, or raise --num_recorded or record more")
+
+    names = [target.name for target in targets]
+    description = {
+        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
+        "simulator": dataclasses.asdict(simulator.config), "data_dir": common.data_dir,
+        "data_index_sha256": sha256(dataset.folder.index_file), "targets": names, "step": step,
+        "matrices_sha256": matrices, "num_recorded": len(windows), "num_steps": num_steps,
+        "batch_size": args.batch_size, "seed": args.seed, "precision": compute.precision,
+        "versions": versions()}
+    folder = MadeToOrderFolder(
+        args.output_dir or Path(common.generated_data_dir) / "made_to_order", description,
+        args.overwrite)
+    starts = folder.recorded(names)
+    if starts is None:
+        starts = recorded_starts(simulator, compute, dataset, windows, targets, step,
+                                 args.batch_size)
+        folder.save_recorded(starts, names)
+    density = RecordedDensity.fit(starts.vectors, starts.episodes)
+    orders = tuple(Order(target, aim) for aim in dict.fromkeys(args.aims) for target in targets)
+    shop = Workshop(simulator, compute, dataset, starts, best_of, density, orders,
+                    tuple(range(len(targets))) * (len(orders) // len(targets)), plan,
+                    args.num_starts, num_steps)
+    for penalty in dict.fromkeys(args.penalty):
+        writer = SampleWriter(folder.samples(penalty), {
+            **description, "orders": [order.name for order in orders], "penalty": penalty,
+            "num_starts": args.num_starts, "best_of": best_of, **dataclasses.asdict(plan),
+            "recorded_sha256": sha256(folder.recorded_file)})
+        status = make(shop, writer, penalty, not args.no_videos)
+        if status:
+            print(f"stopped; the same command goes on with {writer.folder.path}")
+            return status
+    write_counts(shop, folder, list(dict.fromkeys(args.penalty)), recording, args)
+    print(f"{args.num_starts} starts for each of {len(orders)} orders, and what they are worth, "
+          f"are in {folder.path}; begin with {folder.report_file.name}")
+    return 0
+
+
+def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
+                   compute: Compute) -> tuple[tuple[Target, ...], dict | None]:
+    """The targets that flags ask for, and the checksums of the files of their directions."""
+    settings, projector, matrices = parameters.get(SaliencyConfig), None, None
+    if wants_directions(args.targets):
+        projector, matrices = Projector.load_for(
+            simulator.config.agent_hidden_size, directions_folder(args, parameters),
+            parameters.get(DirectionFilesConfig).num_episodes)
+        projector = projector.on(compute.device)
+    targets = targets_named(args.targets, simulator.agent.policy, settings.ids("direction_ids"),
+                            settings.direction_type, projector)
+    if args.num_targets is not None:
+        if args.num_targets > len(targets):
+            raise UserError(f"--num_targets is {args.num_targets}, but --targets names only "
+                            f"{len(targets)}")
+        drawn = np.random.default_rng([args.seed, _CHOSEN]).permutation(len(targets))
+        targets = tuple(targets[number] for number in sorted(drawn[:args.num_targets]))
+    return targets, matrices
+
+
+def write_counts(shop: Workshop, folder: MadeToOrderFolder, penalties: list[float],
+                 recording: RolloutFolder | None, args: argparse.Namespace) -> None:
+    """Write tables, pictures, figure and report."""
+    counted = count_starts(shop, {penalty: SampleFolder(folder.samples(penalty))
+                                  for penalty in penalties}, recording, args.batch_size, args.seed)
+    write_table(folder.starts_file, counted.starts)
+    if counted.effects is not None:
+        write_table(folder.effects_file, counted.effects)
+    best = counted.starts[counted.starts["best"]]
+    for order, rows in best.groupby("order"):
+        write_picture(shop, folder, order, dict(zip(rows["penalty"], rows["sample"])))
+    with atomic_path(folder.figure_file) as temporary:
+        plot(temporary, counted)
+    with atomic_path(folder.report_file) as temporary:
+        temporary.write_text(report(shop, counted, recording is not None))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,549 @@
+"""python -m generative.optimise_start: the search, what it is compared with, and its files."""
+
+import copy
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import (
+    FLOAT32,
+    ROOT,
+    figures_drawn,
+    golden_projector,
+    save_projector,
+    wait_for,
+)
+from output_numbers import numbers
+from scipy.integrate import quad
+
+import record
+import saliency_experiments
+from agents.episodes import play_episodes
+from common.agent_file import load_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.game_constants import ACTION_NAMES
+from common.parameters import ParameterSet
+from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from generative import optimise_start
+from generative.agent_inside import AgentInside
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset, WindowPlace
+from generative.encoder import on_unit_sphere
+from generative.made_to_order import counting
+from generative.made_to_order.making import Workshop
+from generative.made_to_order.real_game import play_on
+from generative.made_to_order.recorded_density import RecordedDensity, log_normaliser
+from generative.made_to_order.recorded_starts import RecordedStarts, drawn_windows
+from generative.made_to_order.search import Scale, SearchPlan, rollout, search
+from generative.made_to_order.targets import MAXIMISE, MINIMISE, Order, targets_named
+from generative.published import load_published
+from generative.sample_files import SampleFolder
+from generative.straight_through import LatentSampler
+from interventions.scopes import recorded
+
+STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
+TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
+           "embedder.block3.res2.resadd:3", "from_left_to_up"]
+
+
+def load(simulator_file, agent_path):
+    config = ParameterSet("tiny").get(SimulatorConfig)
+    return load_published(simulator_file, config,
+                          load_agent(agent_path)).simulator.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def simulator(simulator_file, agent_path):
+    return load(simulator_file, agent_path)
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    return save_projector(tmp_path_factory.mktemp("matrices") / "m", golden_projector())
+
+
+@pytest.fixture(scope="module")
+def arguments(simulator_file, agent_path, recording, matrices):
+    """Flags of the script; a later one wins over an earlier one."""
+    def argv(folder, *more):
+        return [*map(str, (
+            "--agent_file", agent_path, "--model_file", simulator_file,
+            "--interpreting_params_name", "tiny", "--data_dir", recording / "data",
+            "--precomp_dir", matrices, "--targets", *TARGETS, "--num_starts", NUM_STARTS,
+            "--iterations", 2, "--num_recorded", 24, "--seed", 5, "--device", "cpu",
+            "--no_videos", "--output_dir", folder, *more))]
+    return argv
+
+
+@pytest.fixture(scope="module")
+def finished(arguments, tmp_path_factory):
+    """An output folder that no test may change, with both aims, and the axes of its figure."""
+    folder = tmp_path_factory.mktemp("optimised") / "output"
+    with figures_drawn() as figures:
+        assert optimise_start.main(arguments(folder, "--aims", "maximise", "minimise")) == 0
+    return folder, figures["targets.png"]
+
+
+def named(policy, *names):
+    return targets_named(names, policy, [0], "ica", golden_projector())
+
+
+def vectors(num, seed=0, size=16):
+    return on_unit_sphere(torch.randn(num, size, generator=torch.Generator().manual_seed(seed)))
+
+
+# Gradients
+
+def smooth(simulator, choices, vector, reference):
+    """The simulator as a smooth function of its start vector.
+
+    The forward pass of a choice has no slope; so choices are kept, and what the tensor whose
+    gradient a choice passes has changed by is added to them.
+
+    Args:
+        choices: a simulation from which they are taken.
+        reference: the tensors that passed gradients where nothing is moved, or None there.
+
+    Returns:
+        Values, log-probabilities and states of the last step, and the tensors.
+    """
+    passed = []
+
+    def choose(choice, soft):
+        passed.append(soft)
+        return choice + soft - (soft if reference is None else reference[len(passed) - 1])
+
+    policy, start = simulator.agent.policy, choices.start
+    env = simulator.env_converter(vector)
+    h, z_logits = env.split([simulator.config.deter_dim, simulator.config.env_h_stoch_size], -1)
+    z = choose(start.z, torch.softmax(z_logits.unflatten(-1, simulator.cell.latent_shape), -1))
+    hidden = torch.tanh(simulator.hidden_converter(vector))
+    action = choose(start.action, torch.log_softmax(simulator.action_converter(vector), -1))
+    for step in choices.steps:
+        h = simulator.cell.advance(z, simulator.cell.action_input(action), h)
+        z = choose(step.z, torch.softmax(simulator.cell.prior_logits(h), -1))
+        image = choose(step.images, simulator.decoder(h, z).images)
+        hidden = policy.gru.gru(policy.embed(image)[None], hidden[None])[0][0]
+        log_probs = torch.log_softmax(policy.fc_policy(hidden), -1)
+        action = choose(step.own_actions, log_probs)
+    return (policy.fc_value(hidden)[0, 0], log_probs[0], hidden[0]), passed
+
+
+@pytest.mark.parametrize(("name", "read"), [
+    ("value", lambda values, log_probs, states: values),
+    ("log_prob_up", lambda values, log_probs, states: log_probs[ACTION_NAMES.index("up")]),
+    ("hidden_state:5", lambda values, log_probs, states: states[5])])
+def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulator, monkeypatch,
+                                                                         name, read):
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: self)  # all of it in float64
+    exact = copy.deepcopy(simulator).double()
+    vector = vectors(1, seed=2).double().requires_grad_()
+    imagination, answers = rollout(exact, FLOAT32, vector, STEP + 1,
+                                   ("hidden_state",) * name.startswith("hidden"))
+    (target,) = named(exact.agent.policy, name)
+    (gradient,) = torch.autograd.grad(target(answers, STEP).sum(), vector)
+    with torch.no_grad():
+        _, reference = smooth(exact, imagination, vector, None)
+        for direction in (gradient, vectors(1, seed=3).double()):
+            move = 1e-6 * direction / direction.norm()
+            above, below = (read(*smooth(exact, imagination, vector + sign * move, reference)[0])
+                            for sign in (1, -1))
+            expected = (gradient * direction).sum() / direction.norm()
+            assert abs((above - below) / 2e-6 - expected) < 1e-5 * gradient.norm()
+
+
+# A planted target: hidden unit 0 rises with the vector's projection on a direction
+
+@pytest.fixture
+def planted(simulator_file, agent_path):
+    """A simulator whose agent keeps its state, of which unit 0 is told by the start vector alone;
+    and the direction along which it rises."""
+    simulator = load(simulator_file, agent_path)
+    direction = vectors(1, seed=9)[0]
+    with torch.no_grad():
+        gru = simulator.agent.policy.gru.gru
+        gru.weight_ih_l0.zero_()
+        gru.weight_hh_l0.zero_()
+        size = simulator.config.agent_hidden_size
+        gru.bias_hh_l0[size:2 * size] = 20  # the update gate: what enters leaves
+        for layer in list(simulator.hidden_converter)[::2]:
+            layer.weight.zero_()
+            layer.bias.zero_()
+            layer.weight[0, 0] = 1
+        simulator.hidden_converter[0].weight[0] = direction
+    return simulator, direction
+
+
+def recorded_around(centre, number=60):
+    """Vectors near a centre, of six episodes, and their density."""
+    noise = torch.randn(number, len(centre), generator=torch.Generator().manual_seed(4))
+    near = on_unit_sphere(centre + 0.1 * noise)
+    return near, RecordedDensity.fit(near.numpy(), np.arange(number) % 6)
+
+
+def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=60):
+    simulator, _ = planted
+    (target,) = named(simulator.agent.policy, "hidden_state:0")
+    return search(simulator, FLOAT32, Order(target, aim), begin, Scale(0.0, 0.3), density, penalty,
+                  SearchPlan(1, iterations, 0.05, diversity))
+
+
+def test_a_planted_target_is_reached_by_either_aim(planted):
+    _, direction = planted
+    begin, density = recorded_around(vectors(1, seed=1)[0])
+    assert (begin[:3] @ direction).abs().max() < 0.7
+    assert (found(planted, begin[:3], density, 0.0) @ direction).min() > 0.97
+    assert (found(planted, begin[:3], density, 0.0, MINIMISE) @ direction).max() < -0.97
+
+
+def test_penalty_keeps_starts_where_recorded_ones_lie(planted):
+    _, direction = planted
+    begin, density = recorded_around(vectors(1, seed=1)[0])
+    free, kept = (found(planted, begin[:3], density, penalty) for penalty in (0.0, 10.0))
+    assert density.excess(free).min() > 5
+    assert density.excess(kept).max() < 0.2
+    assert ((kept - begin[:3]) @ direction).min() > 0.02  # and yet the target rises
+
+
+def test_diversity_spreads_starts(planted):
+    begin, density = recorded_around(vectors(1, seed=1)[0])
+    close = on_unit_sphere(begin[:1] + 0.01 * vectors(3, seed=8))
+    cosines = []
+    for diversity in (0.0, 50.0):
+        starts = found(planted, close, density, 0.0, diversity=diversity, iterations=10)
+        cosines.append(float((starts @ starts.T)[~torch.eye(3, dtype=bool)].mean()))
+    assert cosines[0] > 0.95 and cosines[1] < cosines[0] - 0.1, cosines
+
+
+def test_the_best_vector_on_the_way_is_kept(planted):
+    simulator, direction = planted
+    _, density = recorded_around(direction)
+    (target,) = named(simulator.agent.policy, "hidden_state:0")
+    wild = search(simulator, FLOAT32, Order(target, MAXIMISE), direction[None], Scale(0.0, 0.3),
+                  density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leads away from the best
+    torch.testing.assert_close(wild[0], direction)
+
+
+def test_nan_in_a_target_is_an_error_that_names_the_order(planted):
+    simulator, _ = planted
+    begin, density = recorded_around(vectors(1)[0])
+    with torch.no_grad():
+        simulator.hidden_converter[0].weight[0] = float("nan")
+    with pytest.raises(UserError, match="maximise hidden_state:0: the target or its gradient"):
+        found((simulator, None), begin[:2], density, 1.0)
+
+
+# Where recorded starts lie
+
+def test_kernels_are_densities():
+    for concentration in (0.5, 4.0, 60.0):
+        total, _ = quad(lambda cosine, k=concentration: 2 * np.pi * np.exp(
+            k * cosine + log_normaliser(k, 3)), -1, 1)
+        assert total == pytest.approx(1, rel=1e-6)
+
+
+def test_concentration_follows_the_spread_and_typical_is_what_most_recorded_starts_are():
+    spread = {}
+    for scale in (0.02, 0.5):
+        near = on_unit_sphere(torch.ones(1, 8) + scale * torch.randn(
+            400, 8, generator=torch.Generator().manual_seed(0)))
+        density = RecordedDensity.fit(near.numpy(), np.arange(400) // 20)
+        spread[scale] = density.concentration
+        assert (density.log_density < density.typical).mean() == pytest.approx(0.05, abs=0.01)
+        opposite = -on_unit_sphere(torch.ones(1, 8))
+        assert density.excess(opposite) > 3 and density.excess(near).median() == 0
+    assert spread[0.02] > 20 * spread[0.5]
+
+
+def test_windows_of_an_episode_do_not_vouch_for_each_other():
+    """Each episode is one point, recorded many times over: with its own windows among the kernels
+    the likeliest kernel would be a needle."""
+    points = vectors(20, seed=3, size=4).repeat_interleave(10, dim=0)
+    density = RecordedDensity.fit(points.numpy(), np.repeat(np.arange(20), 10))
+    assert density.concentration < 100
+    with pytest.raises(UserError, match="of one episode only"):
+        RecordedDensity.fit(points.numpy(), np.zeros(200))
+
+
+def test_nearest_are_the_recorded_vectors_with_the_largest_cosine():
+    near, density = recorded_around(vectors(1)[0])
+    rows, cosines = density.nearest(near[[7, 3]], 2)
+    assert rows[:, 0].tolist() == [7, 3] and cosines[:, 0] == pytest.approx(1, abs=1e-5)
+    assert cosines[0, 1] == pytest.approx(float((near @ near[7]).sort().values[-2]), abs=1e-5)
+
+
+# Targets
+
+def test_targets_are_what_their_names_say(simulator):
+    policy = simulator.agent.policy
+    names = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
+             "embedder.block1.conv:3", "from_left_to_up", "action"]
+    targets = named(policy, *names)
+    assert [target.name for target in targets] == names
+    with torch.no_grad():
+        start_vectors = vectors(3)
+        _, answers = rollout(simulator, FLOAT32, start_vectors, STEP + 1,
+                                       ("hidden_state", "embedder.block1.conv"))
+        values = [target(answers, STEP) for target in targets]
+        start = simulator.start_from(start_vectors, LatentSampler("mode"))
+        steps = simulator.imagine(start, LatentSampler("mode"), STEP + 1).steps
+        last = steps[STEP]
+        with recorded(policy, ["embedder.block1.conv"]) as activations:
+            policy.embed(last.images)
+    left, up = ACTION_NAMES.index("left"), ACTION_NAMES.index("up")
+    expected = [
+        last.values, last.log_probs[:, :3].logsumexp(dim=1),
+        golden_projector().coordinates(last.hidden_states, "pca")[:, 1],
+        last.hidden_states[:, 5], activations["embedder.block1.conv"][:, 3].mean(dim=(1, 2)),
+        steps[STEP - 1].log_probs[:, left] + last.log_probs[:, up],
+        last.log_probs.max(dim=1).values]
+    for name, value, other in zip(names, values, expected):
+        torch.testing.assert_close(value, other, rtol=1e-4, atol=1e-5, msg=name)
+    assert len(named(policy, "policy", "value", "value", "hidden_state")) == 15 + 1 + 64
+
+
+# Searches and comparisons of a shop
+
+def shop_of(simulated, episodes, orders, columns, best_of, real=None):
+    number = len(episodes)
+    starts = RecordedStarts(np.arange(number), np.array(episodes), np.zeros(number, int),
+                            np.zeros((number, 16), np.float32), simulated,
+                            simulated if real is None else real)
+    return Workshop(None, FLOAT32, None, starts, best_of, None, orders, columns,
+                    SearchPlan(STEP, 3, 0.1, 0.0), 3, NUM_STEPS)
+
+
+def test_searches_begin_from_the_best_of_the_starts_that_are_not_compared(simulator):
+    (target,) = named(simulator.agent.policy, "value")
+    simulated = np.array([[5.0], [4], [1], [3], [2], [9], [8], [7]], np.float32)
+    orders = Order(target, MAXIMISE), Order(target, MINIMISE)
+    shop = shop_of(simulated, [0, 0, 1, 1, 2, 3, 4, 5], orders, (0, 0), 3)
+    # the best of each episode, the best episode first
+    assert shop.begins(0).tolist() == [0, 3, 4] and shop.begins(1).tolist() == [2, 4, 1]
+    assert shop.scores(0) == pytest.approx(-shop.scores(1))
+    few = shop_of(simulated, [0] * 8, orders, (0, 0), 3)
+    assert few.begins(0).tolist() == [0, 1, 3]  # one episode gives all
+
+
+def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
+    rng = np.random.default_rng(0)
+    targets = named(simulator.agent.policy, *(f"hidden_state:{unit}" for unit in range(24)))
+    orders = tuple(Order(target, MAXIMISE) for target in targets)
+    simulated = rng.normal(size=(400, 24)).astype(np.float32)
+    shop = shop_of(simulated, np.arange(400), orders, tuple(range(24)), 200)
+    best = np.array([shop.scores(number)[-200:].max() for number in range(24)])
+    at_random = rng.uniform(size=(24, 24))
+    shown = at_random.copy()
+    np.fill_diagonal(shown, rng.uniform(0.8, 1, 24))
+    for gain, percentiles, claimed in ((1.0, shown, True), (0.0, at_random, False)):
+        scores = np.diag(best + gain + 0.1 * rng.normal(size=24))
+        table = counting._effects(shop, {1.0: scores}, {1.0: percentiles}, 3)
+        own = table[~table["control"]].set_index("outcome")
+        assert (own["claimed"] == claimed).all(), own
+        assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
+        assert own.loc["percentile", "effect"] == pytest.approx(
+            np.diag(percentiles).mean() - 0.5)
+        controls = table[table["control"]].groupby("outcome").size()
+        assert controls["percentile"] == 23 and controls["score"] == counting.NUM_SUBSETS
+
+
+def test_controls_are_the_starts_of_other_targets(simulator):
+    targets = named(simulator.agent.policy, "value", "log_prob_up")
+    orders = tuple(Order(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
+    shop = shop_of(np.zeros((4, 2), np.float32), range(4), orders, (0, 1, 0, 1), 2)
+    assert counting._shifts(shop) == [1, 3]  # two places on is the same target's other aim
+    matrix = np.arange(16).reshape(4, 4)  # row the start, column the order
+    assert counting._shifted(matrix, 1).tolist() == [4, 9, 14, 3]
+
+
+# The real game
+
+@pytest.fixture(scope="module")
+def greedy(agent_path, tmp_path_factory):
+    """A recording of an agent that takes its likeliest action, and its episodes."""
+    folder, config = tmp_path_factory.mktemp("greedy"), EnvConfig("fruitbot", "easy")
+    writer = RolloutWriter(folder, {"env": vars(config)})
+    episodes = list(play_episodes(load_agent(agent_path), FLOAT32, config, [(0, 3), (1, 8)], 0, 2,
+                                  greedy=True))
+    for episode in sorted(episodes, key=lambda each: each.number):
+        writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
+                                                 episode.log_probs, record.steps_table(episode)))
+    return folder, sorted(episodes, key=lambda each: each.number)
+
+
+def test_the_agent_plays_on_from_a_recorded_start_as_it_did(greedy, agent_path):
+    folder, episodes = greedy
+    agent = AgentInside(load_agent(agent_path), 64, 15)
+    last = episodes[1].length - 1  # the last row that shows the level
+    places = [WindowPlace(0, 5), WindowPlace(1, 0), WindowPlace(1, last - 1)]
+    answers, ended = play_on(agent, FLOAT32, RolloutFolder(folder), places, 3,
+                             ("embedder.block1.conv",))
+    assert ended.tolist() == [False, False, True]
+    for place, (episode, rows) in enumerate(((0, [5, 6, 7, 8]), (1, [0, 1, 2, 3]),
+                                             (1, [last - 1, last, last, last]))):
+        for name in ("values", "log_probs"):
+            np.testing.assert_allclose(getattr(answers, name)[:, place],
+                                       getattr(episodes[episode], name)[rows], atol=1e-3)
+        np.testing.assert_allclose(answers.hidden_states[:, place],
+                                   episodes[episode].hidden_states[np.array(rows) + 1], atol=1e-3)
+    assert answers.units["embedder.block1.conv"].shape == (4, 3, 16)
+
+
+def test_a_recording_that_cannot_be_replayed_is_refused(greedy, agent_path, tmp_path):
+    folder, _ = greedy
+    agent = AgentInside(load_agent(agent_path), 64, 15)
+    other = shutil.copytree(folder, tmp_path / "other")
+    frames = np.load(other / "episode_00001" / "ob.npy")
+    frames[4] = 255 - frames[4]
+    np.save(other / "episode_00001" / "ob.npy", frames)
+    with pytest.raises(UserError, match=r"episode 1 of .* replays differently at its step 4"):
+        play_on(agent, FLOAT32, RolloutFolder(other), [WindowPlace(1, 6)], 1, ())
+    (other / "recording.json").unlink()
+    with pytest.raises(UserError, match="does not say which game"):
+        play_on(agent, FLOAT32, RolloutFolder(other), [WindowPlace(1, 6)], 1, ())
+
+
+def test_drawn_windows_have_their_initial_frames_and_reach_the_step(recording):
+    dataset = RolloutDataset(recording / "data", 3, NUM_STEPS)
+    lengths = dataset.folder.index().groupby("episode").size()
+    windows = drawn_windows(dataset, 10**6, STEP, 5)
+    places = [dataset.place(int(window)) for window in windows]
+    assert len(set(windows.tolist())) == len(windows) == sum(
+        max(length - 3 - STEP, 0) for length in lengths)
+    assert min(place.frame for place in places) == 2
+    assert min(lengths[place.episode] - 1 - place.frame for place in places) == STEP + 1
+    assert drawn_windows(dataset, 7, STEP, 5).tolist() == windows[:7].tolist()
+
+
+# The script
+
+def test_tables_say_what_the_samples_hold(finished, simulator):
+    folder, figure = finished
+    table = pd.read_csv(folder / "starts.csv")
+    assert len(table) == 2 * 2 * len(TARGETS) * NUM_STARTS  # penalties, aims
+    recorded_arrays = np.load(folder / "recorded.npz")
+    assert recorded_arrays["targets"].tolist() == TARGETS
+    readers = {"value": lambda each: each.values[STEP],
+               "hidden_state:5": lambda each: each.hidden_states[STEP, 5],
+               "log_prob_any_left": lambda each: np.logaddexp.reduce(each.log_probs[STEP, :3])}
+    for row in table.itertuples():
+        sample = SampleFolder(folder / f"penalty_{row.penalty:g}").sample(row.sample)
+        if row.target in readers:
+            assert row.value == pytest.approx(readers[row.target](sample), abs=1e-3)
+        simulated = recorded_arrays["simulated"][:, TARGETS.index(row.target)]
+        sign = 1 if row.aim == "maximise" else -1
+        assert row.score == pytest.approx(
+            sign * (row.value - simulated.mean()) / simulated.std(), rel=1e-3, abs=1e-3)
+        assert row.score >= row.begin_score - row.penalty * 100 - 1e-3
+        cosines = recorded_arrays["vectors"] @ sample.bottleneck_vec
+        assert row.nearest_cosine == pytest.approx(cosines.max(), abs=1e-4)
+        assert row.nearest_window == recorded_arrays["windows"][cosines.argmax()]
+        beyond = sign * row.value > np.quantile(sign * recorded_arrays["real"][
+            :, TARGETS.index(row.target)], 0.999)
+        assert row.beyond_real == beyond
+    free = table[table["penalty"] == 0]
+    assert (free["score"] >= free["begin_score"] - 1e-3).all()  # begins are among what is kept
+    assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
+    best = table[table["best"]]
+    assert best["real_percentile"].between(0, 1).all() and best["score_drawn"].notna().all()
+    assert not table["real_percentile"][~table["best"]].notna().any()
+    for penalty, line in zip((1, 0), (1, 3)):
+        drawn = figure.axes[0].get_lines()[line].get_xdata()
+        assert sorted(drawn) == pytest.approx(sorted(best[best["penalty"] == penalty]["score"]),
+                                              rel=1e-4)
+
+
+def test_report_counts_the_rows_of_the_table(finished):
+    folder, _ = finished
+    best = pd.read_csv(folder / "starts.csv")
+    best = best[best["best"] & (best["penalty"] == 1)]
+    text = (folder / "report.md").read_text()
+    for title, truth in (("quantile of recorded starts, simulated", best["beyond_simulated"]),
+                         ("beyond the best of 12 recorded starts",
+                          best["score"] > best["recorded_score"]),
+                         ("typical start", best["typical"]),
+                         ("| shown", best["real_percentile"] >= counting.SHOWN)):
+        (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]
+        assert f"; {truth.sum()} of {len(best)})" in line.split("|")[2], line
+    assert "Nothing: fewer than 10 targets" in text
+    pictures = sorted(path.name for path in (folder / "pictures").iterdir())
+    assert pictures == [f"order_{order:03d}.png" for order in range(2 * len(TARGETS))]
+
+
+def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_path):
+    folder, _ = finished
+    other = shutil.copytree(folder, tmp_path / "other")
+    for name in ("starts.csv", "report.md", "pictures/order_002.png"):
+        (other / name).unlink()
+    shutil.rmtree(other / "penalty_1" / "sample_00005")  # a kill between two starts of an order
+    for number in range(4, 2 * len(TARGETS) * NUM_STARTS):
+        shutil.rmtree(other / "penalty_0" / f"sample_{number:05d}")
+    assert optimise_start.main(arguments(other, "--aims", "maximise", "minimise")) == 0
+    assert numbers(other) == numbers(folder)
+
+
+def test_another_command_does_not_mix_with_what_is_there(finished, arguments, capsys):
+    folder, _ = finished
+    both = ("--aims", "maximise", "minimise")
+    for more, what in (((*both, "--seed", "6"), "seed"), ((*both, "--iterations", "3"),
+                                                          "iterations"), ((), "orders")):
+        assert optimise_start.main(arguments(folder, *more)) == 2
+        assert f"with another {what};" in capsys.readouterr().err
+
+
+def test_other_scripts_read_the_samples_and_films_are_written(arguments, simulator_file, agent_path,
+                                                              tmp_path):
+    flags = [flag for flag in arguments(tmp_path / "out", "--penalty", "1", "--no_real_game",
+                                        "--targets", "value", "--iterations", "1")
+             if flag != "--no_videos"]
+    assert optimise_start.main(flags) == 0
+    samples = tmp_path / "out" / "penalty_1"
+    films = sorted(path.name for path in (samples / "videos").iterdir())
+    assert films == ["sample_00000.mp4", "sample_00001.mp4"]
+    assert "In the real game" not in (tmp_path / "out" / "report.md").read_text()
+    assert saliency_experiments.main([*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--samples_dir", samples, "--saliency_func_type", "value", "--sample_ids", "0", "1",
+        "--difference_demo_sample_ids", "0 to 0", "--device", "cpu", "--no_videos"))]) == 0
+    assert len(list(samples.glob("sample_*/saliency_value.json"))) == 2
+
+
+@pytest.mark.parametrize(("more", "sentence"), [
+    (["--targets", "valu"], "there is no target 'valu' (did you mean 'value'?)"),
+    (["--targets", "hidden_state:64"], "the target 'hidden_state:64' does not exist: the units of "
+     "hidden_state are numbered 0 to 63"),
+    (["--targets", "embedder.block9.conv:1"], "the agent has no layer 'embedder.block9.conv'"),
+    (["--targets", "hx_direction_99"], "there is no ica direction 99: they are numbered 0 to"),
+    (["--targets", "from_left_to_upp"], "has the unknown action 'upp' (did you mean 'up'?)"),
+    (["--targets", "from_up_to_up"], "moves from an action to itself"),
+    (["--targets", "logit_3"], "there is no target 'logit_3'"),
+    (["--step", "4"], "there is no step 4: the 4 steps of a rollout are counted from 0"),
+    (["--targets", "from_left_to_up", "--step", "0"], "--step must be at least 1"),
+    (["--num_targets", "9"], "--num_targets is 9, but --targets names only 6"),
+    (["--best_of", "24"], "--best_of 24 leaves none of the 24 recorded starts"),
+    (["--learning_rate", "0"], "--learning_rate must be above 0")])
+def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, tmp_path, capsys, more, sentence):
+    assert optimise_start.main(arguments(tmp_path / "out", *more)) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_and_the_same_command_give_equal_files(finished, arguments, tmp_path):
+    folder, _ = finished
+    argv = arguments(tmp_path / "killed", "--aims", "maximise", "minimise")
+    process = subprocess.Popen([sys.executable, "-m", "generative.optimise_start", *argv],
+                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "killed" / "penalty_1" / "sample_00004").exists(), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "killed" / "starts.csv").exists()
+    assert optimise_start.main(argv) == 0
+    assert numbers(tmp_path / "killed") == numbers(folder)
