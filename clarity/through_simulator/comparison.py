@@ -26,6 +26,7 @@ from interventions.effects import Arm, Outcome, compare_outcomes, with_verdicts
 NUM_SHIFTS = 20
 AGREEMENT = Outcome("agreement", "share of hidden objects whose sign is right", probability=True)
 KINDS = ("deletion", "insertion")
+CHANCE = "chance"
 
 
 def agreements(one: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0) -> np.ndarray:
@@ -47,7 +48,7 @@ def agreements(one: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0)
 
 def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarray],
              episodes: np.ndarray, seed: int) -> pd.DataFrame:
-    """Agreement of each map compared with a half, and of each saliency map with each attribution.
+    """Agreement of each map less a half, and of each saliency map less each attribution.
 
     Args:
         changes: by lag (N, K). An attribution is of the frame's own output; it is compared at
@@ -55,35 +56,35 @@ def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarr
         episodes: of each frame (N,).
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``, with the columns ``map``,
-        ``compared_with`` and ``lag``.
+        The table of ``interventions.effects.with_verdicts``, all comparisons one family, with the
+        columns ``map``, ``compared_with``, ``lag``, and the shares ``right`` and ``other``.
+        ``altered`` is the difference, and ``unaltered`` 0. A control is the same difference with
+        the maps of other frames, on both sides.
     """
-    tables = []
-    shifts = np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int))
+    shifts = (0, *np.unique(np.linspace(0, len(episodes), NUM_SHIFTS + 2)[1:-1].astype(int)))
+    counted = np.all([(change != 0).any(axis=1) for change in changes.values()], axis=0)
+    arms, after, facts = [], [], []
     for lag, change in changes.items():
-        at = [one for one in maps if one.lag in (0, lag) and (one.lag == lag or _is_layer(one))]
-        found = {one.name: [agreements(one, masks, change, shift) for shift in (0, *shifts)]
-                 for one in at}
-        counted = np.isfinite(next(iter(found.values()))[0])
-        others = {"chance": np.full(counted.sum(), 0.5),
-                  **{one.name: found[one.name][0][counted] for one in at if _is_layer(one)}}
-        for other, before in others.items():
-            arms, after = [], []
-            for one in at:
-                if other != "chance" and _is_layer(one):
+        found = {one.name: np.stack([agreements(one, masks, change, shift)[counted]
+                                     for shift in shifts])
+                 for one in maps if one.lag == lag or _is_layer(one)}
+        others = {CHANCE: np.full((len(shifts), counted.sum()), 0.5),
+                  **{one.name: found[one.name] for one in maps if _is_layer(one)}}
+        for other, against in others.items():
+            for one in maps:
+                if one.name not in found or (other != CHANCE and _is_layer(one)):
                     continue
-                for number, values in enumerate(found[one.name]):
-                    name = f"{one.name}, control {number}" if number else one.name
-                    arms.append(Arm(name, one.name, one.name, number > 0))
-                    after.append(values[counted][:, None])
-            given = ([AGREEMENT], before[:, None], np.stack(after), seed, episodes[counted])
-            table = with_verdicts(compare_outcomes(
-                arms, {arm.name: 0.0 for arm in arms}, *given), *given)
-            table.insert(0, "lag", lag)
-            table.insert(0, "compared_with", other)
-            table.insert(0, "map", table["label"])
-            tables.append(table.drop(columns=["moved", "label", "pattern"]))
-    return pd.concat(tables, ignore_index=True)
+                pair = f"{one.name} against {other} at {lag}"
+                for number, difference in enumerate(found[one.name] - against):
+                    name = f"{pair}, control {number}" if number else pair
+                    arms.append(Arm(name, pair, pair, number > 0))
+                    after.append(difference[:, None])
+                    facts.append((one.name, other, lag, found[one.name][number].mean(),
+                                  against[number].mean()))
+    given = ([AGREEMENT], np.zeros((counted.sum(), 1)), np.stack(after), seed, episodes[counted])
+    table = with_verdicts(compare_outcomes(arms, {arm.name: 0.0 for arm in arms}, *given), *given)
+    named = pd.DataFrame(facts, columns=["map", "compared_with", "lag", "right", "other"])
+    return pd.concat([named, table.drop(columns=["moved", "label", "pattern"])], axis=1)
 
 
 def _is_layer(one: Map) -> bool:

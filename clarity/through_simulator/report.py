@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from clarity.through_simulator.comparison import CHANCE
 from clarity.through_simulator.maps import BLOCK
 from common.palette import COLOURS, DARK_GREY, DPI
 from interventions.effects import LEVEL
@@ -36,8 +37,8 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
              f"(controls) <= {LEVEL}; controls are the maps of other frames.", "", *_table(
                  ("map", "compared with", "steps later", "right", "other", "difference (95 %)",
                   "controls", "p (Holm)", "p (controls)", "verdict"),
-                 [(row.map, row.compared_with, str(row.lag), f"{row.altered:.3f}",
-                   f"{row.unaltered:.3f}",
+                 [(row.map, row.compared_with, str(row.lag), f"{row.right:.3f}",
+                   f"{row.other:.3f}",
                    f"{row.effect:+.3f} ({row.low_95:+.3f} to {row.high_95:+.3f})",
                    f"{row.control_low:+.3f} to {row.control_high:+.3f}", f"{row.p_holm:.2g}",
                    f"{row.p_control:.2g}", f"**{row.verdict}**" if row.claimed else row.verdict)
@@ -46,9 +47,9 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
                                           "low_95", "high_95", "chance", "above_chance",
                                           "rank_correlation", "rank_low_95", "rank_high_95")),
              "## Deletion and insertion", "",
-             f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame go to the mean frame (deletion) "
-             "or come from it, those first that a map says raise the output most. Areas under the "
-             "curve in deviations of the output; better than random orders where the interval of "
+             f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame go to the mean frame "
+             "(deletion) or come from it, those first that a map says raise the output most. Areas "
+             "under the curve in deviations of the output; better than random orders where the interval of "
              "the difference lies above 0.", "", *_frame(
                  tables["deletion"], tuple(tables["deletion"].columns)),
              "## Weights drawn again", "",
@@ -80,22 +81,22 @@ def plot(path: Path, tables: dict[str, pd.DataFrame], curves: np.ndarray,
     figure = Figure(figsize=(17, 5.2), layout="constrained")
     right, *falling, random = figure.subplots(1, 4)
     agreement = tables["agreement"]
-    rows = agreement[agreement["compared_with"] == "chance"]
+    rows = agreement[agreement["compared_with"] == CHANCE]
     own = rows[~rows["control"]].reset_index(drop=True)
     places = np.arange(len(own))
-    controls = rows[rows["control"]].groupby(["map", "lag"], sort=False)["altered"]
-    low, high = (np.array([each.get_group((row.map, row.lag)).agg(ends)
-                           for row in own.itertuples()])
-                 for each, ends in ((controls, "min"), (controls, "max")))
+    controls = rows[rows["control"]].groupby(["map", "lag"], sort=False)["right"]
+    low, high = (np.array([controls.get_group((row.map, row.lag)).agg(end)
+                           for row in own.itertuples()]) for end in ("min", "max"))
     right.hlines(places, low, high, color="#DDDDDD", linewidth=8, label="maps of other frames")
-    right.errorbar(own["altered"], places, xerr=np.abs(np.stack(
+    right.errorbar(own["right"], places, xerr=np.abs(np.stack(
         [own["effect"] - own["low_95"], own["high_95"] - own["effect"]])), fmt="o",
         color=COLOURS[4], label="95 % interval")
     right.axvline(0.5, color=DARK_GREY, linewidth=0.8)
-    right.set_yticks(places, [f"{row.map} (value {row.lag} later)" if row.lag else row.map
-                              for row in own.itertuples()], fontsize=8)
-    right.set_title("hidden objects whose sign is right", fontsize=10)
-    right.legend(fontsize=8)
+    right.set_yticks(places, [f"{row.map.partition(',')[0]}, {row.lag} later" if row.lag
+                              else row.map for row in own.itertuples()], fontsize=8)
+    right.set_ylim(-0.6, len(own) + 0.9)
+    right.set_title("share of hidden objects whose sign is right", fontsize=10)
+    right.legend(fontsize=8, loc="upper right", ncols=2)
     shares = np.linspace(0, 1, curves.shape[-1])
     for number, (axes, kind) in enumerate(zip(falling, ("deletion", "insertion"))):
         for place, name in enumerate(names):
@@ -105,7 +106,7 @@ def plot(path: Path, tables: dict[str, pd.DataFrame], curves: np.ndarray,
                   label="random order")
         axes.set_title(f"{kind}: output", fontsize=10)
         axes.set_xlabel("share of the frame")
-        axes.legend(fontsize=8)
+    falling[0].legend(fontsize=8)
     for place, (name, part) in enumerate(tables["randomisation"].groupby("map", sort=False)):
         random.plot(part["correlation"].to_numpy(), "o-", color=COLOURS[place % len(COLOURS)],
                     label=name)
