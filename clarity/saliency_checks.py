@@ -117,8 +117,8 @@ def main(argv: list[str] | None = None) -> None:
                                          args.seed),
               "randomisation": randomised(all_maps, maps, policy, episodes, args)}
     what = (f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output "
-            f"{output.name}, read in the frame and {max(lags)} steps later; in {real.ended.sum()} of them the "
-            "episode ends before.")
+            f"{output.name}, read in the frame and {max(lags)} steps later; in "
+            f"{real.ended.sum()} of them the episode ends before.")
     with CHECKS.replaced(args.output_dir, {
             "agent_sha256": checksum, "model_sha256": sha256(args.model_file),
             "recording_sha256": recording.sha256, "seed": args.seed, "output": output.name,

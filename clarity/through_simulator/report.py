@@ -49,8 +49,8 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
              "## Deletion and insertion", "",
              f"Blocks of {BLOCK} x {BLOCK} pixels of the real frame go to the mean frame "
              "(deletion) or come from it, those first that a map says raise the output most. Areas "
-             "under the curve in deviations of the output; better than random orders where the interval of "
-             "the difference lies above 0.", "", *_frame(
+             "under the curve in deviations of the output; better than random orders where the "
+             "interval of the difference lies above 0.", "", *_frame(
                  tables["deletion"], tuple(tables["deletion"].columns)),
              "## Weights drawn again", "",
              "Rank correlation of |map| with that of an agent of which more and more is random, "
