@@ -117,6 +117,19 @@ SECTIONS = (
         Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
               "Beside the frames: saliency with gradients through the environment, without, and "
               "the difference.", 2))),
+    Section("optimised", "Starts made to order", "optimise_start", (
+        "The vector from which a simulation starts is searched by gradient for rollouts that raise "
+        "the value, or a direction of the hidden state, as far as possible: near recorded starts, "
+        "and without this bound. Beside each: the recorded frames that are nearest."), (
+        "Look for what the found rollouts have in common with the recorded frames beside them, and "
+        "for what the real game shows from there."), (
+        Files("optimise_start", ("samples/made_to_order/penalty_1/videos/*.mp4",),
+              "From left to right: made to order, the nearest recorded start simulated, and as it "
+              "was recorded.", 4),
+        Files("optimise_start", ("samples/made_to_order/targets.png",),
+              "Score of each target beside that of the best recorded start, and what the real game "
+              "shows."),
+        Files("optimise_start", ("samples/made_to_order/report.md",), "What was counted."))),
     Section("states", "Environment, behaviours, starts", "behaviours", (
         "The same maps of the simulated environment's states, of behaviours (clusters of what "
         "agent and environment do together), of the vectors from which simulations start, and of "
