@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clarity.article.claims import CLAIMS, LETTER, SCRIPT
 from clarity.attributing.config import ClarityConfig
+from clarity.checking.check_files import OBJECTS as OBJECT_CHECK
 from clarity.failing.config import FailureCausesConfig
 from clarity.failing.counting import ANY
 from clarity.failing.files import ORIGINAL, CausesFolder
 from common import rollout_files
-from common.game_objects import hazards_of
+from common.game_objects import hazards_of, objects_of
 from common.parameters import ParameterSet
+from interventions.findings_folder import FindingsFolder
 from pipeline.presets import AGENT, Preset
 from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
 
 ROOM = "analysis/clarity"  # below the output folder
 RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from
 DATA = f"{OUTPUT}/{RECORDING}/data"
-FEATURES, ATTRIBUTION, PAGE, EDITS, CAUSES = (
-    f"{ROOM}/{name}" for name in ("features", "attribution", "page", "edits", "causes"))
+FEATURES, ATTRIBUTION, OBJECTS, CHECKS, PAGE, EDITS, CAUSES, TABLE = (
+    f"{ROOM}/{name}" for name in ("features", "attribution", "objects", "checks", "page", "edits",
+                                  "causes", "table"))
 
 
 def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> list[Stage]:
-    """A recording of the agent's own policy, features, attributions, the page, and what the agent
-    fails by with and without a feature."""
+    """A recording of the agent's own policy, features, attributions, checks of them, the page,
+    what the agent fails by with and without a feature, and the article's table."""
     config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
     edited = f"{EDITS}/without_{failing.layer}_{failing.feature}.pth"
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
@@ -33,6 +37,13 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
     seed = ("--seed", str(preset.seed))
     inputs = ("--agent_file", AGENT, "--data_dir", DATA)
     layers = ("--layers", *config.layers) if config.layers else ()
+    attributed = (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--attribution_dir",
+                  f"{OUTPUT}/{ATTRIBUTION}")
+    studied = {**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
+               "clarity_attribution": (f"{ATTRIBUTION}/**/*.*",)}
+    known = bool(objects_of(preset.env_name))
+    named = {"clarity_objects": (f"{OBJECTS}/**/*.*",)} if known else {}
+    checks = [check for check in config.checks if known or check != OBJECT_CHECK]
     return [
         Stage("clarity_record", "record",
               ("--model_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
@@ -55,13 +66,23 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
                                                     "attributed trajectories"),
               needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
               clears=(ATTRIBUTION,)),
+        *([Stage("clarity_objects", "clarity.objects",
+                 (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--num_observations",
+                  str(config.num_masked), *seed, "--output_dir", f"{OUTPUT}/{OBJECTS}"),
+                 (f"{OBJECTS}/**/*.*",), number_of(f"{OBJECTS}/*/names.json", "layers with names"),
+                 needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
+                 clears=(OBJECTS,))] if known else []),
+        Stage("clarity_checks", "clarity.checks",
+              (*attributed, "--checks", *checks, "--num_frames", str(config.num_checked), *seed,
+               "--output_dir", f"{OUTPUT}/{CHECKS}"),
+              (f"{CHECKS}/**/*.*",), number_of(f"{CHECKS}/*.csv", "checks"), needs=studied,
+              files=(AGENT,), clears=(CHECKS,)),
         Stage("clarity_page", "clarity.page",
-              (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--attribution_dir",
-               f"{OUTPUT}/{ATTRIBUTION}", "--exp_name", exp_name, "--output_dir",
-               f"{OUTPUT}/{PAGE}"),
+              (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",
+               f"{OUTPUT}/{CHECKS}", *(("--failure_causes",) if hazards else ()), "--exp_name",
+               exp_name, "--output_dir", f"{OUTPUT}/{PAGE}"),
               (f"{PAGE}/**/*.*",), number_of(f"{PAGE}/data/*.js", "files of data"),
-              needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
-                     "clarity_attribution": (f"{ATTRIBUTION}/**/*.*",)},
+              needs={**studied, **named, "clarity_checks": (f"{CHECKS}/**/*.*",)},
               files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start),
         Stage("clarity_edit", "clarity.edit_agent",
               ("--agent_file", AGENT, "--features_dir", f"{OUTPUT}/{FEATURES}", "--layer",
@@ -78,7 +99,15 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
                str(failing.reference_size), *(("--invisible", *invisible) if invisible else ()),
                *seed, "--output_dir", f"{OUTPUT}/{CAUSES}"),
               (f"{CAUSES}/**/*.*",), failed,
-              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,))]
+              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,)),
+        Stage("clarity_table", "clarity.table",
+              ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, *seed, "--output_dir",
+               f"{OUTPUT}/{TABLE}"),
+              (f"{TABLE}/*",), lambda output: FindingsFolder(
+                  output / TABLE, CLAIMS, SCRIPT, LETTER).result(),
+              needs={**studied, **named, "clarity_checks": (f"{CHECKS}/**/*.*",),
+                     "failure_causes": (f"{CAUSES}/*.csv",)},
+              clears=(TABLE,), continued=from_start)]
 
 
 def failed(output: Path) -> str:

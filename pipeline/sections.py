@@ -186,7 +186,12 @@ SECTIONS = (
         "Look for features whose examples show one thing, and for what the value was made of "
         "before and after a step at which it jumps."), (
         Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
-              "disk."),)),
+              "disk."),
+        Files("clarity_checks", (f"{CLARITY}/checks/report.md", f"{CLARITY}/checks/*.png"),
+              "Are the attributions right? Cells deleted in their order, and objects taken out of "
+              "the real game.", 2),
+        Files("clarity_table", (f"{CLARITY}/table/table.md",),
+              "What the article found, and what this agent shows."))),
     Section("causes", "What the agent fails by", "failure_causes", (
         "Each failed episode has a cause: the hazard without which its last step, repeated in a "
         "copy of the real game, would not have ended it. The same levels are played by the agent, "

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from clarity.checking.check_files import CHECKS
 from common.errors import UserError
-from common.parameters import positive
+from common.parameters import one_of, positive
 
 
 @dataclasses.dataclass(frozen=True)
 class ClarityConfig:
-    """How much is recorded, and which layers and outputs are attributed."""
+    """How much is recorded, which layers and outputs are attributed, and how that is checked."""
 
     section: ClassVar[str] = "clarity"
 
@@ -23,9 +24,14 @@ class ClarityConfig:
     num_steps: int
     layers: tuple[str, ...] | None
     outputs: tuple[str, ...]
+    num_masked: int
+    checks: tuple[str, ...]
+    num_checked: int
 
     def __post_init__(self):
         positive(self, "num_episodes", "num_observations", "nmf_features", "num_trajectories",
-                 "num_steps")
+                 "num_steps", "num_masked", "num_checked")
         if not self.outputs:
             raise UserError("outputs must name what is attributed, such as value")
+        for check in self.checks:
+            one_of("checks", check, CHECKS)
