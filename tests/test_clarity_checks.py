@@ -186,7 +186,7 @@ def test_what_does_not_belong_together_is_refused(agent, run, tmp_path, capsys):
             ("settings.json", {**settings, "agent_sha256": "0" * 64}, "are of another agent"),
             ("settings.json", {**settings, "recording_sha256": "0" * 64},
              "are of another recording"),
-            ("block3/settings.json", {**layer, "features_sha256": "0"}, "other features")):
+            ("block3/settings.json", {**layer, "features_sha256": "0"}, "of other features")):
         other = tmp_path / "attribution"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run / "attribution", other)
