@@ -13,7 +13,7 @@ from agents.episodes import Episode, play_episodes
 from agents.evaluation import evaluate
 from agents.likeness import described, likeness
 from agents.reference import played_reference
-from clarity.failing.causes import causes_of
+from clarity.failing.causes import causes_of, what_is_known
 from clarity.failing.counting import wilson
 from clarity.failing.playing import with_fates
 from common.agent_file import load_agent
@@ -110,6 +110,8 @@ def main(argv: list[str] | None = None) -> None:
             "failures": causes[cause], "rate": causes[cause] / len(levels),
             "interval": wilson(causes[cause], len(levels))}
             for cause in causes_of(config.env_name)}}
+        if what_is_known(config.env_name):
+            print(what_is_known(config.env_name))
         print("failed by        levels  % (95 % interval)")
         for cause, row in failures["causes"].items():
             low, high = row["interval"]

@@ -103,7 +103,8 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
                   keep_frames: bool = True, person_view: bool = False,
                   edit: LevelEdit | None = None, keep_positions: bool = False,
-                  with_squares: bool = False, watch: Watch | None = None) -> Iterator[Episode]:
+                  with_squares: bool = False, watch: Watch | None = None,
+                  edit_every_step: bool = False) -> Iterator[Episode]:
     """Play one episode on each level and yield them as they end.
 
     Args:
@@ -123,10 +124,11 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         with_squares: whether patches are told the player's square and facing, beside its episode,
             step and level.
         watch: what looks on.
+        edit_every_step: see ``LevelSlots``.
     """
     frames_a_pass = min(FRAMES_A_PASS, num_slots)
     num_slots = min(num_slots, len(levels))
-    slots = LevelSlots(config, num_slots, person_view, edit)
+    slots = LevelSlots(config, num_slots, person_view, edit, edit_every_step)
     initial = policy.initial_states(1)[0]  # (D,)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = iter(levels)

@@ -142,7 +142,7 @@ def synthetic_content(size: Size) -> PageContent:
         "synthetic", ("model.pth",), (0,) * size.trajectories, "no game", outputs, layers, steps,
         rng.normal(size=total).astype(np.float32),
         {"reward_scale": 1.0, "gamma": 0.999, "lmbda": 0.95, "slope": 1.0, "r2": 0.5,
-         "off": False}, [], {name: {} for name in GRIDS}, [], None, 0.01, True, frames, attribution,
+         "off": False}, [], {name: {} for name in GRIDS}, [], {}, 0.01, True, frames, attribution,
         lambda layer, output: 0, lambda layer, output, trajectory: None)
 
 

@@ -23,7 +23,7 @@ from clarity.failing.arms import (
     original_and_edited,
     with_controls,
 )
-from clarity.failing.causes import causes_of
+from clarity.failing.causes import causes_of, what_is_known
 from clarity.failing.counting import ANY, Failures, blindness, effects, rates
 from clarity.failing.files import ORIGINAL, CausesFolder
 from clarity.failing.films import shoot, told_apart
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
     what = (f"{labels[0]} and what is compared with it, on {args.num_episodes} levels of "
             f"{config.env_name} ({config.distribution_mode}"
             f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
-            "with the same random draws.")
+            f"with the same random draws. {what_is_known(config.env_name)}").strip()
     table = write_results(folder, shown, controls, config, args.seed, what)
     films = write_films(folder, shown, compute, config, args)
     write_report(folder, table, films, what, controls)
@@ -146,7 +146,7 @@ def play(each: FailureArm, folder: CausesFolder, compute: Compute, config: EnvCo
     if left:
         episodes = functools.partial(
             play_episodes, each.policy(), compute, config, left, args.seed, args.num_envs,
-            keep_frames=False, edit=each.level_edit)
+            keep_frames=False, edit=each.level_edit, edit_every_step=each.every_step)
         with Progress(len(levels), "episode", len(begun)) as progress:
             for _, fate in with_fates(config, episodes):
                 folder.add(each.arm.name, fate)

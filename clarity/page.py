@@ -15,6 +15,7 @@ import pandas as pd
 
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.recordings import Recording
+from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.object_files import ObjectsFolder
 from clarity.page_export.contents import (
     Sources,
@@ -107,11 +108,14 @@ def parser() -> Parser:
     return flags
 
 
-def report_from(page: Path, report: Path) -> str | None:
-    """Address of a report, seen from a page's folder; None if there is no report."""
-    if not report.is_file():
-        return None
-    return quote(Path(os.path.relpath(report.absolute(), page.absolute())).as_posix())
+def reports_from(page: Path, checks: ChecksFolder) -> dict[str, str]:
+    """Addresses of the sections of the checks' report, seen from a page's folder, by the names of
+    the checks that were made."""
+    if not checks.report_file.is_file():
+        return {}
+    path = Path(os.path.relpath(checks.report_file.absolute(), page.absolute()))
+    return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
+            if checks.table_file(check).is_file()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +154,7 @@ def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
     labels = read_labels(args.labels, of.sources.features) if args.labels else {}
     return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
                   args.bookmarks, args.failure_causes,
-                  report_from(args.output_dir, args.checks_dir / "report.md"))
+                  reports_from(args.output_dir, ChecksFolder(args.checks_dir)))
 
 
 @script_main

@@ -208,15 +208,17 @@ class LevelSlots:
         num_slots: N. A slot shows nothing until :meth:`start`.
         person_view: whether to draw the 512-pixel view of :meth:`person_view` as well.
         edit: optional edit of every level, before its first frame is shown.
+        edit_every_step: whether it is made again after every step, which takes about 2 ms.
     """
 
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
-                 edit: LevelEdit | None = None):
+                 edit: LevelEdit | None = None, edit_every_step: bool = False):
         self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
         self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
         self._config = config
         self._person_view = person_view
         self._edit = edit
+        self._edit_every_step = edit_every_step
         self._envs: list[_Procgen | None] = [None] * num_slots
 
     def start(self, slot: int, level: int) -> None:
@@ -247,6 +249,9 @@ class LevelSlots:
             self.stop(slot)
             self.frames[slot] = 0
         else:
+            if self._edit_every_step:
+                env.edit(0, self._edit)
+                observation = env.observe()[1]
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 

@@ -84,8 +84,9 @@ def parser() -> Parser:
     flags.add_argument("--learning_rate", type=float, default=0.02,
                        help="of Adam, for the entries of the vector, whose length is 1")
     flags.add_argument("--penalty", type=weight, nargs="+", default=[1.0, 0.0],
-                       help="factors of the distance from where recorded starts lie; each gives a "
-                            "folder of its own, 0 searches everywhere")
+                       help="factors of the distance from where recorded starts lie, and of the "
+                            "surprise that the episode has not ended; each gives a folder of its "
+                            "own, 0 searches everywhere")
     flags.add_argument("--diversity", type=weight, default=1.0,
                        help="factor of the crowding of an order's starts")
     flags.add_argument("--num_recorded", type=count, default=2000,

@@ -58,6 +58,16 @@ class Interventions:
 
 
 @dataclasses.dataclass(frozen=True)
+class OptimisedStarts:
+    """Starts that are made to order."""
+
+    targets: tuple[str, ...]
+    num_starts: int
+    iterations: int
+    num_recorded: int
+
+
+@dataclasses.dataclass(frozen=True)
 class MazePieces:
     """Sizes of the piece on a maze agent that is shown beside the experiment."""
 
@@ -83,6 +93,7 @@ class Preset:
     recording_param_name: str
     recorded_videos: bool
     manual_action_starts: int
+    optimised_starts: OptimisedStarts
     interventions: Interventions
     mazes: MazePieces | None
 

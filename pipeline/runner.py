@@ -35,7 +35,7 @@ from pipeline.stage import PathResolver, Stage
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
 NOT_RUN = "it has not been run yet"
 SECONDS_BETWEEN_LOOKS = 0.1
-YOUNGER_ROOMS = ("maze", "clarity")  # whose scripts are run as modules
+MODULE_ROOMS = ("maze", "clarity", "generative")  # whose scripts are run as modules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Pipeline:
     def command(self, stage: Stage) -> str:
         """The command line that does the same."""
         room = stage.script.partition(".")[0]
-        script = (["-m", stage.script] if room in YOUNGER_ROOMS
+        script = (["-m", stage.script] if room in MODULE_ROOMS
                   else [f"{stage.script.replace('.', '/')}.py"])
         return shlex.join(["python", *script, *self._places.fill_in(stage.argv)])
 

@@ -117,6 +117,19 @@ SECTIONS = (
         Files("saliency", (f"{FOLDERS.saliency_demonstration}/sample_*/*.mp4",),
               "Beside the frames: saliency with gradients through the environment, without, and "
               "the difference.", 2))),
+    Section("optimised", "Starts made to order", "optimise_start", (
+        "The vector from which a simulation starts is searched by gradient for rollouts that raise "
+        "the value, or a direction of the hidden state, as far as possible: near recorded starts, "
+        "and without this bound. Beside each: the recorded frames that are nearest."), (
+        "Look for what the found rollouts have in common with the recorded frames beside them, and "
+        "for what the real game shows from there."), (
+        Files("optimise_start", ("samples/made_to_order/penalty_1/videos/*.mp4",),
+              "From left to right: made to order, the nearest recorded start simulated, and as it "
+              "was recorded.", 4),
+        Files("optimise_start", ("samples/made_to_order/targets.png",),
+              "Score of each target beside that of the best recorded start, and what the real game "
+              "shows."),
+        Files("optimise_start", ("samples/made_to_order/report.md",), "What was counted."))),
     Section("states", "Environment, behaviours, starts", "behaviours", (
         "The same maps of the simulated environment's states, of behaviours (clusters of what "
         "agent and environment do together), of the vectors from which simulations start, and of "
@@ -174,6 +187,17 @@ SECTIONS = (
         "before and after a step at which it jumps."), (
         Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
               "disk."),)),
+    Section("causes", "What the agent fails by", "failure_causes", (
+        "Each failed episode has a cause: the hazard without which its last step, repeated in a "
+        "copy of the real game, would not have ended it. The same levels are played by the agent, "
+        "without one of its features, with a hazard made invisible, and with random edits of the "
+        "same size."), (
+        "Look for a cause that becomes more frequent without the feature, beyond the grey range "
+        "of the random edits, and for how much of it an invisible hazard does."), (
+        Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
+                                 f"{CLARITY}/causes/films/*.mp4"),
+              "Failures by cause; what may be claimed; and a level that only one of two arms "
+              "fails, if there is any."),)),
 )
 
 

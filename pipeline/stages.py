@@ -95,7 +95,7 @@ def all_stages(preset: Preset | MazePreset, exp_name: str) -> tuple[Stage, ...]:
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
-            *build.interventions(), *build.panel(),
+            *build.optimised_starts(), *build.interventions(), *build.panel(),
             *clarity_stages(preset, ParameterSet(preset.parameters), exp_name),
             *pieces(preset.mazes, preset.seed))
 
@@ -319,6 +319,21 @@ class _Builder:
                   needs=DIRECTIONS, files=(AGENT,),
                   parameters=self._of("analysis.agent_h.num_episodes"),
                   clears=(str(FOLDERS.readout),), continued=from_start)]
+
+    def optimised_starts(self) -> list[Stage]:
+        asked, folder = self._preset.optimised_starts, "samples/made_to_order"
+        return [Stage(
+            "optimise_start", "generative.optimise_start",
+            (*self._simulated, "--targets", *asked.targets, "--num_starts", str(asked.num_starts),
+             "--iterations", str(asked.iterations), "--num_recorded", str(asked.num_recorded),
+             *self._precomputed, "--output_dir", f"{OUTPUT}/{folder}"),
+            (f"{folder}/**/*.*",), number_of(f"{folder}/penalty_*/sample_*", "starts"),
+            needs={**ROLLOUTS, **DIRECTIONS}, files=(AGENT, SIMULATOR),
+            parameters={**self._of("analysis.saliency.num_sim_steps",
+                                   "analysis.saliency.common_timesteps",
+                                   "analysis.saliency.direction_",
+                                   "analysis.agent_h.num_episodes"), **self._sizes},
+            clears=(folder,))]
 
     def interventions(self) -> list[Stage]:
         asked = self._preset.interventions

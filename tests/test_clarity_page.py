@@ -459,6 +459,7 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
     objects.add_scores(UNITS, UNITS, "0" * 64, scores)  # of other features
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "report.md").write_text("all is well")
+    (tmp_path / "checks" / "deletion.csv").write_text("layer,output")
     labels = tmp_path / "labels.json"
     labels.write_text(json.dumps({MAP: {"2": "my name"}}))
     page_folder = exported(run, tmp_path / "out" / "page", "--objects_dir", str(objects.path),
@@ -482,9 +483,10 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
         assert [line.get_attribute("class") is None or "chance" not in line.get_attribute("class")
                 for line in lines.all()] == [True, False]
         page.keyboard.press("Escape")
-        link = page.get_by_role("link", name="Report of the checks")
-        assert link.get_attribute("href") == "../../checks/report.md"
-        found = page.evaluate("document.querySelector('a[href$=\"report.md\"]').href")
+        links = page.locator("section[aria-labelledby=checks-title] a")
+        assert links.evaluate_all("all => all.map(each => each.getAttribute('href'))") == [
+            "../../checks/report.md#deletion"]
+        found = links.first.evaluate("each => each.href")
         assert Path(unquote(urlsplit(found).path)).read_text() == "all is well"
 
 

@@ -1,6 +1,7 @@
 """python -m generative.optimise_start: the search, what it is compared with, and its files."""
 
 import copy
+import dataclasses
 import shutil
 import signal
 import subprocess
@@ -206,9 +207,24 @@ def test_penalty_keeps_starts_where_recorded_ones_lie(planted):
     _, direction = planted
     begin, density = recorded_around(vectors(1, seed=1)[0])
     free, kept = (found(planted, begin[:3], density, penalty) for penalty in (0.0, 10.0))
-    assert density.excess(free).min() > 5
+    assert density.excess(free).min() > 4
     assert density.excess(kept).max() < 0.2
     assert ((kept - begin[:3]) @ direction).min() > 0.02  # and yet the target rises
+
+
+def test_penalty_keeps_the_simulated_episode_going(simulator):
+    begin, density = recorded_around(vectors(1, seed=1)[0])
+    everywhere = dataclasses.replace(density, typical=-1e9)
+    (target,) = named(simulator.agent.policy, "value")
+
+    def ends(start_vectors):
+        with torch.no_grad():
+            steps = rollout(simulator, FLOAT32, start_vectors, 2)[0].steps
+        return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
+
+    kept = search(simulator, FLOAT32, Order(target, MAXIMISE), begin[:3], Scale(0.0, 1e9),
+                  everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target counts for nothing
+    assert (ends(kept) < 0.8 * ends(begin[:3])).all()
 
 
 def test_diversity_spreads_starts(planted):
@@ -423,6 +439,13 @@ def test_drawn_windows_have_their_initial_frames_and_reach_the_step(recording):
 
 # The script
 
+def test_every_flag_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        optimise_start.main(["--help"])
+    assert all(action.help for action in optimise_start.parser()._actions)
+    assert "from_left_to_up" in capsys.readouterr().out
+
+
 def test_tables_say_what_the_samples_hold(finished, simulator):
     folder, figure = finished
     table = pd.read_csv(folder / "starts.csv")
@@ -444,9 +467,9 @@ def test_tables_say_what_the_samples_hold(finished, simulator):
         cosines = recorded_arrays["vectors"] @ sample.bottleneck_vec
         assert row.nearest_cosine == pytest.approx(cosines.max(), abs=1e-4)
         assert row.nearest_window == recorded_arrays["windows"][cosines.argmax()]
-        beyond = sign * row.value > np.quantile(sign * recorded_arrays["real"][
-            :, TARGETS.index(row.target)], 0.999)
-        assert row.beyond_real == beyond
+        real = sign * recorded_arrays["real"][:, TARGETS.index(row.target)]
+        assert row.beyond_real == (
+            sign * row.value > np.quantile(real, 0.999) + counting.LEAST * simulated.std())
     free = table[table["penalty"] == 0]
     assert (free["score"] >= free["begin_score"] - 1e-3).all()  # begins are among what is kept
     assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
@@ -466,7 +489,7 @@ def test_report_counts_the_rows_of_the_table(finished):
     text = (folder / "report.md").read_text()
     for title, truth in (("quantile of recorded starts, simulated", best["beyond_simulated"]),
                          ("beyond the best of 12 recorded starts",
-                          best["score"] > best["recorded_score"]),
+                          best["score"] > best["recorded_score"] + counting.LEAST),
                          ("typical start", best["typical"]),
                          ("| shown", best["real_percentile"] >= counting.SHOWN)):
         (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]

@@ -125,7 +125,8 @@ def test_dry_run_runs_nothing_and_tells_all(run, tmp_path):
     assert set(planned(text).values()) == {"it has not been run yet"}
     assert text.count("{agent} stands for the file that train_agent will write") == 1
     for stage in STAGES:
-        assert (f"python -m {stage.script} " if stage.script.startswith(("maze.", "clarity."))
+        as_module = stage.script.startswith(("maze.", "clarity.", "generative."))
+        assert (f"python -m {stage.script} " if as_module
                 else f"python {stage.script.replace('.', '/')}.py ") in text
     assert not list(tmp_path.iterdir())
 

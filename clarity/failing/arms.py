@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from clarity.editing.random_edits import ChangeSizes, RandomEdit, random_edits
+from clarity.failing.causes import what_is_known
 from clarity.failing.files import ORIGINAL
 from common.agent_file import load_agent
 from common.edits import Edit, with_edits
@@ -32,6 +34,7 @@ class FailureArm:
         policy: makes the agent that plays.
         made: what makes the arm, for the settings.
         level_edit: of every level.
+        every_step: whether it is made again after every step.
         moved: mean norm of what its edits change in a layer; NaN without edits.
         near: whether a control's size was near, see ``RandomEdit``.
     """
@@ -40,6 +43,7 @@ class FailureArm:
     policy: Callable[[], Policy]
     made: dict
     level_edit: LevelEdit | None = None
+    every_step: bool = False
     moved: float = math.nan
     near: bool = True
 
@@ -145,19 +149,29 @@ def invisible_hazards(names: Sequence[str], game: str, original: FailureArm,
     for name in dict.fromkeys(names):
         if name not in hazards:
             raise UserError(f"{game} has no hazard '{name}'" + (
-                nearest(name, hazards) if hazards else
-                f": hyperparams/game_objects.yml has no table of {game}"))
+                nearest(name, hazards) if hazards else f": {what_is_known(game)}"))
         kind = hazards[name]
-        if kind.moving or kind.trails or kind.cells:
-            raise UserError(f"{name} of {game} cannot be made invisible at a level's start: it is "
-                            "drawn from cells, or turns around, or draws a trail")
+        if kind.cells:
+            raise UserError(f"{name} of {game} is drawn from cells, which cannot be invisible and "
+                            "act")
         label = f"invisible {name}"
         arms.append(dataclasses.replace(
             original, arm=Arm(f"invisible_{name}", label, pattern or label, control=False),
-            made={**original.made, "invisible": name}, level_edit=_hiding(game, kind)))
+            made={**original.made, "invisible": name}, level_edit=hiding(game, kind),
+            every_step=bool(kind.moving or kind.trails)))
     return arms
 
 
 
-def _hiding(game: str, kind: GameObject) -> LevelEdit:
-    return lambda state: invisible(LevelState.parse(state, game), kind).to_bytes()
+def hiding(game: str, kind: GameObject) -> LevelEdit:
+    """Makes a hazard invisible: at the level's start, or after every step if it may turn around,
+    so that it becomes another kind, or draws a trail."""
+    def hide(state: bytes) -> bytes:
+        level = LevelState.parse(state, game)
+        if kind.moving:  # those that have turned around since are seen again
+            entities = level.entities.copy()
+            entities["alpha"][np.isin(entities["type"], kind.entity_types)] = 1
+            level = dataclasses.replace(level, entities=entities)
+        return invisible(level, kind).to_bytes()
+
+    return hide

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from common.env import EnvConfig, LevelCopy
 from common.errors import UserError
-from common.game_objects import GameObject, hazards_of, removed
+from common.game_objects import GAME_OBJECTS_FILE, GameObject, hazards_of, removed
 from common.level_state import LevelState
 
 TIMEOUT = "timeout"
@@ -27,6 +27,14 @@ def causes_of(game: str) -> tuple[str, ...]:
     if not hazards:
         return ENDED, TIMEOUT
     return *(kind.name for kind in hazards), MULTIPLE, TIMEOUT, OTHER
+
+
+def what_is_known(game: str) -> str:
+    """A sentence that says so if the hazards of a game are not known; else nothing."""
+    if hazards_of(game):
+        return ""
+    return (f"{GAME_OBJECTS_FILE.name} has no table of hazards of {game}, so its causes of failure "
+            f"are {TIMEOUT} and {ENDED}.")
 
 
 class Coroner:

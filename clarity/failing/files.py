@@ -45,6 +45,8 @@ SOLVED = "solved"
 SCRIPT = "python -m clarity.failure_causes"
 _PARTS = f".parts{TEMPORARY_SUFFIX}"
 _IN_VIEW = "in_view_"
+_RATES = {"arm": str, "label": str, "control": bool, "cause": str, "levels": int, "failures": int,
+          "rate": float, "low_95": float, "high_95": float}
 
 
 class CausesFolder:
@@ -52,10 +54,10 @@ class CausesFolder:
 
     Args:
         path: the folder.
-        game: name of the game.
+        game: name of the game; not needed for tables.
     """
 
-    def __init__(self, path: Path, game: str):
+    def __init__(self, path: Path, game: str = ""):
         self.path = Path(path)
         self.settings_file = self.path / "settings.json"
         self.causes_file = self.path / "causes.csv"
@@ -145,6 +147,14 @@ class CausesFolder:
             UserError: if the file is missing or damaged.
         """
         return read_table(self.episodes_file(arm), self._kinds, written_by=SCRIPT)
+
+    def rates(self) -> pd.DataFrame:
+        """Failures of each arm by cause: the first columns of ``causes.csv``.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.causes_file, _RATES, written_by=SCRIPT)
 
     def in_view(self, episodes: pd.DataFrame) -> pd.DataFrame:
         """Steps at which each hazard was in view, by its name."""

@@ -8,14 +8,14 @@ from pathlib import Path
 import pandas as pd
 
 from agents.episodes import play_episodes
-from agents.films import small_film, write_beside
+from agents.films import last_steps, write_beside
 from clarity.failing.arms import FailureArm
 from clarity.failing.files import SOLVED
 from common.devices import Compute
 from common.env import EnvConfig
 from common.video import FRAMES_PER_SECOND
 
-LAST_STEPS = 150  # at most, of an episode; what ends it is at its end
+LAST_STEPS = 150  # of an episode, at most
 
 
 def told_apart(original: pd.DataFrame, other: pd.DataFrame, number: int) -> list[int]:
@@ -40,7 +40,10 @@ def shoot(path: Path, arms: Sequence[FailureArm], causes: Sequence[str], compute
     films = {}
     for each, cause in zip(arms, causes):
         [episode] = play_episodes(each.policy(), compute, config, [level], seed, num_slots,
-                                  keep_frames=False, person_view=True, edit=each.level_edit)
-        films[f"{each.arm.label}: {cause}"] = small_film(episode, episode.length)[-LAST_STEPS:]
+                                  keep_frames=False, edit=each.level_edit,
+                                  edit_every_step=each.every_step)
+        films[f"{each.arm.label}: {cause}"] = last_steps(
+            config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, each.level_edit,
+            each.every_step)
     path.parent.mkdir(exist_ok=True)
     write_beside(path, films, FRAMES_PER_SECOND)

@@ -269,7 +269,7 @@ def _value_first(outputs: list[str]) -> list[str]:
 
 def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: Unit,
            rows: pd.DataFrame, labels: dict[str, dict[int, str]], num_bookmarks: int,
-           with_causes: bool = False, report: str | None = None) -> PageContent:
+           with_causes: bool, reports: dict[str, str]) -> PageContent:
     """All that a page shows.
 
     Args:
@@ -279,7 +279,7 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         labels: names of features, see ``read_labels``.
         num_bookmarks: steps of each list.
         with_causes: play failed episodes once more, to say what ended them.
-        report: where a report of checks is, seen from the page.
+        reports: addresses of the sections of a report of checks, by the checks' names.
     """
     steps = sources.steps
     calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
@@ -299,7 +299,7 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
          "r2": _number(calibration.r2), "off": calibration.is_off},
         [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
                     **labels.get(name, {})} for name in sources.layers},
-        _failures(sources) if with_causes else [], report, sources.tolerance, remembers,
+        _failures(sources) if with_causes else [], reports, sources.tolerance, remembers,
         sources.frames,
         lambda layer, output, trajectory: sources.attribution(
             sources.shown_layers[layer], outputs[output].name, trajectory),

@@ -212,7 +212,8 @@ class PageContent:
         labels: names of features by layer and feature, counted from 0.
         failures: [{"cause", "steps": [[trajectory, step]]}] of episodes that failed, by what ended
             them; empty where that is not known.
-        report: where a report of checks is, seen from the page; None without one.
+        reports: addresses of the sections of a report of checks, seen from the page, by the names
+            of the checks.
         tolerance: of gaps, as a share.
         remembers: whether the agent has a memory.
         frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
@@ -233,7 +234,7 @@ class PageContent:
     bookmarks: list[dict]
     labels: dict[str, dict[int, str]]
     failures: list[dict]
-    report: str | None
+    reports: dict[str, str]
     tolerance: float
     remembers: bool
     frames: Callable[[int], np.ndarray]
@@ -336,7 +337,7 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
         } for layer in content.layers],
         "summaries": [dataclasses.asdict(summary) for summary in summaries],
         "unit": content.unit, "bookmarks": content.bookmarks, "failures": content.failures,
-        "report": content.report,
+        "reports": content.reports,
         "labels": [[content.labels.get(layer.name, {}).get(feature, "")
                     for feature in range(layer.num_features)] for layer in content.layers],
         "tolerance": content.tolerance, "remembers": content.remembers}

@@ -41,6 +41,7 @@ from interventions.effects import (
 )
 
 QUANTILE = 0.999  # of recorded values, beyond which a start is extreme
+LEAST = 0.01  # deviations, by which it must be: units that saturate differ by rounding
 SHOWN = 0.95  # percentile from which the real game shows the target
 NUM_DRAWS = 8  # of the latents, for each best start
 SCORE = Outcome("score", "score, less that of the best recorded start (deviations)")
@@ -100,14 +101,16 @@ def _of_penalty(shop: Workshop, folder: SampleFolder, penalty: float,
     values = _targets(shop, vectors, batch_size)  # (O K, G)
     on = torch.from_numpy(vectors)
     excess = shop.density.excess(on).numpy()
+    terminals = folder.stacked_field("terminals", range(len(vectors)))[:, :shop.plan.step + 1]
+    away = excess + -np.log1p(-np.minimum(terminals.astype(np.float64), 1 - 1e-7)).sum(axis=1)
     (nearest,), (cosine,) = (part.T for part in shop.density.nearest(on, 1))
     rows, best = [], []
     for number, order in enumerate(shop.orders):
         column, scale, recorded = shop.columns[number], shop.scale(number), shop.scores(number)
-        real = order.sign * shop.starts.real[:, column].astype(np.float64)
+        real = scale.score(shop.starts.real[:, column].astype(np.float64), order.sign)
         begins, samples = shop.begins(number), list(shop.numbers(number))
         score = scale.score(values[samples, column].astype(np.float64), order.sign)
-        best.append(samples[int(np.argmax(score - penalty * excess[samples]))])
+        best.append(samples[int(np.argmax(score - penalty * away[samples]))])
         for begin, sample, own in zip(begins, samples, score):
             value, place = float(values[sample, column]), nearest[sample]
             rows.append({
@@ -115,9 +118,11 @@ def _of_penalty(shop: Workshop, folder: SampleFolder, penalty: float,
                 "aim": order.aim, "sample": sample, "best": sample == best[-1], "value": value,
                 "score": own, "begin_score": recorded[begin],
                 "recorded_score": recorded[-shop.best_of:].max(),
-                "beyond_simulated": own > np.quantile(recorded, QUANTILE),
-                "beyond_real": order.sign * value > np.quantile(real, QUANTILE),
+                "beyond_best": own > recorded[-shop.best_of:].max() + LEAST,
+                "beyond_simulated": own > np.quantile(recorded, QUANTILE) + LEAST,
+                "beyond_real": own > np.quantile(real, QUANTILE) + LEAST,
                 "excess": excess[sample], "typical": excess[sample] == 0,
+                "end": terminals[sample].max(),
                 "nearest_window": shop.starts.windows[place],
                 "nearest_episode": shop.starts.episodes[place],
                 "nearest_frame": shop.starts.frames[place], "nearest_cosine": cosine[sample],

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
 from generative.made_to_order.counting import (
+    LEAST,
     NUM_DRAWS,
     NUM_SUBSETS,
     PERCENTILE,
@@ -41,12 +42,15 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
         f"at step {step}, counted from 0. Searches begin from the best of "
         f"{number - shop.best_of} recorded starts, and are compared with the best of "
         f"{shop.best_of} others. Scores are deviations of the target over all {number} recorded "
-        "starts, simulated, with the sign of the aim. Of each order the best start counts.", "",
+        "starts, simulated, with the sign of the aim. Of each order the best start counts: score "
+        "less penalty, which grows where no recorded starts lie and with the probability that the "
+        "simulated episode has ended.", "",
         "How noise is fixed: latents take their most likely class and the agent its likeliest "
         "action, so that a start has one rollout; both pass straight-through gradients, which are "
         "biased, so the best vector on the way is kept. The last row of the first table has the "
         f"same starts with drawn latents, mean of {NUM_DRAWS} draws that all starts share.", "",
         "## Against recorded starts", "",
+        f"Beyond is by more than {LEAST} deviations, since units that saturate differ by rounding. "
         f"A start is typical if its density among recorded start vectors is above that of "
         f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
         *_table(("", *(f"penalty {penalty:g}" for penalty in penalties)), [
@@ -57,8 +61,10 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
                 (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
                  lambda rows: share(rows["beyond_real"])),
                 (f"beyond the best of {shop.best_of} recorded starts",
-                 lambda rows: share(rows["score"] > rows["recorded_score"])),
+                 lambda rows: share(rows["beyond_best"])),
                 ("typical start", lambda rows: share(rows["typical"])),
+                ("the simulated episode has ended by the step (probability of 0.5 or more)",
+                 lambda rows: share(rows["end"] >= 0.5)),
                 ("score, median", lambda rows: f"{rows['score'].median():.2f}"),
                 ("score at the beginning, median",
                  lambda rows: f"{rows['begin_score'].median():.2f}"),

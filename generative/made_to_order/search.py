@@ -2,13 +2,15 @@
 
 Several starts of an order share a batch. What is maximised, of each start::
 
-    score - penalty * excess,  score = sign * (target - mean) / deviation
+    score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
-with mean and deviation of the target over recorded starts, and the excess of
-``RecordedDensity``; for all starts together less diversity * ``vector_crowding``, which the
-simulator was trained with to spread its vectors. Nothing is drawn: latents take their most likely
-class, actions are the agent's likeliest, and both pass straight-through gradients. These are
-biased, so the vector that was best in the forward pass is kept, not the last one.
+with mean and deviation of the target over recorded starts, the excess of ``RecordedDensity``, and
+the surprise, in nats, at an episode that has not ended by the step: the sum of -log(1 - P(end)).
+Without it the search finds the black frames behind an episode's end. For all starts together less
+diversity * ``vector_crowding``, which the simulator was trained with to spread its vectors.
+Nothing is drawn: latents take their most likely class, actions are the agent's likeliest, and both
+pass straight-through gradients. These are biased, so the vector that was best in the forward pass
+is kept, not the last one.
 
 Letters in shape comments: K starts, B rollouts, V bottleneck vector.
 """
@@ -19,6 +21,7 @@ import dataclasses
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from common.devices import Compute
 from common.errors import UserError
@@ -89,7 +92,7 @@ def search(simulator: Simulator, compute: Compute, order: Order, begin: Tensor, 
 
     Args:
         begin: vectors to begin from (K, V).
-        penalty: factor of the excess.
+        penalty: factor of excess and end.
 
     Raises:
         UserError: if the target or its gradient is not finite.
@@ -101,9 +104,12 @@ def search(simulator: Simulator, compute: Compute, order: Order, begin: Tensor, 
     for iteration in range(plan.iterations + 1):
         vectors = on_unit_sphere(free)
         with torch.set_grad_enabled(iteration < plan.iterations):
-            _, answers = rollout(simulator, compute, vectors, plan.step + 1, order.target.layers)
+            imagination, answers = rollout(simulator, compute, vectors, plan.step + 1,
+                                           order.target.layers)
             score = scale.score(order.target(answers, plan.step), order.sign)  # (K,)
-            worth = score - penalty * density.excess(vectors)
+            ends = torch.stack([functional.softplus(step.terminal_logits.float())
+                                for step in imagination.steps]).sum(dim=0)  # (K,)
+            worth = score - penalty * (density.excess(vectors) + ends)
         better = worth.detach() > best
         kept = torch.where(better.unsqueeze(-1), vectors.detach(), kept)
         best = torch.where(better, worth.detach(), best)

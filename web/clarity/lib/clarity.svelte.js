@@ -167,7 +167,7 @@ export class Clarity {
 
   /** A promise that something arrives; of an error, if something did not. */
   async arrival() {
-    await new Promise((resolve) => this.#waiting.push(resolve))
+    if (!this.problem) await new Promise((resolve) => this.#waiting.push(resolve))
     if (this.problem) throw new Error(this.problem)
   }
 

@@ -1,0 +1,1 @@
+"""Checks of saliency maps through the simulator, beside attributions to layers."""
