@@ -7,10 +7,13 @@ A killed run continues after the last layer; more checks, layers and outputs can
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.attributing.layers import find_cuts
 from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.check_report import report, verdict
 from clarity.checking.checked_frames import draw_frames
@@ -48,14 +51,17 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     attributions = AttributionFolder(args.attribution_dir)
-    opened = Opened(args, None if args.layers else attributions.layers())
+    # What was checked before stays in the report, whatever is asked for now.
+    opened = Opened(argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
+                    attributions.layers())
     check_attributions(attributions, opened)
-    subjects = subjects_of(args, opened, attributions)
+    subjects = subjects_of(args.features_dir, opened, attributions)
+    asked = asked_of(args, opened, subjects)
     frames = draw_frames(attributions, args.num_frames, args.seed)
     what = (f"{len(frames.step)} frames of {len(set(frames.episodes))} episodes of "
             f"{args.agent_file.name}; "
             + ", ".join(f"{output} at {layer}" for layer, output in (
-                subject.name for subject in subjects)))
+                subject.name for subject in asked)))
     if args.dry_run:
         print(f"{what}; checks: {', '.join(args.checks)}")
         return
@@ -65,35 +71,53 @@ def main(argv: list[str] | None = None) -> None:
                  "num_frames": args.num_frames, "seed": args.seed, "versions": versions()},
                 args.overwrite)
     checks = AgentChecks(opened, attributions, subjects, frames, folder, args.seed)
-    checks.make(args.checks)
+    checks.make(args.checks, asked)
     tables = checks.write()
-    folder.add_report(report(tables, f"{what}."))
+    folder.add_report(report(tables, f"{len(frames.step)} frames of {len(set(frames.episodes))} "
+                                     f"episodes of {args.agent_file.name}."))
     for check, table in tables.items():
         print(f"{check}: {verdict(check, table)}")
     print(f"wrote {folder.report_file}")
 
 
-def subjects_of(args, opened: Opened, attributions: AttributionFolder) -> list[Subject]:
-    """What the flags ask to check.
+def subjects_of(features_dir: Path, opened: Opened,
+                attributions: AttributionFolder) -> list[Subject]:
+    """All that is attributed to layers with cells.
 
     Raises:
-        UserError: if it is not attributed, or to other features than those given.
+        UserError: if a layer is attributed to other features than those given.
     """
     found = []
     for cut in opened.cuts:
         if not cut.layer.is_map:
             continue
-        features = features_of(args.features_dir, cut, opened)
+        features = features_of(features_dir, cut, opened)
         if attributions.layer_settings(cut.name).get("features_sha256") != features.checksum:
             raise UserError(f"the attributions in {attributions.path} to {cut.name} are of other "
-                            f"features than those in {args.features_dir}; name the right "
+                            f"features than those in {features_dir}; name the right "
                             "--features_dir, or make the attributions again")
-        there = attributions.outputs(cut.name)
-        found += [Subject(cut, features, output) for output in outputs_named(args.outputs)
-                  if output.name in there]
+        found += [Subject(cut, features, output)
+                  for output in outputs_named(attributions.outputs(cut.name))]
+    return found
+
+
+def asked_of(args: argparse.Namespace, opened: Opened,
+             subjects: Sequence[Subject]) -> list[Subject]:
+    """What the flags ask to check.
+
+    Raises:
+        UserError: if it is not attributed.
+    """
+    outputs = [output.name for output in outputs_named(args.outputs)]
+    layers = [cut.name for cut in find_cuts(opened.policy, args.layers, allow_partial=True)
+              ] if args.layers else [subject.cut.name for subject in subjects]
+    found = [subject for subject in subjects
+             if subject.output.name in outputs and subject.cut.name in layers]
     if not found:
-        raise UserError(f"{attributions.path} holds no attributions of {', '.join(args.outputs)} "
-                        "to a layer with cells; python -m clarity.attribution makes them")
+        where = ", ".join(dict.fromkeys(layers)) or "a layer with cells"
+        raise UserError(f"{args.attribution_dir} holds no attributions of "
+                        f"{', '.join(args.outputs)} to {where}; python -m clarity.attribution "
+                        "makes them")
     return found
 
 

@@ -14,7 +14,7 @@ from agents.object_masks import recorded_game
 from clarity.attributing.clarity_files import finished_layers
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.checking.object_files import ObjectsFolder
-from clarity.checking.object_scores import cells_of, object_scores
+from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import kinds_in, painted
 from clarity.checking.sources import feature_activations, features_of
 from common.cli import Parser, count, set_up_logging
@@ -29,6 +29,9 @@ def parser() -> Parser:
                        default=Path("analysis") / "clarity" / "features",
                        help="folder of python -m clarity.features; its layers with cells if "
                             "--layers is not given")
+    flags.add_argument("--other_features_dir", type=Path,
+                       help="other features of the same layers, such as those of --nmf_of "
+                            "activations, whose scores in the same frames are subtracted")
     flags.add_argument("--num_observations", type=count, default=2048,
                        help="frames, drawn evenly from the recording's episodes")
     add_output_flags(flags, "objects")
@@ -46,6 +49,8 @@ def main(argv: list[str] | None = None) -> None:
                         f"{', '.join(cut.name for cut in opened.cuts)} has none; give --layers "
                         "with cells")
     features = {cut.name: features_of(args.features_dir, cut, opened) for cut in cuts}
+    others = {cut.name: features_of(args.other_features_dir, cut, opened) for cut in cuts
+              } if args.other_features_dir else {}
     kinds = kinds_in(recorded_game(opened.recording.folder))
     names = [kind.name for kind in kinds]
     observations = opened.recording.observations(args.num_observations, args.seed)
@@ -61,25 +66,34 @@ def main(argv: list[str] | None = None) -> None:
             pictures.masks for pictures in painted(opened.recording.folder, observations, kinds)]))
     observations, masks = folder.masks()
     for cut in cuts:
-        checksum = features[cut.name].checksum
-        if not folder.has(cut.name, checksum):
-            activations = feature_activations(opened, cut, features[cut.name], observations)
+        own, other = features[cut.name], others.get(cut.name)
+        has_scores = folder.has(cut.name, own.checksum)
+        if not has_scores or other:
+            activations = feature_activations(opened, cut, own, observations)
             touched = np.moveaxis(cells_of(masks, cut), 1, -1)
-            folder.add_scores(cut.name, cut.layer.name, checksum, object_scores(
+        if not has_scores:
+            folder.add_scores(cut.name, cut.layer.name, own.checksum, object_scores(
                 activations, touched, observations[:, 0], args.seed))
-        print(said(cut.name, folder.names(cut.name)))
+        if other:
+            folder.add_difference(cut.name, own.checksum, other.checksum, score_difference(
+                activations, feature_activations(opened, cut, other, observations), touched,
+                observations[:, 0], args.seed))
+        print(said(cut.name, folder.names(cut.name), folder.difference(cut.name)))
     print(f"wrote {args.output_dir}: {len(observations)} observations of "
           f"{len(np.unique(observations[:, 0]))} episodes")
 
 
-def said(layer: str, found: dict) -> str:
+def said(layer: str, found: dict, compared: dict) -> str:
     """The scores of a layer in a line."""
     each = [f"{each['name'] or 'no object'} {each['score']:.2f}" if each["score"] is not None
             else "none" for each in found["features"]]
     mean = "unknown" if found["score"] is None else (
         f"{found['score']:.3f} ({found['score_low_95']:.3f} to {found['score_high_95']:.3f}), by "
         f"chance {found['score_chance']:.3f}")
-    return f"{layer}: object score {mean}; features: {', '.join(each)}"
+    more = "" if compared.get("difference") is None else (
+        f"; {compared['difference']:+.3f} ({compared['low_95']:+.3f} to "
+        f"{compared['high_95']:+.3f}) against the other features")
+    return f"{layer}: object score {mean}; features: {', '.join(each)}{more}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_removal import objects_table
 from clarity.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from clarity.checking.taken_out import features_table
+from clarity.checking.two_numbers import rank_correlation, ratio, slope
 from common.agent_file import load_agent, save_agent
+from common.bootstrap import ClusterBootstrap
 
 # A linear function of a pixel's colour, from 0 to 1, that is above 0 for CoinRun's boxes alone.
 BOX, BIAS = (5.2, -6.7, -1.2), -0.06
@@ -184,7 +186,7 @@ def test_what_does_not_belong_together_is_refused(agent, run, tmp_path, capsys):
             ("settings.json", {**settings, "agent_sha256": "0" * 64}, "are of another agent"),
             ("settings.json", {**settings, "recording_sha256": "0" * 64},
              "are of another recording"),
-            ("block3/settings.json", {**layer, "features_sha256": "0"}, "other features")):
+            ("block3/settings.json", {**layer, "features_sha256": "0"}, "of other features")):
         other = tmp_path / "attribution"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run / "attribution", other)
@@ -225,6 +227,21 @@ def test_rank_correlations_are_those_of_spearman():
     for number in (0, 1, 4):
         assert found[number] == pytest.approx(
             spearmanr(maps[number].ravel(), others[number].ravel()).statistic)
+
+
+def test_two_numbers_go_together_as_scipy_says():
+    rng = np.random.default_rng(0)
+    episodes = np.repeat(np.arange(12), 10)
+    x = rng.normal(size=120)
+    y = 2 * x + rng.normal(size=120)
+    bootstrap = ClusterBootstrap(episodes, 0)
+    for found, expected in (
+            (rank_correlation(x, y, episodes, bootstrap), spearmanr(x, y).statistic),
+            (slope(x, y, episodes, bootstrap), np.polyfit(x, y, 1)[0]),
+            (ratio(x**2, y**2, episodes, bootstrap), (x**2).mean() / (y**2).mean())):
+        assert found.value == pytest.approx(expected)
+        assert found.low < found.value < found.high < found.low + 1
+    assert np.isnan(slope(np.ones(120), y, episodes, bootstrap).value)
 
 
 def test_slopes_are_those_of_least_squares():

@@ -16,7 +16,7 @@ from agents.object_masks import replayed
 from clarity import features, objects
 from clarity.attributing.layers import find_cuts
 from clarity.checking.object_files import ObjectsFolder
-from clarity.checking.object_scores import cells_of, object_scores
+from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import painted
 from common.agent_file import save_agent
 from common.errors import UserError
@@ -185,6 +185,23 @@ def test_scores_are_the_weighted_area_under_the_roc():
             assert scores.auc[feature, kind] == pytest.approx(expected, abs=2e-3)
 
 
+def test_scores_of_two_kinds_of_features_are_compared_in_the_same_frames():
+    rng = np.random.default_rng(0)
+    episodes = np.repeat(np.arange(12), 10)
+    touched = rng.random((120, 4, 4, 2)) < 0.2
+    noise = rng.random((2, 120, 4, 4, 2))
+    value, low, high = score_difference(touched + noise[0], 0.3 * touched + noise[1], touched,
+                                        episodes, seed=0)
+    scores = [object_scores(each, touched, episodes, seed=0).score[0]
+              for each in (touched + noise[0], 0.3 * touched + noise[1])]
+    assert value == pytest.approx(scores[0] - scores[1], abs=1e-6)
+    assert 0.1 < low < value < high < low + 0.1
+    same = score_difference(touched + noise[0], touched + noise[0], touched, episodes, seed=0)
+    assert same.tolist() == [0, 0, 0], "both have the same draws"
+    assert np.isnan(score_difference(noise[0], noise[1], np.zeros_like(touched), episodes,
+                                     seed=0)).all()
+
+
 def arguments_of(agent: Path, data: Path, found: Path, folder: Path, *more: str) -> list[str]:
     return ["--agent_file", str(agent), "--data_dir", str(data), "--device", "cpu",
             "--features_dir", str(found), "--num_observations", "120", "--output_dir", str(folder),
@@ -217,6 +234,9 @@ def test_objects_of_a_recording_are_written_and_read(agent, data, found, tmp_pat
     (tmp_path / "objects" / "block3" / "names.json").unlink()
     assert objects.main(arguments) == 0  # as after a kill
     assert before == {path: path.read_bytes() for path in before}
+    assert folder.difference("block3") == {}
+    assert objects.main([*arguments, "--other_features_dir", str(found)]) == 0
+    assert folder.difference("block3")["difference"] == 0
     folder.masks_file.write_bytes(folder.masks_file.read_bytes()[:-20])
     assert objects.main(arguments) == 2
     assert str(folder.masks_file) in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -40,7 +41,7 @@ from clarity.checking.randomisation import (
 )
 from clarity.checking.taken_out import changes_without_features, features_table
 from common.game_constants import FRAME_SIZE
-from common.game_objects import objects_of
+from common.game_objects import GameObject, objects_of
 from common.outputs import Output
 
 # Frames of the checks whose attributions are computed many times over.
@@ -73,7 +74,7 @@ class AgentChecks:
     Args:
         opened: the agent and its recording.
         attributions: of the agent.
-        subjects: what is checked.
+        subjects: all that can be checked.
         frames: in which.
         folder: opened.
         seed: of all that is drawn.
@@ -87,18 +88,26 @@ class AgentChecks:
         self._folder, self._seed = folder, seed
         settings = attributions.settings()
         self._integration = Integration(settings["steps"], settings["rule"], None)
-        self._kinds = objects_of(recorded_game(opened.recording.folder).env_name)
 
-    def make(self, checks: Sequence[str]) -> None:
-        """Compute what is not there yet of some checks, layer by layer."""
+    @functools.cached_property
+    def _kinds(self) -> tuple[GameObject, ...]:
+        """Kinds of object of the recorded game, none if there is no table of it."""
+        return objects_of(recorded_game(self._opened.recording.folder).env_name)
+
+    def make(self, checks: Sequence[str], asked: Sequence[Subject]) -> None:
+        """Compute what is not there yet of some checks of some subjects, layer by layer.
+
+        Raises:
+            UserError: if objects are among them and the recording cannot be played again.
+        """
         makers: dict[str, Callable[[Subject], dict[str, np.ndarray]]] = {
             DELETION: self._deletion, RANDOMISATION: self._randomisation,
             INTERVENTIONS: self._interventions, FIDELITY: self._fidelity}
         for check in checks:
             if check == OBJECTS and self._kinds:
-                self._remove_objects()
+                self._remove_objects(asked)
             elif check in makers:
-                for subject in self._subjects:
+                for subject in asked:
                     if self._raw(check, subject) is None:
                         path = self._folder.raw_file(check, subject.output.name, subject.cut.name)
                         self._folder.add_raw(path, subject.features.checksum,
@@ -184,8 +193,8 @@ class AgentChecks:
         return {"values": fidelity_of(self._layer(subject, self._integration),
                                       self._frames.some(FIDELITY_FRAMES), self._seed)}
 
-    def _remove_objects(self) -> None:
-        outputs = [output for output in dict.fromkeys(each.output for each in self._subjects)
+    def _remove_objects(self, asked: Sequence[Subject]) -> None:
+        outputs = [output for output in dict.fromkeys(each.output for each in asked)
                    if not self._folder.raw_file(OBJECTS, output.name).exists()]
         if not outputs:
             return

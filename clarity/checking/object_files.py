@@ -8,6 +8,9 @@
                                    numpy.packbits gives them
     objects/<layer>/scores.csv     a row a feature (counted from 0) and kind: see COLUMNS
     objects/<layer>/names.json     the features' names and scores, see below; written last
+    objects/<layer>/compared.json  if asked for: ``features_sha256``, ``other_features_sha256``,
+                                   and ``difference``, ``low_95`` and ``high_95`` of the layer's
+                                   object score minus that of the other features in the same frames
 
 ``names.json`` holds ``layer`` (path), ``features_sha256`` (checksum of the features, as in the
 settings of attributions), ``features``: of each, in their order, ``name`` (kind of object, or null
@@ -60,6 +63,9 @@ class ObjectsFolder:
     def names_file(self, layer: str) -> Path:
         return self.path / layer / "names.json"
 
+    def compared_file(self, layer: str) -> Path:
+        return self.path / layer / "compared.json"
+
     def open(self, description: dict, overwrite: bool) -> None:
         """Make the folder, or go on with what it holds.
 
@@ -68,8 +74,8 @@ class ObjectsFolder:
         """
         self._lock = open_described_folder(
             self.settings_file, description,
-            ("settings.json", "masks.npz", "*/scores.csv", "*/names.json"), "objects",
-            "--output_dir", overwrite, ("versions", "agent_file"))
+            ("settings.json", "masks.npz", "*/scores.csv", "*/names.json", "*/compared.json"),
+            "objects", "--output_dir", overwrite, ("versions", "agent_file"))
 
     def add_masks(self, observations: np.ndarray, masks: np.ndarray) -> None:
         """Write masks bool (O, K, 64, 64) of observations (O, 2)."""
@@ -125,6 +131,24 @@ class ObjectsFolder:
             "layer": path, "features_sha256": features_sha256, "features": features,
             "score": score, "score_low_95": low, "score_high_95": high,
             "score_chance": _number(scores.score_chance)})
+
+    def add_difference(self, layer: str, features_sha256: str, other_sha256: str,
+                       difference: np.ndarray) -> None:
+        """Write how much better the features are than others.
+
+        Args:
+            features_sha256, other_sha256: checksums of both.
+            difference: with its interval (3,).
+        """
+        self._lock.check()
+        value, low, high = map(_number, difference)
+        save_json(self.compared_file(layer), {
+            "features_sha256": features_sha256, "other_features_sha256": other_sha256,
+            "difference": value, "low_95": low, "high_95": high})
+
+    def difference(self, layer: str) -> dict:
+        """``compared.json`` of a layer; empty if its features were not compared."""
+        return read_description(self.compared_file(layer))
 
     def has(self, layer: str, features_sha256: str) -> bool:
         """Whether the scores of a layer with these features are there."""

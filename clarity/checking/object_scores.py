@@ -121,6 +121,30 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.nda
             lambda draws: mean_score(draws, chosen))]))
 
 
+def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.ndarray,
+                     episodes: np.ndarray, seed: int) -> np.ndarray:
+    """Mean over features of the best score, minus that of other features in the same frames, with
+    its 95 % interval (3,); NaN where a feature has no score.
+
+    Args:
+        activations: of the features, float (O, H, W, F).
+        others: of the other features, as many or not, likewise.
+        touched: by the masks, bool (O, H, W, K).
+        episodes: of each frame (O,).
+        seed: of the bootstrap over episodes, whose draws both share.
+    """
+    scorer = ObjectScorer(touched, episodes)
+    both = [scorer.best_histograms(each) for each in (activations, others)]
+    if not all(both):
+        return np.full(3, np.nan)
+
+    def difference(draws: np.ndarray) -> np.ndarray:
+        return mean_score(draws, both[0]) - mean_score(draws, both[1])
+
+    return np.append(difference(np.ones((1, len(np.unique(episodes))))),
+                     ClusterBootstrap(episodes, seed).interval_of(difference))
+
+
 def mean_score(draws: np.ndarray, histograms: list[np.ndarray]) -> np.ndarray:
     """Mean over features of the area under the ROC in resamplings.
 
