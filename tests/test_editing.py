@@ -211,7 +211,10 @@ def test_random_edits_change_as_much_as_the_edit_and_have_its_entries(layer):
 def test_attributions_of_an_edited_agent_add_up_to_its_output():
     """Also with an edit of both signs behind the layer, whose kink no path may leap over."""
     policy = small_policy(recurrent=False)
-    edited = with_edits(policy, [Edit("embedder.block3.conv", 1e3 * directions(2, 10)),
+    with torch.no_grad():  # so that activations change their sign on the path
+        policy.embedder.block3.conv.bias += torch.tensor([-0.3, 0.3, -0.2, 0.4, 0.2])
+    taken = torch.eye(10)[[0, 6, 2, 8, 9]]  # where some are positive, and others negative
+    edited = with_edits(policy, [Edit("embedder.block3.conv", taken),
                                  Edit("embedder.block2.res2.resadd", directions(1, 6))])
     [cut] = find_cuts(edited, ["block2"])
     attributor = Attributor(edited, FLOAT32, cut, outputs_named(["value"]),
