@@ -33,31 +33,37 @@ export async function read(name) {
 const sizeOf = (content) => content.width ? 4 * content.width * content.height
   : Object.values(content).reduce((sum, each) => sum + (each?.byteLength ?? 0), 0)
 
-/** What is kept of files that are read: the last ones that were asked for, up to some bytes. */
+const IN_USE = 8 // arrivals: whatever a view shows is asked for again after each
+
+/** What is kept of files that are read: the last ones that were asked for, up to some bytes, and those that
+ * are in use. */
 export class Kept {
   #found = new Map()
   #bytes = 0
+  #arrivals = 0
 
   constructor(most) {
     this.most = most
   }
 
   get(name) {
-    const content = this.#found.get(name)
-    if (content) { // and comes last again
-      this.#found.delete(name)
-      this.#found.set(name, content)
-    }
-    return content ?? null
+    const found = this.#found.get(name)
+    if (!found) return null
+    this.#found.delete(name) // and comes last again
+    this.#found.set(name, found)
+    found.asked = this.#arrivals
+    return found.content
   }
 
   put(name, content) {
-    this.#found.set(name, content)
+    this.#arrivals += 1
+    this.#found.set(name, { content, asked: this.#arrivals })
     this.#bytes += sizeOf(content)
-    for (const [first, old] of this.#found) {
-      if (this.#bytes <= this.most || first === name) break
+    for (const [first, { content: old, asked }] of this.#found) {
+      if (this.#bytes <= this.most || asked > this.#arrivals - IN_USE) break
       this.#found.delete(first)
       this.#bytes -= sizeOf(old)
+      old.close?.() // of a picture: its memory is free at once
     }
   }
 }
