@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from agents.episodes import play_episodes
+from agents.episodes import Episode, play_episodes
 from agents.evaluation import evaluate
 from agents.likeness import described, likeness
 from agents.reference import played_reference
+from clarity.failing.causes import causes_of, what_is_known
+from clarity.failing.counting import wilson
+from clarity.failing.playing import with_fates
 from common.agent_file import load_agent
 from common.cli import (
     Parser,
@@ -48,6 +54,9 @@ def parser() -> Parser:
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="episodes played at a time")
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
+    flags.add_argument("--causes", action="store_true",
+                       help="also say why levels were failed: the hazard without which the last "
+                            "step would not have ended the episode")
     flags.add_argument("--output", type=output_file, help="write the result as JSON here, too")
     flags.add_argument("--other_agent", type=Path,
                        help="agent file; also say how alike the two are, on frames that the first "
@@ -78,15 +87,36 @@ def main(argv: list[str] | None = None) -> None:
         policy, compute, config, measured, size, seed, edit), edit)
     started = time.monotonic()
     with patches.scope(policy) as scope:
-        episodes = play_episodes(policy, compute, config, levels, args.seed, args.num_envs,
-                                 args.greedy, keep_frames=False, edit=edit,
-                                 with_squares=patches.reads_rows)
+        play = functools.partial(
+            play_episodes, policy, compute, config, levels, args.seed, args.num_envs, args.greedy,
+            keep_frames=False, edit=edit, with_squares=patches.reads_rows)
+        causes: Counter[str] = Counter()
+
+        def with_causes() -> Iterator[Episode]:
+            for episode, fate in with_fates(config, play):
+                causes.update([fate.cause] if fate.cause else [])
+                yield episode
+
+        episodes = with_causes() if args.causes else play()
         result = evaluate(with_progress(episodes, len(levels), "episode"))
     alike = {} if other is None else {"alike": {
         "other_agent_sha256": sha256(args.other_agent),
         **likeness(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
+    failures = {}
+    if args.causes:
+        failures = {"causes": {cause: {
+            "failures": causes[cause], "rate": causes[cause] / len(levels),
+            "interval": wilson(causes[cause], len(levels))}
+            for cause in causes_of(config.env_name)}}
+        if what_is_known(config.env_name):
+            print(what_is_known(config.env_name))
+        print("failed by        levels  % (95 % interval)")
+        for cause, row in failures["causes"].items():
+            low, high = row["interval"]
+            print(f"{cause:16} {row['failures']:6}  {100 * row['rate']:.2f} ({100 * low:.2f} to "
+                  f"{100 * high:.2f})")
     if alike:
         print(f"against {args.other_agent} on {args.num_compared} frames: "
               f"{described(alike['alike'])}")
@@ -97,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
             "greedy": args.greedy,
             "precision": compute.precision, **patches.metadata, **alike,
             **({"moved": [dataclasses.asdict(size) for size in scope.moved()]} if arm else {}),
-            **dataclasses.asdict(result), "versions": versions()})
+            **dataclasses.asdict(result), **failures, "versions": versions()})
         print(f"wrote {args.output}")
 
 

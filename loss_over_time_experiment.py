@@ -10,24 +10,31 @@ import dataclasses
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
+from agents.object_masks import ObjectPainter, recorded_game, recorded_without
 from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
+from common.game_objects import objects_of
 from common.video import write_strip
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
     IMAGE_MSE,
+    OBJECT_SHOWN,
+    OBJECTS_PLOT_NAME,
     PLOT_NAME,
     PREDICTORS,
     SETTINGS_NAME,
+    SIMULATOR,
     TABLE_NAME,
     BaselineComparison,
+    ObjectFrames,
     choose_windows,
     comparisons,
     loss_over_time,
@@ -36,7 +43,7 @@ from generative.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from generative.loss_over_time_figure import plot_losses
+from generative.loss_over_time_figure import TITLES_OF_AGENT, plot_losses, plot_objects
 from generative.runs import leakage_reason, open_simulator, run_of
 from generative.straight_through import LatentSampler
 
@@ -96,7 +103,8 @@ def main(argv: list[str] | None = None) -> None:
     mean = mean_frame(dataset, split.train, args.seed)
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
-    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute)
+    objects = frames_without_objects(dataset)
+    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, objects)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
     shown = result.windows[result.counted.all(axis=0)][:NUM_STRIPS]
@@ -105,8 +113,11 @@ def main(argv: list[str] | None = None) -> None:
     with atomic_folder(output) as folder:
         result.save(folder)
         table.to_csv(folder / TABLE_NAME, index=False, float_format="%.6g")
-        plot_losses(table, folder / PLOT_NAME, f"{len(windows)} windows of {num_episodes} held-out "
-             "episodes, each up to its end; bands: 95 % intervals of the mean")
+        title = (f"{len(windows)} windows of {num_episodes} held-out episodes, each up to its end; "
+                 "bands: 95 % intervals")
+        plot_losses(table, folder / PLOT_NAME, title)
+        if objects:
+            plot_objects(table, objects.kinds, folder / OBJECTS_PLOT_NAME, title)
         for window, truth, imagined in zip(shown.tolist(), *films):
             moments = slice(0, None, STRIDE)
             write_strip(folder / strip_name(window), [list(truth[moments]),
@@ -119,7 +130,8 @@ def main(argv: list[str] | None = None) -> None:
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
             "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
-            "num_batches": num_batches, "windows": result.windows.tolist(),
+            "num_batches": num_batches, "objects": list(result.objects),
+            "windows": result.windows.tolist(),
             "action_windows": result.action_windows.tolist(),
             "episodes": result.episodes.tolist(),
             "comparisons": [dataclasses.asdict(each) for each in compared],
@@ -128,12 +140,46 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {output}")
 
 
+def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
+    """Recorded frames without each kind of object, from the real game; None, with a sentence that
+    says why, where there are none."""
+    try:
+        config = recorded_game(dataset.folder)
+    except UserError as error:
+        print(f"objects are not measured: {error}", flush=True)
+        return None
+    kinds = objects_of(config.env_name)
+    if not kinds:
+        print(f"objects are not measured: there is no table of those of {config.env_name}",
+              flush=True)
+        return None
+    painter = ObjectPainter(config, kinds)
+
+    def of(windows: np.ndarray) -> np.ndarray:
+        labels = dataset.batch(windows).frames[dataset.num_init_steps - 1:].numpy()
+        places = map(dataset.place, windows.tolist())
+        return np.stack([recorded_without(dataset.folder, painter, place.episode, place.frame,
+                                          labels[:, number])
+                         for number, place in enumerate(places)], axis=1)
+
+    return ObjectFrames(tuple(kind.name for kind in kinds), of)
+
+
 def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
-    """Each predictor's image error at the first steps, and which ones the simulator beats."""
-    rows = table[(table["kind"] == IMAGE_MSE) & table["step"].isin(SHOWN_STEPS)]
-    means = rows.pivot(index="predictor", columns="step", values="mean").reindex(PREDICTORS)
-    print("mean squared error of the image by simulated step, up to the end of the episode")
-    print(means.to_string(float_format="{:.5f}".format, index_names=False))
+    """Each predictor's image error and what it does to the agent at the first steps, which
+    predictors the simulator beats, and what it shows."""
+    for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
+        rows = table[(table["kind"] == kind) & table["step"].isin(SHOWN_STEPS)]
+        means = rows.pivot(index="predictor", columns="step", values="mean").reindex(PREDICTORS)
+        print(f"{title} by simulated step, up to the end of the episode")
+        print(means.to_string(float_format="{:.5f}".format, index_names=False))
+    rows = table[table["kind"].str.startswith(OBJECT_SHOWN) & (table["predictor"] == SIMULATOR)
+                 & table["step"].isin(SHOWN_STEPS)]
+    if len(rows):
+        print("share of the objects in view that the simulator shows")
+        shares = rows.assign(kind=rows["kind"].str.removeprefix(OBJECT_SHOWN)).pivot(
+            index="kind", columns="step", values="mean")
+        print(shares.to_string(float_format="{:.3f}".format, index_names=False))
     for each in compared:
         if each.steps:
             print(f"the simulator beats {each.predictor} at {each.better} of the "

@@ -11,6 +11,7 @@ Letters in shape comments: L rows of an episode, H W C a frame, D hidden state, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -25,6 +26,10 @@ from interventions.patch import Rows
 from interventions.scopes import rows_of_pass
 
 FRAMES_A_PASS = 16
+
+Watch = Callable[[int, int, Callable[[], bytes]], None]
+"""Called before each step of an episode with the episode's number, the number of steps taken, and a
+function that reads the state of its level."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +103,8 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
                   keep_frames: bool = True, person_view: bool = False,
                   edit: LevelEdit | None = None, keep_positions: bool = False,
-                  with_squares: bool = False) -> Iterator[Episode]:
+                  with_squares: bool = False, watch: Watch | None = None,
+                  edit_every_step: bool = False) -> Iterator[Episode]:
     """Play one episode on each level and yield them as they end.
 
     Args:
@@ -117,10 +123,12 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             the next.
         with_squares: whether patches are told the player's square and facing, beside its episode,
             step and level.
+        watch: what looks on.
+        edit_every_step: see ``LevelSlots``.
     """
     frames_a_pass = min(FRAMES_A_PASS, num_slots)
     num_slots = min(num_slots, len(levels))
-    slots = LevelSlots(config, num_slots, person_view, edit)
+    slots = LevelSlots(config, num_slots, person_view, edit, edit_every_step)
     initial = policy.initial_states(1)[0]  # (D,)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = iter(levels)
@@ -175,6 +183,9 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                     yield episode.close(bool(slots.level_complete[slot]))
                     start(slot)
                 else:
+                    if watch is not None:
+                        watch(episode.number, len(episode.rows) - 1,
+                              functools.partial(slots.state, slot))
                     episode.reward, episode.ended = slots.step(slot, actions[i])
     finally:
         slots.close()

@@ -116,6 +116,29 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
                 raise _differs(folder, episode, row + 1)
 
 
+def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int, first: int,
+                     frames: np.ndarray) -> np.ndarray:
+    """Consecutive frames of a recorded episode with each kind of object drawn no more.
+
+    Args:
+        painter: of K kinds, in the game of the recording.
+        first: row of the first frame.
+        frames: as recorded, uint8 (T, C, H, W). From the terminal row on they are returned as
+            they are.
+
+    Returns:
+        uint8 (T, K, C, H, W).
+
+    Raises:
+        UserError: see ``replayed``.
+    """
+    found = np.repeat(frames[:, None], len(painter.kinds), axis=1)
+    terminal = len(folder.steps(episode)) - 1
+    for row, state in replayed(folder, episode, range(first, min(first + len(frames), terminal))):
+        found[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
+    return found
+
+
 def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:
     """That the game shows something else than the recording."""
     made = folder.description().get("versions") or {}

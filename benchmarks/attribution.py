@@ -1,12 +1,15 @@
-"""Speed of features and attributions: the shipped agent of easy CoinRun, in float32.
+"""Speed and size of features, attributions and their page: the shipped agent of easy CoinRun, in
+float32. ``benchmarks.clarity_page`` measures the page itself.
 
-    python -m benchmarks.attribution                    everything, about a quarter of an hour
-    python -m benchmarks.attribution loop               one part: features, attribution, outputs
-                                                        or loop
+    python -m benchmarks.attribution                    everything, about 20 minutes
+    python -m benchmarks.attribution loop               one part: features, attribution, outputs,
+                                                        export, demo or loop
     python -m benchmarks.attribution --num_frames 512   in small: times are of as many frames
 
 ``features`` and ``attribution`` are the scripts on three layers, with the memory that they took.
-``outputs``: the value and 15 outputs of the policy at block3, beside the value alone. ``loop``: a
+``outputs``: the value and 15 outputs of the policy at block3, beside the value alone. ``export``:
+the page of the value at three layers and the policy at block3. ``demo``: what the preset demo does
+with its small recording, and its page. ``loop``: a
 plain loop (one output, one node and 64 frames at a time, with the part before the layer computed
 again at each) beside ours with as many nodes, on three layers and, for 16 outputs, on block3. Both
 are measured in one run; processor time says more than wall time where other work is done beside it.
@@ -27,6 +30,7 @@ import torch
 import record
 from benchmarks.measuring import Apart, peak_memory
 from clarity import attribution, features
+from clarity import page as clarity_page
 from clarity.attributing.integration import Attributor, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording, Rows, batches
@@ -42,13 +46,14 @@ FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 LAYERS = ("block1", "block2", "block3")
 NUM_FRAMES, STEPS_OF_A_TRAJECTORY, FRAMES_AN_EPISODE = 4096, 512, 60
 LOOP_FRAMES = 128  # on which the plain loop is measured, since it takes long
-PARTS = ("features", "attribution", "outputs", "loop")
+PARTS = ("features", "attribution", "outputs", "export", "demo", "loop")
+SCRIPTS = {"features": features, "attribution": attribution, "page": clarity_page}
 
 
 def run(module: str, arguments: list[str]) -> tuple[float, float, float]:
     """Seconds, processor seconds and gigabytes of a script."""
     start, cpu = time.perf_counter(), time.process_time()
-    status = {"features": features, "attribution": attribution}[module].main(arguments)
+    status = SCRIPTS[module].main(arguments)
     assert status == 0, f"{module} ended with {status}"
     return time.perf_counter() - start, time.process_time() - cpu, peak_memory()
 
@@ -66,6 +71,30 @@ def measure_script(name: str, module: str, arguments: list[str]) -> float:
     seconds, cpu, memory = apart(module, arguments)
     print(f"{name}: {seconds:.0f} s, {cpu:.0f} s of processor time, {memory:.1f} GB", flush=True)
     return cpu
+
+
+def measure_page(name: str, agent: list[str], folder: Path) -> float:
+    """Export the page of the features and attributions in a folder; returns processor seconds."""
+    cpu = measure_script(name, "page", [
+        *agent, "--features_dir", str(folder / "features"), "--attribution_dir",
+        str(folder / "attribution"), "--output_dir", str(folder / "page")])
+    size = sum(path.stat().st_size for path in (folder / "page").rglob("*") if path.is_file())
+    print(f"{name}: {size / 1e6:.1f} MB", flush=True)
+    return cpu
+
+
+def measure_demo(agent: list[str], folder: Path) -> None:
+    """The clarity stages of the preset demo, but for the recording."""
+    layers = ["--layers", "block2", "block3"]
+    total = measure_script("demo: features", "features", [
+        *agent, "--device", "cpu", *layers, "--num_observations", "512", "--output_dir",
+        str(folder / "features")])
+    total += measure_script("demo: attribution", "attribution", [
+        *agent, "--device", "cpu", *layers, "--features_dir", str(folder / "features"),
+        "--num_trajectories", "2", "--num_steps", "128", "--output_dir",
+        str(folder / "attribution")])
+    total += measure_page("demo: page", agent, folder)
+    print(f"demo: {total:.0f} s of processor time in all", flush=True)
 
 
 def plain_loop(policy: Policy, cut: Cut, outputs: tuple[Output, ...], rows: Rows,
@@ -151,17 +180,18 @@ def main() -> None:
             assert record.main(["--model_file", str(AGENT), "--logdir", name, "--num_episodes",
                                 str(args.num_frames // FRAMES_AN_EPISODE + 40), "--no_videos",
                                 "--no_action_noise"]) == 0
-        agent = ["--agent_file", str(AGENT), "--data_dir", str(data), "--device", "cpu"]
+        inputs = ["--agent_file", str(AGENT), "--data_dir", str(data)]
+        agent = [*inputs, "--device", "cpu"]
         trajectories = ["--features_dir", str(folder / "features"), "--num_trajectories",
                         str(args.num_frames // STEPS_OF_A_TRAJECTORY), "--num_steps",
                         str(STEPS_OF_A_TRAJECTORY)]
         wanted = PARTS if args.part is None else (args.part,)
-        if set(wanted) & {"features", "attribution", "outputs"}:
-            layers = LAYERS if set(wanted) & {"features", "attribution"} else LAYERS[-1:]
+        if set(wanted) & {"features", "attribution", "outputs", "export"}:
+            layers = LAYERS if set(wanted) - {"outputs", "demo", "loop"} else LAYERS[-1:]
             measure_script(f"features of {', '.join(layers)}", "features", [
                 *agent, "--num_observations", str(args.num_frames), "--output_dir",
                 str(folder / "features"), "--layers", *layers])
-        if "attribution" in wanted:
+        if set(wanted) & {"attribution", "export"}:
             for layer in LAYERS:
                 measure_script(f"attribution of the value, {layer}", "attribution", [
                     *agent, *trajectories, "--layers", layer, "--output_dir",
@@ -171,6 +201,13 @@ def main() -> None:
                 *agent, *trajectories, "--layers", "block3", "--outputs", *outputs, "--output_dir",
                 str(folder / "_".join(outputs))]) for outputs in ((VALUE,), (VALUE, POLICY)))
             print(f"16 outputs take {many / one:.1f} times as long as one", flush=True)
+        if "export" in wanted:
+            measure_script("block3, policy", "attribution", [
+                *agent, *trajectories, "--layers", "block3", "--outputs", POLICY, "--output_dir",
+                str(folder / "attribution")])
+            measure_page("export", inputs, folder)
+        if "demo" in wanted:
+            measure_demo(inputs, folder / "demo")
         if "loop" in wanted:
             measure_loop(data)
 

@@ -16,20 +16,24 @@ import torch
 
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
+    INPUT,
     Attributed,
     AttributedOverTime,
     AttributionFolder,
     FeaturesFolder,
+    Gradients,
     LayerFeatures,
+    Reduced,
     finished_layers,
     quantiles,
 )
 from clarity.attributing.flags import (
     Opened,
     add_agent_flags,
+    add_integral_flags,
     add_output_flags,
-    add_steps_flag,
 )
+from clarity.attributing.gradients import frame_gradients
 from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
 from clarity.attributing.layers import Cut
 from clarity.attributing.over_time import AttributorOverTime, Window
@@ -50,18 +54,8 @@ from common.progress import Progress
 
 NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
 PUBLISHED = Integration(10, RIGHT, None)
-Piece = TypeVar("Piece", Attributed, AttributedOverTime)
-
-
-def tolerance(text: str) -> float:
-    """A share above 0, as an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, not '{text}'")
-    return value
+AT_THE_END = Integration(1, RIGHT, None)  # of the path alone: gradient times activation
+Piece = TypeVar("Piece", Attributed, AttributedOverTime, Reduced, Gradients)
 
 
 def parser() -> Parser:
@@ -83,17 +77,17 @@ def parser() -> Parser:
                             "this order; all of them if not given")
     flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
                        help=f"{FAILURES}: episodes with the smallest sum of rewards first")
-    add_steps_flag(flags)
+    add_integral_flags(flags)
     flags.add_argument("--integration", choices=RULES, default=GAUSS,
                        help="nodes of the integral: those of Gauss and Legendre, or right ends of "
                             "equal parts")
-    flags.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
-                       help="error of an integral, as a share of output minus baseline, above "
-                            "which it is refined")
     flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
                        help="of agents with memory, also attribute to the layer at so many last "
                             "steps and to older memory; 8 is enough for most, and costs as many "
                             "times the work")
+    flags.add_argument("--gradient_activation", action="store_true",
+                       help="also gradient times activation of each output, reduced to the same "
+                            "features, to compare attributions with")
     flags.add_argument("--published_mode", action="store_true",
                        help="as published: 10 right ends, no refinement, logits where --outputs "
                             f"has {POLICY}; for comparison")
@@ -113,8 +107,9 @@ def main(argv: list[str] | None = None) -> None:
     steps = steps_of(opened, args)
     places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
     features = {cut.name: features_of(args.features_dir, cut, opened) for cut in opened.cuts}
+    layers = [*([INPUT] if opened.wants_frame else []), *features]
     described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places)))} steps; "
-                 f"layers: {', '.join(features)}; outputs: "
+                 f"layers: {', '.join(layers)}; outputs: "
                  + ", ".join(output.name for output in outputs))
     if args.dry_run:
         print(described)
@@ -131,6 +126,8 @@ def main(argv: list[str] | None = None) -> None:
     if not folder.trajectories_file.exists():
         folder.add_trajectories(steps)
     deviations = deviations_of(opened, outputs, args.seed)
+    if opened.wants_frame:
+        differentiate_frames(opened, outputs, places, deviations, folder)
     for cut in opened.cuts:
         folder.open_layer(features[cut.name], {
             "features_dir": str(args.features_dir), "layer": cut.layer.name,
@@ -141,6 +138,8 @@ def main(argv: list[str] | None = None) -> None:
                         np.array([deviations[output.name] for output in waiting]), folder)
         attribute_memory(opened, cut, features[cut.name], outputs, integration, places,
                          deviations, folder, args.memory_steps)
+        if args.gradient_activation:
+            multiply_gradients(opened, cut, features[cut.name], outputs, places, folder)
         for output in waiting:
             folder.add_summary(cut.name, output.name, summary_of(
                 folder, cut.name, output.name, len(places), deviations[output.name],
@@ -159,16 +158,17 @@ def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
 
 
 def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
-    """The features of a layer of this agent.
+    """The features of a layer of this agent, or of the one that it was edited from.
 
     Raises:
         UserError: if they are missing, damaged, or of another agent, game or layer.
     """
     features = FeaturesFolder(path, cut.name).read()
     again = "; give --features_dir of this agent, or find them with python -m clarity.features"
-    for key, what in (("agent_sha256", "agent"), ("game", "game")):
+    for key, what, may_be in (("agent_sha256", "agent", opened.features_of),
+                              ("game", "game", {opened.description["game"]})):
         found, ours = features.settings.get(key), opened.description[key]
-        if found != ours:
+        if found not in may_be:
             raise UserError(f"the features in {path / cut.name} are of the {what} "
                             f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
     if (features.settings.get("layer") != cut.layer.name
@@ -319,6 +319,59 @@ def memory_of(opened: Opened, attributor: AttributorOverTime, features: LayerFea
         pieces.append(AttributedOverTime(
             totals, found.older[number], found.outputs[number], found.baselines[number],
             found.gaps[number], found.steps[number]))
+    return pieces
+
+
+def multiply_gradients(opened: Opened, cut: Cut, features: LayerFeatures,
+                       outputs: Sequence[Output], places: Sequence[np.ndarray],
+                       folder: AttributionFolder) -> None:
+    """Write gradient times activation at one layer, trajectory by trajectory."""
+    attributor = Attributor(opened.policy, opened.compute, cut, outputs, AT_THE_END)
+    for number, trajectory in enumerate(places):
+        if all(folder.gradient_activation_file(cut.name, output.name, number).exists()
+               for output in outputs):
+            continue
+        _, products = along(opened, attributor, features, trajectory, np.zeros(len(outputs)))
+        for output, each in zip(outputs, products):
+            folder.add_gradient_activation(cut.name, output.name, number,
+                                           Reduced(each.cells, each.totals))
+
+
+def differentiate_frames(opened: Opened, outputs: Sequence[Output],
+                         places: Sequence[np.ndarray], deviations: dict[str, float],
+                         folder: AttributionFolder) -> None:
+    """Write gradients of the outputs by the frames, trajectory by trajectory."""
+    waiting = [output for output in outputs
+               if not folder.summary_file(INPUT, output.name).exists()]
+    if not waiting:
+        return
+    with Progress(sum(map(len, places)), f"{INPUT} step") as progress:
+        for number, trajectory in enumerate(places):
+            if not all(folder.file(INPUT, output.name, number).exists() for output in waiting):
+                pieces = [gradients_of(opened, waiting, batch) for batch in batches(trajectory)]
+                for output, some in zip(waiting, zip(*pieces)):
+                    folder.add_gradients(output.name, number, joined(some))
+            progress.update(progress.done + len(trajectory))
+    for output in waiting:
+        folder.add_summary(INPUT, output.name, {"deviation": deviations[output.name],
+                                                "frames": sum(map(len, places))})
+    print(f"{INPUT}: gradients by the frame, which add up to nothing")
+
+
+def gradients_of(opened: Opened, outputs: Sequence[Output], batch: np.ndarray) -> list[Gradients]:
+    """Gradients of each output by the frames of some steps (B, 2).
+
+    Raises:
+        UserError: if a number is not finite; its frame is named.
+    """
+    found, said_by_agent = frame_gradients(opened.policy, opened.compute, outputs,
+                                           opened.recording.rows(batch))
+    pieces = []
+    for values, output in zip(found, said_by_agent):
+        check_finite_frames(values, batch, "gradients by the frame")
+        largest = np.abs(values).max(axis=(1, 2, 3))
+        shares = values / np.where(largest > 0, largest, 1)[:, None, None, None]
+        pieces.append(Gradients(shares.astype(np.float16), largest, output))
     return pieces
 
 

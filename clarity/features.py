@@ -6,13 +6,22 @@ A killed run continues after the last part of the attributions; more layers can 
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import functools
 import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from clarity.attributing.clarity_files import THUMBNAIL, FeaturesFolder, quantiles
+from clarity.attributing.clarity_files import (
+    ATTRIBUTION_SCRIPT,
+    INPUT,
+    THUMBNAIL,
+    FeaturesFolder,
+    quantiles,
+)
 from clarity.attributing.examples import SUBDIVISIONS, spatial_examples, thumbnail_examples
 from clarity.attributing.features import (
     ATTRIBUTIONS,
@@ -20,13 +29,14 @@ from clarity.attributing.features import (
     OBSERVATIONS_A_FEATURE,
     Features,
     Held,
+    features_along,
     find_features,
 )
 from clarity.attributing.flags import (
     Opened,
     add_agent_flags,
+    add_integral_flags,
     add_output_flags,
-    add_steps_flag,
 )
 from clarity.attributing.integration import Attributor, Integration, gaps_of
 from clarity.attributing.layers import Cut
@@ -37,10 +47,12 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.outputs import VALUE, outputs_named
 from common.progress import Progress
-from interventions.layers import all_layers
+from interventions.layers import STATE, all_layers
+from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
 PASSES_A_PART = 4
+NUM_EPISODES = 4000  # of analysis/hidden_analysis_precompute.py by default
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +66,13 @@ def parser() -> Parser:
                        help="features of a layer")
     flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
                        help="what the features are found in")
-    add_steps_flag(flags)
+    flags.add_argument("--precomp_dir", type=Path,
+                       help="folder of analysis/hidden_analysis_precompute.py for this agent: its "
+                            "independent components become the features of the layer hidden_state")
+    flags.add_argument("--num_episodes", type=count, default=NUM_EPISODES,
+                       help="recorded episodes that these components were computed from, which is "
+                            "in the names of their files")
+    add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
                        help="activations where the paths of the integrals begin: zero, or the mean "
                             "over the observations")
@@ -67,21 +85,27 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     opened = Opened(args)
+    if opened.wants_frame:
+        raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients and no "
+                        f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} gives them")
     observations = opened.recording.observations(args.num_observations, args.seed)
     check_number(len(observations), args.num_observations, args.nmf_features)
     places = {layer.name: place for place, layer in enumerate(all_layers(opened.policy))}
-    integration = Integration(args.integrate_steps, tolerance=None)
+    integration = Integration(args.integrate_steps, tolerance=args.tolerance)
     if args.dry_run:
         print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
               "layers: " + ", ".join(f"{cut.name} {cut.shape}" for cut in opened.cuts))
         return
+    components = components_of(opened, args)
     for cut in opened.cuts:
+        given = components if cut.layer.name == STATE else None
         folder = FeaturesFolder(args.output_dir, cut.name)
         description = {
             **opened.description, "layer": cut.layer.name, "name": cut.name,
             "place": places[cut.layer.name], "num_observations": args.num_observations,
             "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
-            "integrate_steps": args.integrate_steps, "baseline": args.baseline,
+            "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
+            "baseline": args.baseline, "components": given.checksums if given else None,
             "versions": versions()}
         if folder.has(description) and not args.overwrite:
             print(f"{cut.name}: already there")
@@ -89,12 +113,45 @@ def main(argv: list[str] | None = None) -> None:
         folder.open(description, args.overwrite)
         held, mean, values = attributed(opened, cut, integration, args.baseline == MEAN,
                                         observations, folder)
-        features = find_features(held, args.nmf_features, args.seed, args.nmf_of)
+        features = (find_features(held, args.nmf_features, args.seed, args.nmf_of)
+                    if given is None else
+                    features_along(held, given.directions, given.names, args.nmf_features))
         folder.finish(features.reducer.directions, mean, observations,
                       examples_of(features, held, cut), {**facts_of(cut, held), **features.facts,
                                                          **values})
         print(summary(cut.name, features.facts, values))
     print(f"wrote {args.output_dir}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Components:
+    """Independent components of an agent's hidden states.
+
+    Attributes:
+        directions: changes of state, float32 (k, D).
+        checksums: of the files that they are of.
+    """
+
+    directions: np.ndarray
+    checksums: dict[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        """"IC 0" and so on, as the other analyses number them."""
+        return [f"IC {number}" for number in range(len(self.directions))]
+
+
+def components_of(opened: Opened, args: argparse.Namespace) -> Components | None:
+    """The components that the flags name; None if they name none.
+
+    Raises:
+        UserError: if they are missing or damaged, or of an agent with another hidden state.
+    """
+    if args.precomp_dir is None:
+        return None
+    projector, checksums = Projector.load_for(opened.policy.hidden_state_size, args.precomp_dir,
+                                              args.num_episodes)
+    return Components(projector.directions("ica").numpy(), checksums)
 
 
 def check_number(found: int, asked: int, features: int) -> None:
@@ -124,7 +181,8 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
     make = functools.partial(Attributor, opened.policy, opened.compute, cut,
                              outputs_named([VALUE]), integration)
     passes = list(batches(observations))
-    activations = np.concatenate(list(activations_of(opened, cut, make(), passes)))
+    runs = list(runs_of(opened, cut, make(), passes))
+    activations, values = map(np.concatenate, zip(*runs))
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
     attributor = make(mean if from_mean else None)
     found: dict[str, list[np.ndarray]] = {}
@@ -133,7 +191,7 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
             number = begin // PASSES_A_PART
             part = folder.part(number)
             if part is None:
-                part = joined([attributed_batch(opened, attributor, batch)
+                part = joined([attributed_batch(opened, attributor, batch, values.std())
                                for batch in passes[begin:begin + PASSES_A_PART]])
                 folder.store_part(number, part)
             for name, array in part.items():
@@ -144,31 +202,36 @@ def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bo
     return held, mean, facts_of_value(everything)
 
 
-def activations_of(opened: Opened, cut: Cut, attributor: Attributor,
-                   passes: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Activations (B, C, H, W) of observations, a batch at a time.
+def runs_of(opened: Opened, cut: Cut, attributor: Attributor, passes: Sequence[np.ndarray]
+            ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Activations (B, C, H, W) of observations and the values (B,), a batch at a time.
 
     Raises:
-        UserError: if one is not finite; its frame is named.
+        UserError: if an activation is not finite; its frame is named.
     """
     for batch in passes:
         rows = opened.recording.rows(batch)
-        found = attributor.begin(rows.frames, rows.entering).activations.cpu().numpy()
+        begun = attributor.begin(rows.frames, rows.entering)
+        found = begun.activations.cpu().numpy()
         check_finite_frames(found, batch, f"activations of the layer {cut.name}")
-        yield found.reshape(len(batch), *cut.shape)
+        yield (found.reshape(len(batch), *cut.shape),
+               attributor.outputs_at(begun, rows.actions)[0])
 
 
-def attributed_batch(opened: Opened, attributor: Attributor,
-                     batch: np.ndarray) -> dict[str, np.ndarray]:
+def attributed_batch(opened: Opened, attributor: Attributor, batch: np.ndarray,
+                     deviation: float) -> dict[str, np.ndarray]:
     """Attributions of the value in some observations (B, 2), and the value at both ends of the
     paths.
+
+    Args:
+        deviation: of the value over all observations.
 
     Raises:
         UserError: if one is not finite; its frame is named.
     """
     rows = opened.recording.rows(batch)
     found = attributor.attribute(attributor.begin(rows.frames, rows.entering), rows.actions,
-                                 np.zeros(1))
+                                 np.array([deviation]))
     check_finite_frames(found.values[0], batch,
                         f"attributions to the layer {attributor.cut.name}")
     return {"attributions": found.values[0], "outputs": found.outputs[0],
@@ -212,7 +275,7 @@ def examples_of(features: Features, held: Held, cut: Cut) -> dict:
 
 def summary(name: str, facts: dict, values: dict) -> str:
     """How the features of a layer came out, in a line."""
-    ended = "" if facts["converged"] else (
+    ended = "" if facts.get("converged", True) else (
         f"; not converged: further iterations make the error {facts['change']:.2%} smaller")
     stable = "" if facts["stability"] is None else (
         f", stability {min(facts['stability']):.2f} to {max(facts['stability']):.2f}")

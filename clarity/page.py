@@ -6,17 +6,31 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import os
 import time
 from pathlib import Path
+from urllib.parse import quote
+
+import pandas as pd
 
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.recordings import Recording
-from clarity.page_export.contents import Sources, gather, read_labels, recorded_rows, unit_of
-from clarity.page_export.files import ClarityFolder, write_page
+from clarity.checking.check_files import CHECKS, ChecksFolder
+from clarity.checking.object_files import ObjectsFolder
+from clarity.page_export.contents import (
+    Sources,
+    Unit,
+    gather,
+    joined,
+    read_labels,
+    recorded_rows,
+    unit_of,
+)
+from clarity.page_export.files import ClarityFolder, PageContent, write_page
 from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES
 from common.agent_file import load_agent
 from common.cli import Parser, add_log_flag, count, set_up_logging
-from common.errors import script_main
+from common.errors import UserError, script_main
 from common.files import sha256
 from common.output_folder import Output
 
@@ -54,10 +68,24 @@ def parser() -> Parser:
                        help="agent that the attributions are of")
     flags.add_argument("--data_dir", type=Path, required=True,
                        help="recording that they are of: the data folder of record.py")
+    flags.add_argument("--beside_agent_file", type=Path,
+                       help="another agent, such as an edited one, whose trajectories are shown "
+                            "beside, by the same features")
+    flags.add_argument("--beside_data_dir", type=Path, help="its recording")
+    flags.add_argument("--beside_attribution_dir", type=Path, help="its attributions")
     flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
                        help="folder of clarity.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
                        help="folder of clarity.attribution")
+    flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
+                       help="folder of clarity.objects, by which features are named, if it is of "
+                            "these features")
+    flags.add_argument("--checks_dir", type=Path, default=ANALYSES / "checks",
+                       help="folder of clarity.checks, whose report the page links to, if there is "
+                            "one")
+    flags.add_argument("--failure_causes", action="store_true",
+                       help="play the failed episodes once more in the real game, and mark them by "
+                            "what ended them")
     flags.add_argument("--exp_name", default="Clarity",
                        help="name of the experiment, which the page has as its title")
     flags.add_argument("--bookmarks", type=count, default=16,
@@ -80,6 +108,55 @@ def parser() -> Parser:
     return flags
 
 
+def reports_from(page: Path, checks: ChecksFolder) -> dict[str, str]:
+    """Addresses of the sections of the checks' report, seen from a page's folder, by the names of
+    the checks that were made."""
+    if not checks.report_file.is_file():
+        return {}
+    path = Path(os.path.relpath(checks.report_file.absolute(), page.absolute()))
+    return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
+            if checks.table_file(check).is_file()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """An agent whose trajectories a page shows.
+
+    Attributes:
+        name, checksum: of its file.
+        recurrent: whether it has a memory.
+        sources: its attributions, and what they are of.
+        rows: of its recording.
+    """
+
+    name: str
+    checksum: str
+    recurrent: bool
+    sources: Sources
+    rows: pd.DataFrame
+
+
+def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path) -> Shown:
+    """What there is of an agent.
+
+    Raises:
+        UserError: if it is missing or damaged, or does not belong together.
+    """
+    policy, checksum = load_agent(agent), sha256(agent)
+    recording = Recording(data, policy, checksum)
+    sources = Sources(AttributionFolder(attributions), args.features_dir, recording, checksum,
+                      ObjectsFolder(args.objects_dir))
+    return Shown(agent.name, checksum, policy.recurrent, sources, recorded_rows(recording))
+
+
+def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
+    """What the page shows of an agent."""
+    labels = read_labels(args.labels, of.sources.features) if args.labels else {}
+    return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
+                  args.bookmarks, args.failure_causes,
+                  reports_from(args.output_dir, ChecksFolder(args.checks_dir)))
+
+
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
@@ -87,24 +164,26 @@ def main(argv: list[str] | None = None) -> None:
     output = ClarityFolder(args.output_dir)
     OUTPUT.check(output.path)
     ClarityFolder.built()
-    policy, checksum = load_agent(args.agent_file), sha256(args.agent_file)
-    recording = Recording(args.data_dir, policy, checksum)
-    sources = Sources(AttributionFolder(args.attribution_dir), args.features_dir, recording,
-                      checksum)
-    labels = read_labels(args.labels, sources.features) if args.labels else {}
-    rows = recorded_rows(recording)
-    unit = unit_of(args.agent_file, args.reward_scale, rows)
     given = {name: getattr(args, name) for name in ("gamma", "lmbda")
              if getattr(args, name) is not None}
-    unit = dataclasses.replace(unit, **given)
-    content = gather(sources, args.exp_name, args.agent_file.name, policy.recurrent, unit, rows,
-                     labels, args.bookmarks)
+    first = shown(args, args.agent_file, args.data_dir, args.attribution_dir)
+    unit = dataclasses.replace(unit_of(args.agent_file, args.reward_scale, first.rows), **given)
+    content = gathered(args, first, unit)
+    beside = None
+    if args.beside_agent_file:
+        if args.beside_data_dir is None or args.beside_attribution_dir is None:
+            raise UserError("--beside_agent_file also needs --beside_data_dir and "
+                            "--beside_attribution_dir")
+        beside = shown(args, args.beside_agent_file, args.beside_data_dir,
+                       args.beside_attribution_dir)
+        content = joined(content, gathered(args, beside, unit))
     begin = time.perf_counter()
     with OUTPUT.replaced(output.path, {
-            "exp_name": args.exp_name, "agent_sha256": checksum,
-            "recording_sha256": recording.sha256, "bookmarks": args.bookmarks,
-            "features": {name: each.checksum for name, each in sources.features.items()},
-            "unit": content.unit, "labels": labels}) as temporary:
+            "exp_name": args.exp_name, "agent_sha256": first.checksum,
+            "recording_sha256": first.sources.recording.sha256,
+            "beside_agent_sha256": beside and beside.checksum, "bookmarks": args.bookmarks,
+            "features": {name: each.checksum for name, each in first.sources.features.items()},
+            "unit": content.unit, "labels": content.labels}) as temporary:
         write_page(temporary, content)
         size = sum(path.stat().st_size for path in temporary.rglob("*"))
     slope = content.unit["slope"]

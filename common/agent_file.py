@@ -12,8 +12,8 @@ one too: that of an Adam that has not taken a step.
 A file may also say what is known of the training, such as ``use_backgrounds``.
 
 An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
-strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then the
-checksum of the agent file without edits; so it is where an edit has changed the weights.
+strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
+the checksum of the agent file without edits; so it is where an edit has changed the weights.
 """
 
 from __future__ import annotations

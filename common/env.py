@@ -208,15 +208,17 @@ class LevelSlots:
         num_slots: N. A slot shows nothing until :meth:`start`.
         person_view: whether to draw the 512-pixel view of :meth:`person_view` as well.
         edit: optional edit of every level, before its first frame is shown.
+        edit_every_step: whether it is made again after every step, which takes about 2 ms.
     """
 
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
-                 edit: LevelEdit | None = None):
+                 edit: LevelEdit | None = None, edit_every_step: bool = False):
         self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
         self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
         self._config = config
         self._person_view = person_view
         self._edit = edit
+        self._edit_every_step = edit_every_step
         self._envs: list[_Procgen | None] = [None] * num_slots
 
     def start(self, slot: int, level: int) -> None:
@@ -247,6 +249,9 @@ class LevelSlots:
             self.stop(slot)
             self.frames[slot] = 0
         else:
+            if self._edit_every_step:
+                env.edit(0, self._edit)
+                observation = env.observe()[1]
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
@@ -301,6 +306,43 @@ class StateView:
         if self._person_view:
             return self._env.get_info()[0]["rgb"].copy()
         return self._env.observe()[1]["rgb"][0]
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+
+class LevelCopy:
+    """An environment in which levels go on from their states, apart from where they are played.
+
+    Args:
+        config: the game; everything else a state brings with it.
+    """
+
+    def __init__(self, config: EnvConfig):
+        self._game = config.env_name
+        self._env = _make(config, range(1), 1, 0, 0, person_view=False)
+
+    def set(self, state: bytes) -> None:
+        """Put the level into a state.
+
+        Raises:
+            UserError: if it is of another game or such that Procgen would end the process.
+        """
+        LevelState.parse(state, self._game)
+        self._env.set_state([state])
+
+    def step(self, action: int) -> tuple[bool, bool]:
+        """Take a step; returns whether it ended the episode, and whether the level then counts as
+        solved. After an end another level is there."""
+        self._env.observe()
+        self._env.act(np.array([action], dtype=np.int32))
+        ended = bool(self._env.observe()[2][0])
+        return ended, ended and bool(self._env.get_info()[0]["prev_level_complete"])
+
+    def state(self) -> bytes:
+        """The state of the level."""
+        return self._env.state_of(0)
 
     def close(self) -> None:
         """Free the environment."""

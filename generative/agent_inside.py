@@ -70,9 +70,16 @@ class AgentInside(nn.Module):
             hidden: state that enters the first step (B, D).
         """
         embeddings = self.policy.embed(images.flatten(0, 1)).float()  # (T*B, E)
+        return self._remember(embeddings.unflatten(0, images.shape[:2]), hidden)
+
+    def unmoved(self, image: Tensor, num_steps: int, hidden: Tensor) -> AgentOutput:
+        """Run T steps that all show the same image (B, C, H, W); see ``sequence``."""
+        embeddings = self.policy.embed(image).float()  # (B, E)
+        return self._remember(embeddings.expand(num_steps, *embeddings.shape), hidden)
+
+    def _remember(self, embeddings: Tensor, hidden: Tensor) -> AgentOutput:
         with _full_precision(hidden):
-            return _agent_output(self.policy.sequence(
-                embeddings.unflatten(0, images.shape[:2]), hidden, masks=None))
+            return _agent_output(self.policy.sequence(embeddings, hidden, masks=None))
 
     def step(self, image: Tensor, hidden: Tensor) -> AgentOutput:
         """Run one step.

@@ -8,11 +8,13 @@ beside it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from common.errors import UserError
 from common.parameters import id_list, one_of, positive, tail_fraction
 
+LR_DECAYS = ("none", "cosine")
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
@@ -93,7 +95,14 @@ class SimulatorConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """Parameters of the training of a simulator."""
+    """Parameters of the training of a simulator.
+
+    Attributes:
+        lr_decay: ``none``, or ``cosine`` for half a cosine from ``lr`` down to 0 at the end
+            (Loshchilov and Hutter 2017, "SGDR").
+        image_rarity: how much more an image's error counts at pixels of a rare colour, see
+            ``generative.rarity``; 0 for not at all.
+    """
 
     section: ClassVar[str] = "gen_model"
 
@@ -106,10 +115,21 @@ class TrainingConfig:
     epochs: int
     held_out_fraction: float
     terminal_absorbing: bool
+    lr_decay: str = "none"
+    image_rarity: float = 0.0
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
                  "batch_size", "epochs", "held_out_fraction")
+        one_of("lr_decay", self.lr_decay, LR_DECAYS)
+        if not 0 <= self.image_rarity <= 1:
+            raise UserError(f"image_rarity must lie between 0 and 1, not {self.image_rarity}")
+
+    def lr_at(self, batch: int, num_batches: int) -> float:
+        """Learning rate of a batch of a training of ``num_batches``."""
+        if self.lr_decay == "none":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * batch / num_batches)) / 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from common.cli import (
     seed,
 )
 from common.parameters import ParameterSet
-from generative.config import SAMPLE_STARTS
+from generative.config import LR_DECAYS, SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
 # Names of terms of an older model.
@@ -55,6 +55,10 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
     parser.add_argument("--epochs", type=count, key="gen_model.epochs",
                         help="passes through the windows")
     parser.add_argument("--lr", type=float, key="gen_model.lr", help="learning rate")
+    parser.add_argument("--lr_decay", choices=LR_DECAYS, key="gen_model.lr_decay",
+                        help="how the learning rate falls to 0 by the end of the training")
+    parser.add_argument("--image_rarity", type=float, key="gen_model.image_rarity",
+                        help="0 to 1: how much more the error at pixels of rare colours counts")
     parser.add_argument("--log_interval", type=count, key="gen_model.log_interval",
                         help="batches a row of the log")
     parser.add_argument("--save_interval", type=count, key="gen_model.save_interval",

@@ -10,12 +10,21 @@ prior. It is compared with three predictors that any simulator must beat:
 A step counts up to and including the first terminal one of its window. What follows is black and
 trivial to predict; averaged in, it would make every later step look easier.
 
-Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame.
+Beside the losses are measures of what matters to the agent. It is shown the frames of each
+predictor and the recorded ones, from the same recorded state on: do its policy, its values and its
+states agree? And of each kind of object, on the pixels that it takes up in the recorded frame: how
+large is the error there, and is the object shown, that is, is the frame nearer to the recorded one
+than to the same frame without the object (less than half of that one's squared error)?
+
+Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
+kinds of object, R resamplings, E episodes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +37,7 @@ from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
+from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.losses import balanced_kl, until_first_terminal
@@ -36,10 +46,15 @@ from generative.straight_through import LatentSampler
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")
+RECORDED = "recorded"  # frames that no predictor made
 KINDS = ("image", "reward", "terminal", "agent_state", "kl")
+POLICY_KL, VALUE_CORRELATION, STATE_COSINE = AGENT_MEASURES = (
+    "policy_kl", "value_correlation", "hidden_state_cosine")
+OBJECT_ERROR, OBJECT_SHOWN = "object_", "shown_"  # followed by the kind of object
 IMAGE_MSE = "image_mse"  # a kind of the table only: the image loss per colour value of a pixel
 
 PLOT_NAME = "loss_over_time_plot.png"
+OBJECTS_PLOT_NAME = "objects_over_time_plot.png"
 TABLE_NAME = "loss_over_time.csv"
 SHOWN_COLUMNS = {"step": int, "predictor": str, "kind": str, "mean": float}  # read for a report
 SETTINGS_NAME = "settings.json"
@@ -54,6 +69,11 @@ def loss_name(kind: str, predictor: str) -> str:
     Its columns are the windows in the order of the settings file.
     """
     return f"loss_{kind}.npy" if predictor == SIMULATOR else f"loss_{kind}_{predictor}.npy"
+
+
+def values_name(shown: str) -> str:
+    """File of the agent's values, float32 (T, N), on a predictor's frames or the RECORDED ones."""
+    return f"agent_values_{shown}.npy"
 
 
 def strip_name(window: int) -> str:
@@ -75,7 +95,12 @@ class LossOverTime:
             of squared errors of the image after its clamp, 0.5 times the squared error of the
             reward, cross-entropy of the terminal, 0.5 times the sum of squared errors of the
             state with which the agent leaves the step, and the divergence of the posterior, with
-            the true frame at the imagined h, from the prior (nats, without its weight).
+            the true frame at the imagined h, from the prior (nats, without its weight). Of all
+            predictors: the divergence of the agent's policy on their frames from that on the
+            recorded ones (nats), the cosine of its states, and, where objects are measured, for
+            each kind the mean squared error on its pixels and whether it is shown (1 or 0), NaN
+            where it is not in view.
+        values: the agent's, by predictor and on the RECORDED frames, like the losses.
     """
 
     windows: np.ndarray
@@ -83,11 +108,34 @@ class LossOverTime:
     episodes: np.ndarray
     counted: np.ndarray
     losses: dict[tuple[str, str], np.ndarray]
+    values: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The kinds of object that were measured."""
+        return tuple(kind.removeprefix(OBJECT_SHOWN) for predictor, kind in self.losses
+                     if predictor == SIMULATOR and kind.startswith(OBJECT_SHOWN))
 
     def save(self, folder: Path) -> None:
         """Write a file for each predictor and kind."""
         for (predictor, kind), loss in self.losses.items():
             np.save(folder / loss_name(kind, predictor), loss)
+        for shown, values in self.values.items():
+            np.save(folder / values_name(shown), values)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectFrames:
+    """Frames from which objects were taken.
+
+    Attributes:
+        kinds: names of K kinds of object.
+        of: numbers of windows (B,) to the label frames of the simulated steps, each without one
+            kind of object, uint8 (T, B, K, C, H, W); what a terminal step shows is arbitrary.
+    """
+
+    kinds: tuple[str, ...]
+    of: Callable[[np.ndarray], np.ndarray]
 
 
 def choose_windows(held_out: np.ndarray, most: int, seed: int) -> np.ndarray:
@@ -122,8 +170,8 @@ def mean_frame(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tenso
 
 @torch.no_grad()
 def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.ndarray,
-                   batch_size: int, mean: Tensor, draw: LatentSampler,
-                   compute: Compute) -> LossOverTime:
+                   batch_size: int, mean: Tensor, draw: LatentSampler, compute: Compute,
+                   objects: ObjectFrames | None = None) -> LossOverTime:
     """Losses of all predictors on recorded windows.
 
     Args:
@@ -132,6 +180,7 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
             each is given the actions of the one after it, the last those of the first.
         mean: the mean frame (C, H, W).
         draw: how z is chosen from the prior.
+        objects: to measure; None for none.
 
     Raises:
         UserError: if a loss is not finite.
@@ -139,23 +188,33 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
     num_steps = dataset.window_length - dataset.num_init_steps + 1
     config = dataclasses.replace(simulator.config, num_sim_steps=num_steps)
     action_windows = np.roll(windows, -1)
-    counted, losses = [], []
+    counted, found = [], []
     begins = range(0, len(windows), batch_size)
     for begin in with_progress(begins, len(begins), "batch"):
         part = slice(begin, begin + batch_size)
         batch, other = (align(dataset.batch(numbers[part]).to(compute.device), config)
                         for numbers in (windows, action_windows))
         counted.append(until_first_terminal(batch.terminals).bool().cpu().numpy())
-        losses.append({key: loss.cpu().numpy() for key, loss in _batch_losses(
-            simulator, batch, other.actions, mean.to(compute.device), draw, compute).items()})
+        predictions = _predictions(simulator, batch, other.actions, mean.to(compute.device), draw,
+                                   compute)
+        losses = _prediction_losses(simulator, batch, predictions, compute)
+        losses |= _agent_measures(simulator.agent, batch, predictions, compute)
+        if objects:
+            without = torch.from_numpy(objects.of(windows[part])).to(compute.device)
+            losses |= _object_measures(objects.kinds, batch.images, without, predictions)
+        found.append({key: loss.float().cpu().numpy() for key, loss in losses.items()})
     counts = np.concatenate(counted, axis=1)  # (T, N)
-    joined = {key: np.concatenate([each[key] for each in losses], axis=1) for key in losses[0]}
+    joined = {key: np.concatenate([each[key] for each in found], axis=1) for key in found[0]}
     for (predictor, kind), loss in joined.items():
-        if not np.isfinite(loss[counts]).all():
+        measured = counts & ~np.isnan(loss) if kind.startswith((OBJECT_ERROR, OBJECT_SHOWN)
+                                                               ) else counts
+        if not np.isfinite(loss[measured]).all():
             raise UserError(f"the {kind} loss of the predictor '{predictor}' is not finite; the "
                             "simulator has diverged, so use an earlier model file")
         loss[~counts] = np.nan
-    return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counts, joined)
+    values = {shown: joined.pop((shown, _VALUES)) for shown in (RECORDED, *PREDICTORS)}
+    return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counts, joined,
+                        values)
 
 
 @torch.no_grad()
@@ -176,22 +235,97 @@ def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
     return simulator.imagine(start, draw, len(actions), true_actions=actions).stacked()
 
 
-def _batch_losses(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, mean: Tensor,
-                  draw: LatentSampler, compute: Compute) -> dict[tuple[str, str], Tensor]:
+@dataclasses.dataclass(frozen=True)
+class _Predictions:
+    """What the predictors show of a batch.
+
+    Attributes:
+        imagined: by the two predictors that are simulations.
+        frames: by the two that show one frame at every step (B, C, H, W).
+    """
+
+    imagined: dict[str, Simulation]
+    frames: dict[str, Tensor]
+
+    def images(self, like: Tensor) -> dict[str, Tensor]:
+        """The images of all predictors (T, B, C, H, W)."""
+        return {**{name: each.images for name, each in self.imagined.items()},
+                **{name: frame.expand_as(like) for name, frame in self.frames.items()}}
+
+
+def _predictions(simulator: Simulator, batch: AlignedBatch, other_actions: Tensor, mean: Tensor,
+                 draw: LatentSampler, compute: Compute) -> _Predictions:
+    with compute.autocast():
+        imagined = {name: _imagine(simulator, batch, actions, draw) for name, actions in (
+            (SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_actions))}
+    last = batch.initial_images[-1]
+    return _Predictions(imagined, {LAST_FRAME: last, MEAN_FRAME: mean.expand_as(last)})
+
+
+def _prediction_losses(simulator: Simulator, batch: AlignedBatch, predictions: _Predictions,
+                       compute: Compute) -> dict[tuple[str, str], Tensor]:
     """By predictor and kind, at all steps (T, B)."""
     losses = {}
-    for predictor, actions in ((SIMULATOR, batch.actions), (SHUFFLED_ACTIONS, other_actions)):
+    for predictor, imagined in predictions.imagined.items():
         with compute.autocast():
-            imagined = _imagine(simulator, batch, actions, draw)
             embeddings = simulator.frame_embedding(batch.images.flatten(0, 1))  # (T*B, E)
             posterior = simulator.cell.posterior_logits(
-                imagined.env_h,
-                simulator.cell.embedding_input(embeddings).unflatten(0, actions.shape))
+                imagined.env_h, simulator.cell.embedding_input(embeddings).unflatten(
+                    0, batch.actions.shape))
         found = _imagination_losses(imagined, posterior, batch, simulator.config.kl_balance)
         losses.update({(predictor, kind): loss for kind, loss in found.items()})
-    for predictor, frame in ((LAST_FRAME, batch.initial_images[-1]), (MEAN_FRAME, mean)):
+    for predictor, frame in predictions.frames.items():
         losses[predictor, "image"] = image_loss(frame.expand_as(batch.images), batch.images)
     return losses
+
+
+_VALUES = "values"  # of the agent, among the losses of a batch
+
+
+def _agent_measures(agent: AgentInside, batch: AlignedBatch, predictions: _Predictions,
+                    compute: Compute) -> dict[tuple[str, str], Tensor]:
+    """The agent on the frames of each predictor beside itself on the recorded ones, each (T, B)."""
+    num_steps, hidden = len(batch.images), batch.first_hidden
+    with compute.autocast():
+        recorded = agent.sequence(batch.images, hidden)
+        shown = {**{name: agent.sequence(each.images, hidden)
+                    for name, each in predictions.imagined.items()},
+                 **{name: agent.unmoved(frame, num_steps, hidden)
+                    for name, frame in predictions.frames.items()}}
+    measures = {(RECORDED, _VALUES): recorded.values}
+    for name, output in shown.items():
+        measures[name, POLICY_KL] = (recorded.log_probs.exp() * (
+            recorded.log_probs - output.log_probs)).sum(dim=-1)
+        measures[name, STATE_COSINE] = functional.cosine_similarity(
+            recorded.hidden_states, output.hidden_states, dim=-1)
+        measures[name, _VALUES] = output.values
+    return measures
+
+
+def _object_measures(kinds: tuple[str, ...], truth: Tensor, without: Tensor,
+                     predictions: _Predictions) -> dict[tuple[str, str], Tensor]:
+    """Errors on the pixels of each kind of object, and whether it is shown, each (T, B).
+
+    Args:
+        truth: recorded images (T, B, C, H, W).
+        without: the same without each kind, uint8 (T, B, K, C, H, W).
+    """
+    without = without.to(truth.dtype) / 255
+    errors_without = (without - truth.unsqueeze(2)).square().sum(dim=3)  # (T, B, K, H, W)
+    masks = errors_without > 0
+    sizes = masks.sum(dim=(-2, -1))  # (T, B, K)
+    limits = errors_without.sum(dim=(-2, -1)) / 2
+    measures = {}
+    for predictor, images in predictions.images(truth).items():
+        errors = (images - truth).square().sum(dim=2)  # (T, B, H, W)
+        on_object = (errors.unsqueeze(2) * masks).sum(dim=(-2, -1))  # (T, B, K)
+        for number, kind in enumerate(kinds):
+            hidden = sizes[..., number] == 0
+            mean = on_object[..., number] / (sizes[..., number] * truth.shape[2])
+            shown = (on_object[..., number] < limits[..., number]).to(truth)
+            measures[predictor, OBJECT_ERROR + kind] = mean.masked_fill(hidden, math.nan)
+            measures[predictor, OBJECT_SHOWN + kind] = shown.masked_fill(hidden, math.nan)
+    return measures
 
 
 def _imagination_losses(imagined: Simulation, posterior: Tensor, batch: AlignedBatch,
@@ -216,23 +350,55 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
 
     Returns:
         The columns ``step`` (counted from 0, whose label is the last initial frame),
-        ``predictor``, ``kind``, ``windows`` that reach the step, ``mean`` over them,
-        ``standard_deviation`` between them, and the ends ``low_95`` and ``high_95`` of the
-        mean's interval.
+        ``predictor``, ``kind``, ``windows`` that reach the step (and show the object), ``mean``
+        over them, ``standard_deviation`` between them, and the ends ``low_95`` and ``high_95`` of
+        the mean's interval. Of the kind ``value_correlation`` the mean is Pearson's correlation
+        over the windows; where one of the values is constant there is no row.
     """
     bootstrap = ClusterBootstrap(result.episodes, seed)
-    num_windows = result.counted.sum(axis=1)  # (T,)
-    steps = np.flatnonzero(num_windows)
     rows = []
     for (predictor, kind), loss in _with_pixel_errors(result).items():
-        low, high = bootstrap.interval(loss, result.counted)
-        for step in steps.tolist():
-            values = loss[step, result.counted[step]].astype(np.float64)
+        measured = np.isfinite(loss)
+        num_windows = measured.sum(axis=1)  # (T,)
+        low, high = bootstrap.interval(loss, measured)
+        for step in np.flatnonzero(num_windows).tolist():
+            values = loss[step, measured[step]].astype(np.float64)
             spread = values.std(ddof=1) if len(values) > 1 else np.nan
             rows.append((step, predictor, kind, num_windows[step], values.mean(), spread,
                          low[step], high[step]))
+    for predictor in PREDICTORS if result.values else ():
+        for step in np.flatnonzero(result.counted.any(axis=1)).tolist():
+            at = result.counted[step]
+            pairs = (result.values[RECORDED][step, at], result.values[predictor][step, at])
+            correlation = _correlation(*pairs, result.episodes[at], seed)
+            if np.isfinite(correlation[0]):
+                rows.append((step, predictor, VALUE_CORRELATION, at.sum(), *correlation))
     return pd.DataFrame(rows, columns=["step", "predictor", "kind", "windows", "mean",
                                        "standard_deviation", "low_95", "high_95"])
+
+
+def _correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray, seed: int
+                 ) -> tuple[float, float, float, float]:
+    """Pearson's correlation of values (N,), no deviation, and the ends of its interval; NaN if
+    one of the two is constant."""
+    x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)
+    names, number = np.unique(episodes, return_inverse=True)
+    moments = np.zeros((len(names), 6))
+    np.add.at(moments, number, np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1))
+
+    def of(draws: np.ndarray) -> np.ndarray:  # (R, E) to (R,)
+        count, sum_x, sum_y, xx, yy, xy = (draws @ moments).T
+        spread = np.clip(xx - sum_x ** 2 / count, 0, None) * np.clip(yy - sum_y ** 2 / count, 0,
+                                                                      None)
+        return np.divide(xy - sum_x * sum_y / count, np.sqrt(spread),
+                         out=np.full(len(draws), np.nan), where=spread > _CONSTANT)
+
+    ends = (ClusterBootstrap(episodes, seed).interval_of(of) if len(names) > 1
+            else np.full(2, np.nan))
+    return of(np.ones((1, len(names))))[0], np.nan, *ends
+
+
+_CONSTANT = 1e-12  # product of the squared deviations of two values, one of which is constant
 
 
 def _with_pixel_errors(result: LossOverTime) -> dict[tuple[str, str], np.ndarray]:

@@ -86,8 +86,12 @@ class SimulatorLosses:
 
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
-                     scales: LossScales = UNSCALED) -> SimulatorLosses:
+                     scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None
+                     ) -> SimulatorLosses:
     """Losses of a pass with posterior, against its labels.
+
+    Args:
+        pixel_weights: of the squared errors of the images (T, B, H, W); None for 1.
 
     Raises:
         ValueError: if the pass has no posterior.
@@ -95,6 +99,8 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     if simulation.posterior_logits is None:
         raise ValueError("the KL loss needs a pass with true images")
     squared_images = (simulation.raw_images - batch.images).square()
+    if pixel_weights is not None:
+        squared_images = squared_images * pixel_weights.unsqueeze(2)
     squared_states = (simulation.hidden_states - batch.hidden_states).square()
     start = simulation.start
     return SimulatorLosses(

@@ -29,6 +29,7 @@ from generative.batches import BatchOrder, BatchReader
 from generative.dataset import RolloutDataset
 from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
 from generative.published import load_published, save_published
+from generative.rarity import PixelWeights, count_colours
 from generative.runs import (
     COLUMNS,
     MEASURES,
@@ -119,6 +120,10 @@ class SimulatorTraining:
         self.simulator = prepared(simulator, compute)
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=training.lr,
                                           fused=True)
+        self._pixel_weights = None
+        if training.image_rarity:
+            shares = count_colours(self.dataset, split.train, settings.seed)
+            self._pixel_weights = PixelWeights(shares.to(compute.device), training.image_rarity)
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
@@ -215,8 +220,9 @@ class SimulatorTraining:
               generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
         with self.compute.autocast():
             simulation = self.simulator(batch, LatentSampler("sample", generator))
+        weights = self._pixel_weights(batch.images) if self._pixel_weights else None
         return simulation, simulator_losses(simulation, batch, self.settings.simulator,
-                                            self.settings.loss_scales)
+                                            self.settings.loss_scales, weights)
 
     def one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
         """Take one step of the optimiser; returns the batch's figures, each ()."""
@@ -230,6 +236,8 @@ class SimulatorTraining:
             raise NonFiniteLoss(f"the gradient became {float(norm)}, the loss {loss}, after "
                                 f"{self.batches} batches; training stopped, and what was saved "
                                 f"before in {self.folder} was kept")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.training.lr_at(self.batches, self.num_batches)
         self.optimizer.step()
         return {"gradient_norm": norm, **measure(simulation, losses)}
 

@@ -29,11 +29,11 @@ Letters in shape comments: N starts, K outcomes, C comparisons (arms times outco
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
@@ -205,7 +205,25 @@ def outcomes_of_arms(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered
 def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
                      before: np.ndarray, after: np.ndarray, seed: int,
                      levels: np.ndarray | None = None) -> pd.DataFrame:
-    """The effect of each arm on each of any outcomes.
+    """The effect of each arm on each of any outcomes, and which of them are claimed.
+
+    Args:
+        arms, moved, outcomes, before, after, seed, levels: as in ``paired_effects``.
+
+    Returns:
+        The table that ``compare`` describes.
+
+    Raises:
+        UserError: see ``paired_effects``; or if a pattern has fewer than two controls.
+    """
+    return judged(paired_effects(arms, moved, outcomes, before, after, seed, levels))
+
+
+def paired_effects(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
+                   before: np.ndarray, after: np.ndarray, seed: int,
+                   levels: np.ndarray | None = None,
+                   test: Callable[[np.ndarray], np.ndarray] | None = None) -> pd.DataFrame:
+    """The effect of each arm on each of any outcomes, with its interval and p.
 
     Args:
         arms: alterations of interest and controls.
@@ -216,13 +234,14 @@ def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: 
         seed: of the bootstrap and the sign flips.
         levels: of each row (N,); rows of a level are drawn and flipped together. If not given,
             each row is a level of its own.
+        test: sums of paired differences by level (levels, C) to p-values (C,); by default the
+            sign-flip test.
 
     Returns:
-        The table that ``compare`` describes.
+        The columns of the table that ``compare`` describes up to ``p``.
 
     Raises:
-        UserError: if an outcome is NaN or infinite, there are fewer than MIN_STARTS levels, or a
-            pattern has fewer than two controls.
+        UserError: if an outcome is NaN or infinite, or there are fewer than MIN_STARTS levels.
     """
     names = [outcome.name for outcome in outcomes]
     levels = _levels(levels, len(before))
@@ -243,8 +262,9 @@ def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: 
     table["altered"] = after.mean(axis=1).ravel()
     table["effect"] = differences.mean(axis=0)
     table["low_95"], table["high_95"] = low, high
-    table["p"] = sign_flip_p(_sums_by_level(differences, levels), num_flips, seed)
-    return judged(table)
+    sums = _sums_by_level(differences, levels)
+    table["p"] = sign_flip_p(sums, num_flips, seed) if test is None else test(sums)
+    return table
 
 
 def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.ndarray,
@@ -366,6 +386,19 @@ def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarra
         signs = 2.0 * rng.integers(0, 2, shape) - 1
         reached += (np.abs(signs @ differences) >= observed).sum(axis=0)
     return (1 + reached) / (1 + num_flips)
+
+
+def mcnemar_p(differences: np.ndarray) -> np.ndarray:
+    """Two-sided p-values of McNemar's exact test (1947) on paired differences of yes and no.
+
+    Args:
+        differences: altered minus unaltered, -1, 0 or 1 (N, C).
+
+    Returns:
+        (C,); 1 where no pair differs.
+    """
+    up, down = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
+    return np.minimum(1, 2 * binom.cdf(np.minimum(up, down), up + down, 0.5))
 
 
 def holm(p: np.ndarray) -> np.ndarray:

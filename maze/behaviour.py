@@ -20,6 +20,7 @@ from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.progress import Progress
+from interventions.findings import share
 from maze.level.environment import game_of
 from maze.level.features import NAMES
 from maze.level.flags import add_agent_flags, add_output_flags, filters_of, levels_of
@@ -30,7 +31,6 @@ from maze.studies.behaviour_files import EPISODES_FIGURE, REGRESSIONS_FIGURE, Be
 from maze.studies.behaviour_report import draw_episodes, draw_regressions, report
 from maze.studies.behaviour_rows import EXACT, GOT, of_tables
 from maze.studies.episodes import check_entries, entries_of, playable, table_of
-from maze.studies.finding import share
 from maze.studies.prediction import FEWEST, check_outcomes, regressions
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.errors import UserError, script_main
-from maze.studies.claims import CLAIMS
+from interventions.findings_folder import FindingsFolder
+from maze.studies.claims import CLAIMS, SCRIPT
 from maze.studies.results import StudiesFolder
 from maze.studies.study_rows import findings_of
-from maze.studies.table_files import FindingsFolder
 
 NOTES = (
     "Brackets: 95 % intervals; shares Wilson's, others by bootstrap over levels. An effect is "
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         found[name], reasons[name] = findings_of(StudiesFolder(folder))
     if not any(found.values()):
         raise UserError(f"none of the folders holds a study: {', '.join(map(str, args.studies))}")
-    output = FindingsFolder(args.output_dir)
+    output = FindingsFolder(args.output_dir, CLAIMS, SCRIPT)
     output.save(found, reasons, NOTES)
     for name, numbers in found.items():
         rows = {each.row for each in numbers}

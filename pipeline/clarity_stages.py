@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from clarity.attributing.config import ClarityConfig
+from clarity.failing.config import FailureCausesConfig
+from clarity.failing.counting import ANY
+from clarity.failing.files import ORIGINAL, CausesFolder
 from common import rollout_files
+from common.game_objects import hazards_of
 from common.parameters import ParameterSet
 from pipeline.presets import AGENT, Preset
 from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
@@ -11,12 +17,17 @@ from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
 ROOM = "analysis/clarity"  # below the output folder
 RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from
 DATA = f"{OUTPUT}/{RECORDING}/data"
-FEATURES, ATTRIBUTION, PAGE = (f"{ROOM}/{name}" for name in ("features", "attribution", "page"))
+FEATURES, ATTRIBUTION, PAGE, EDITS, CAUSES = (
+    f"{ROOM}/{name}" for name in ("features", "attribution", "page", "edits", "causes"))
 
 
 def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> list[Stage]:
-    """A recording of the agent's own policy, features, attributions, and the page."""
-    config = parameters.get(ClarityConfig)
+    """A recording of the agent's own policy, features, attributions, the page, and what the agent
+    fails by with and without a feature."""
+    config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
+    edited = f"{EDITS}/without_{failing.layer}_{failing.feature}.pth"
+    hazards = {kind.name for kind in hazards_of(preset.env_name)}
+    invisible = [name for name in failing.invisible if name in hazards]
     recorded = {"clarity_record": tuple(f"{RECORDING}/data/{pattern}"
                                         for pattern in rollout_files.PATTERNS)}
     seed = ("--seed", str(preset.seed))
@@ -51,4 +62,27 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
               (f"{PAGE}/**/*.*",), number_of(f"{PAGE}/data/*.js", "files of data"),
               needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
                      "clarity_attribution": (f"{ATTRIBUTION}/**/*.*",)},
-              files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start)]
+              files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start),
+        Stage("clarity_edit", "clarity.edit_agent",
+              ("--agent_file", AGENT, "--features_dir", f"{OUTPUT}/{FEATURES}", "--layer",
+               failing.layer, "--features", str(failing.feature), "--output",
+               f"{OUTPUT}/{edited}"),
+              (f"{EDITS}/*.pth",), number_of(f"{EDITS}/*.pth", "edited agents"),
+              needs={"clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,), clears=(EDITS,),
+              continued=from_start),
+        Stage("failure_causes", "clarity.failure_causes",
+              ("--agent_file", AGENT, f"{OUTPUT}/{edited}", "--env_name", preset.env_name,
+               "--distribution_mode", preset.distribution_mode, "--num_episodes",
+               str(failing.num_episodes), "--num_controls", str(failing.num_controls),
+               "--num_films", str(failing.num_films), "--reference_size",
+               str(failing.reference_size), *(("--invisible", *invisible) if invisible else ()),
+               *seed, "--output_dir", f"{OUTPUT}/{CAUSES}"),
+              (f"{CAUSES}/**/*.*",), failed,
+              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,))]
+
+
+def failed(output: Path) -> str:
+    """The result of the count of failures: the agent's own."""
+    rates = CausesFolder(output / CAUSES).rates()
+    own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
+    return f"the agent fails {own['failures']} of {own['levels']} levels"

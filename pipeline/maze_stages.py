@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from interventions.findings_folder import FindingsFolder
 from maze.studies import results
-from maze.studies.table_files import FindingsFolder
+from maze.studies.claims import CLAIMS, SCRIPT
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
 from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
 
@@ -39,7 +40,8 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
         TABLE, "maze.table",
         ("--studies", *(f"{OUTPUT}/{ROOM}/{name}" for name in preset.agents),
          "--output_dir", f"{OUTPUT}/{ROOM}/table"),
-        (f"{ROOM}/table/*",), lambda output: FindingsFolder(output / ROOM / "table").result(),
+        (f"{ROOM}/table/*",), lambda output: FindingsFolder(
+            output / ROOM / "table", CLAIMS, SCRIPT).result(),
         needs=tables, continued=from_start))
 
 

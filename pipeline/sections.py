@@ -187,6 +187,17 @@ SECTIONS = (
         "before and after a step at which it jumps."), (
         Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
               "disk."),)),
+    Section("causes", "What the agent fails by", "failure_causes", (
+        "Each failed episode has a cause: the hazard without which its last step, repeated in a "
+        "copy of the real game, would not have ended it. The same levels are played by the agent, "
+        "without one of its features, with a hazard made invisible, and with random edits of the "
+        "same size."), (
+        "Look for a cause that becomes more frequent without the feature, beyond the grey range "
+        "of the random edits, and for how much of it an invisible hazard does."), (
+        Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
+                                 f"{CLARITY}/causes/films/*.mp4"),
+              "Failures by cause; what may be claimed; and a level that only one of two arms "
+              "fails, if there is any."),)),
 )
 
 

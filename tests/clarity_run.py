@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 import record
-from clarity import attribution, features, page
-from clarity.attributing.clarity_files import AttributionFolder
+from clarity import attribution, edit_agent, features, page
+from clarity.attributing.clarity_files import INPUT, AttributionFolder
 from clarity.page_export.files import ClarityFolder
 from clarity.walking.trajectories import Trajectories
 from common.rollout_files import RolloutFolder
@@ -55,21 +56,46 @@ class ClarityRun:
 
 def write_run(folder: Path, agent: Path) -> ClarityRun:
     """Play and attribute: two trajectories of fruitbot."""
+    play(folder, agent)
+    assert features.main([
+        "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
+        "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
+        str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
+    attribute(folder, agent, LAYERS[:1], OUTPUTS[:1], "--memory_steps", str(LAGS))
+    attribute(folder, agent, LAYERS[:1], OUTPUTS, "--gradient_activation")
+    attribute(folder, agent, (INPUT, *LAYERS[1:]), OUTPUTS[:1])
+    return ClarityRun(folder, agent)
+
+
+def write_edited(run: ClarityRun, folder: Path) -> ClarityRun:
+    """The same levels, played by the run's agent without a feature, attributed to its features."""
+    agent = folder / "edited.pth"
+    assert edit_agent.main(["--agent_file", str(run.agent), "--features_dir",
+                            str(run.folder / "features"), "--layer", LAYERS[0], "--features", "0",
+                            "1", "2", "--output", str(agent)]) == 0
+    play(folder, agent)
+    (folder / "features").symlink_to(run.folder / "features")
+    attribute(folder, agent, LAYERS[:1], OUTPUTS, "--gradient_activation")
+    attribute(folder, agent, (INPUT, *LAYERS[1:]), OUTPUTS[:1])
+    return ClarityRun(folder, agent)
+
+
+def play(folder: Path, agent: Path) -> None:
+    """Record six episodes."""
     assert record.main([
         "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "6",
         "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "3", "--precision", "float32",
         "--device", "cpu", "--no_action_noise", "--no_videos"]) == 0
-    common = ["--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu"]
-    assert features.main([
-        *common, "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
-        str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
-    for layers, outputs, lags in ((LAYERS[:1], OUTPUTS[:1], LAGS), (LAYERS[:1], OUTPUTS, 0),
-                                  (LAYERS[1:], OUTPUTS[:1], 0)):
-        assert attribution.main([
-            *common, "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs",
-            *outputs, "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
-            str(folder / "attribution"), "--tolerance", "0.05", "--memory_steps", str(lags)]) == 0
-    return ClarityRun(folder, agent)
+
+
+def attribute(folder: Path, agent: Path, layers: Sequence[str], outputs: Sequence[str],
+              *more: str) -> None:
+    """Attribute two trajectories."""
+    assert attribution.main([
+        "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
+        "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs", *outputs,
+        "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
+        str(folder / "attribution"), "--tolerance", "0.05", *more]) == 0
 
 
 def exported(run: ClarityRun, output: Path, *more: str) -> ClarityFolder:

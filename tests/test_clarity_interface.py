@@ -41,12 +41,13 @@ def scripts_of(agent, folder, **keywords):
 def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
     agent = tmp_path / "agent.pth"
     save_agent(agent, tiny_policy(), origin=AgentOrigin(use_backgrounds=True))
-    layers = {"name_contains_one_of": ["block2", "block3"], "discard_first_n": 1}
+    layers = {"name_contains_one_of": ["block2", "block3"], "discard_first_n": 1,
+              "input_layer_include": True}
     commands = scripts_of(
         agent, tmp_path / "run", trajectories_kwargs={"num_envs": 4, "num_steps": 100},
         observations_kwargs={"num_obs": 16}, layer_kwargs=layers, attr_policy=True,
         attr_integrate_steps=10, nmf_features=6, trajectory_bookmarks=3, gae_gamma=0.9)
-    assert layers == {"name_contains_one_of": ["block2", "block3"], "discard_first_n": 1}
+    assert layers["name_contains_one_of"] == ["block2", "block3"] and len(layers) == 3
     names = [command[2] for command in commands]
     assert names == ["record", "record", "clarity.features", "clarity.attribution", "clarity.page"]
     assert all(command[:2] == [sys.executable, "-m"] for command in commands)
@@ -55,6 +56,8 @@ def test_the_published_keywords_become_the_flags_of_the_scripts(tmp_path):
     assert "--use_backgrounds" in first and flag(first, "--distribution_mode") == "hard"
     assert flag(features, "--layers") == "block3"
     assert (flag(features, "--num_observations"), flag(features, "--nmf_features")) == ("512", "6")
+    assert attribution[attribution.index("--layers") + 1:][:3] == ["input", "block3", "--outputs"]
+    assert "input" not in features
     assert attribution[attribution.index("--outputs") + 1:][:2] == ["value", "policy"]
     assert (flag(attribution, "--num_trajectories"), flag(attribution, "--num_steps"),
             flag(attribution, "--integrate_steps")) == ("4", "100", "10")

@@ -5,18 +5,33 @@ import io
 import json
 import re
 import shutil
-from urllib.parse import parse_qs, urlsplit
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import av
 import numpy as np
 import pandas as pd
 import pytest
 from browser import SHOWN, opened_page, running_browser, served
-from clarity_run import LAGS, NUM_FEATURES, NUM_STEPS, exported, hues, read_script, write_run
+from clarity_run import (
+    LAGS,
+    NUM_FEATURES,
+    NUM_STEPS,
+    exported,
+    hues,
+    read_script,
+    write_edited,
+    write_run,
+)
 from conftest import tiny_config, tiny_policy
 from PIL import Image
 
 from agents.training import TrainSettings
 from clarity import page as clarity_page
+from clarity.attributing.clarity_files import INPUT, FeaturesFolder
+from clarity.checking.object_files import ObjectsFolder
+from clarity.checking.object_scores import ObjectScores
+from clarity.failing.recorded import recorded_causes
 from clarity.page_export.contents import Unit, unit_of
 from clarity.page_export.files import LEVELS, TILES
 from clarity.walking.advantages import advantages_of, scale_of_rewards
@@ -70,8 +85,11 @@ def page(browser, address):
 def show(page, fragment):
     """Another view: of the map's layer, if it names none."""
     text = fragment if "layer=" in fragment else f"layer={MAP}&{fragment}"
-    page.evaluate("fragment => { location.hash = fragment }", text)
-    page.wait_for_timeout(50)
+    page.evaluate("""(fragment) => new Promise((resolve) => {
+        addEventListener('hashchange', () => setTimeout(resolve), { once: true })
+        if (location.hash === `#${fragment}`) resolve()
+        location.hash = fragment
+    })""", text)
     page.wait_for_selector(SHOWN)
 
 
@@ -138,13 +156,21 @@ class Reference:
 
     def picture(self, output, trajectory, step, kind, on=None, gain=1.0, smoothing=1.0,
                 overlay=True):
-        cells = self.run.attributions.attributed(MAP, output, trajectory).cells[step].astype(float)
+        cells = self.run.attributions.attributed(MAP, output, trajectory).cells[step]
+        factor = gain / self.scale(output)
+        return self.painted(cells, factor, trajectory, step, kind, on, smoothing, overlay)
+
+    def painted(self, cells, factor, trajectory, step, kind, on=None, smoothing=1.0,
+                overlay=True, stride=8):
+        """Cells (H, W, F + 1), times a factor, in colours over a frame."""
+        cells = cells.astype(float)
         unit = np.abs(cells).max() / LEVELS  # cells are whole numbers of this
         cells = np.rint(cells / unit) * unit
-        colours = np.concatenate([hues(NUM_FEATURES), np.ones((1, 3))])
-        mask = np.ones(NUM_FEATURES + 1) if on is None else np.isin(range(NUM_FEATURES + 1), on)
-        mask[RES] = mask[RES] * (on is not None)
-        cells = cells * mask * gain / self.scale(output)
+        res = cells.shape[-1] - 1
+        colours = np.concatenate([hues(res), np.ones((1, 3))]) if res else np.ones((1, 3))
+        mask = np.ones(res + 1) if on is None else np.isin(range(res + 1), on)
+        mask[res] = mask[res] * (on is not None)
+        cells = cells * mask * factor
         if kind == "signed":
             total = cells.sum(axis=-1, keepdims=True)
             colour = np.where(total > 0, [0.08, 0.24, 1], [0.88, 0.13, 0.04])
@@ -165,12 +191,13 @@ class Reference:
                                 spread[y, x] += rgb[i, j] * np.exp(-distance / smoothing)
             rgb = spread
         # Cell i of block3 is centred on pixel 8 i, so it has the pixels from 8 i - 4 to 8 i + 3.
-        cell = np.floor(np.arange(64) / 8 + 0.5).astype(int)
+        cell = np.floor(np.arange(64) / stride + 0.5).astype(int)
         lengths = np.linalg.norm(rgb, axis=-1, keepdims=True)
         own = np.where(lengths > 0, rgb / np.maximum(lengths, 1e-30), 0)
         bright = np.minimum(lengths, 1)
-        inside = np.where(cell < 8, cell, 0)
-        shown = (cell < 8)[:, None, None] * (cell < 8)[None, :, None]
+        size = len(rgb)
+        inside = np.where(cell < size, cell, 0)
+        shown = (cell < size)[:, None, None] * (cell < size)[None, :, None]
         bright = bright[inside][:, inside] * shown
         own = own[inside][:, inside]
         grey = DIM * (self.frame(trajectory, step) @ [0.299, 0.587, 0.114])[..., None] * overlay
@@ -349,9 +376,231 @@ def test_attributions_are_drawn_as_python_computes_them(page, reference, case):
         assert np.abs(pixels(picture(page)) - other).max() > 4
 
 
+def test_gradient_times_activation_is_a_row_beside_attribution(page, run, reference):
+    show(page, "trajectory=2&frame=9&row=gradient_activation%3Alog_prob_any_right&smoothing=0.5")
+    assert row(page).get_attribute("aria-label") == f"row 1: gradient × activation: {RIGHT}"
+    products = [run.attributions.gradient_activation(MAP, "log_prob_any_right", number)
+                for number in (0, 1)]
+    peaks = np.concatenate([np.abs(each.cells[..., :-1].astype(float)).max(axis=(1, 2, 3))
+                            for each in products])
+    for place, kind in enumerate(("positive", "negative")):
+        expected = reference.painted(products[1].cells[8], 1 / np.median(peaks), 1, 8, kind,
+                                     smoothing=0.5)
+        np.testing.assert_allclose(pixels(picture(page, 0, place)), expected, atol=2)
+    np.testing.assert_allclose(list(table_of(page).values()), products[1].totals[8], rtol=6e-3,
+                               atol=1e-4)
+    assert row(page).locator(".sum").count() == 0  # it is no sum, and says no gap
+    groups = row(page).locator("optgroup").evaluate_all("all => all.map(each => each.label)")
+    assert groups == ["attribution", "gradient × activation", "activation"]
+
+
+def test_the_frame_itself_is_a_layer_of_signed_gradients(page, run, reference):
+    show(page, f"layer={INPUT}&trajectory=2&frame=9&row=value&smoothing=0")
+    grey, sizes = {}, []
+    for number in (0, 1):
+        found = run.attributions.gradients("value", number)
+        cells = found.gradients.astype(np.float32).sum(axis=-1) * found.largest[:, None, None]
+        grey[number] = cells[..., None]
+        sizes.append(np.abs(cells).max(axis=(1, 2)))
+    scale = np.median(np.concatenate(sizes))
+    expected = reference.painted(grey[1][8], 1 / scale, 1, 8, "signed", on=[0], smoothing=0,
+                                 stride=1)
+    assert row(page).locator("canvas").count() == 1  # no chart: there is nothing to add up
+    drawn = pixels(row(page).locator("canvas").first)
+    np.testing.assert_allclose(drawn, expected, atol=2)
+    assert np.abs(drawn - reference.painted(-grey[1][8], 1 / scale, 1, 8, "signed", on=[0],
+                                            smoothing=0, stride=1)).max() > 50
+    assert "gap" not in row(page).inner_text() and "adds up to nothing" in row(page).inner_text()
+    assert "no gap" in page.locator("section[aria-labelledby=checks-title]").inner_text()
+    assert page.locator("section[aria-labelledby=legend-title] li").count() == 0
+    summary = next(each for each in reference.manifest["summaries"] if each["layer"] == 0)
+    assert summary["gaps"] is None and summary["means"] == []
+
+
+def test_two_trajectories_are_shown_in_step(page, run, reference):
+    show(page, "trajectory=1&frame=9&row=value")
+    page.get_by_role("combobox", name="trajectory beside it").select_option("1")
+    page.get_by_role("spinbutton", name="frames ahead").fill("4")
+    page.get_by_role("spinbutton", name="frames ahead").press("Enter")
+    page.get_by_role("button", name="forward one frame").click()
+    page.wait_for_selector(SHOWN)
+    for index, (trajectory, step) in enumerate(((0, 9), (1, 13))):
+        for place, kind in enumerate(("positive", "negative")):
+            np.testing.assert_allclose(
+                pixels(picture(page, index, place)),
+                reference.picture("value", trajectory, step, kind), atol=2)
+        np.testing.assert_allclose(pixels(page.locator(".picture canvas").nth(index)),
+                                   reference.frame(trajectory, step), atol=2)
+    found = run.attributions.attributed(MAP, "value", 1)
+    np.testing.assert_allclose(
+        list(table_of(page, 1).values()),
+        [found.baseline[13], *found.totals[13], found.output[13]], rtol=6e-3, atol=1e-4)
+    page.wait_for_timeout(300)
+    fragment = parse_qs(urlsplit(page.url).fragment)
+    assert (fragment["beside"], fragment["ahead"]) == (["2"], ["4"])
+    strips = page.locator(".strip")
+    box = strips.nth(1).bounding_box()
+    page.mouse.click(box["x"] + box["width"] * 30.5 / NUM_STEPS, box["y"] + 20)  # of the second
+    assert said(page) == (1, 27)
+    page.keyboard.press("End")
+    assert "trajectory 2, frame 110" in row(page, 1).inner_text()
+    page.get_by_role("combobox", name="trajectory beside it").select_option("")
+    assert page.locator(".row").count() == 1 and strips.count() == 1
+
+
+def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
+    objects = ObjectsFolder(tmp_path / "objects")
+    objects.open({"kinds": ["coin", "saw_blade"]}, overwrite=False)
+    auc = np.array([[0.9, 0.6], [0.4, 0.81], [0.55, np.nan], [0.5, 0.52], [np.nan, np.nan]])
+    scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
+                          auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
+    checksum = FeaturesFolder(run.folder / "features", MAP).read().checksum
+    objects.add_scores(MAP, "embedder.relu3", checksum, scores)
+    objects.add_scores(UNITS, UNITS, "0" * 64, scores)  # of other features
+    (tmp_path / "checks").mkdir()
+    (tmp_path / "checks" / "report.md").write_text("all is well")
+    (tmp_path / "checks" / "deletion.csv").write_text("layer,output")
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps({MAP: {"2": "my name"}}))
+    page_folder = exported(run, tmp_path / "out" / "page", "--objects_dir", str(objects.path),
+                           "--labels", str(labels), "--checks_dir", str(tmp_path / "checks"))
+    layers = read_script(page_folder.data_file("manifest"))["layers"]
+    assert [layer["objects"] is not None for layer in layers] == [False, True, False]
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}", **WIDE) as page:
+        items = page.locator("section[aria-labelledby=legend-title] li")
+        assert [items.nth(k).locator("input").get_attribute("placeholder") for k in range(5)] == [
+            "coin", "saw blade", "name…", "name…", "name…"]
+        assert "coin 0.900" in items.nth(0).inner_text()
+        assert "saw blade 0.810" in items.nth(1).inner_text()
+        names = page.get_by_role("combobox", name="Add a curve").locator("option").all_inner_texts()
+        assert {"1 coin in value", "2 my name in value", "feature 3 in value"} <= set(names)
+        assert "object score, 0.650 to 0.750; by chance 0.520" in page.locator(
+            "section[aria-labelledby=checks-title]").inner_text()
+        page.get_by_role("button", name="examples of feature 2").click()
+        lines = page.get_by_role("table", name="objects").locator("tbody tr")
+        assert [line.split("\t") for line in lines.all_inner_texts()] == [
+            ["saw blade", "0.810", "0.760 to 0.860"], ["coin", "0.400", "0.350 to 0.450"]]
+        assert [line.get_attribute("class") is None or "chance" not in line.get_attribute("class")
+                for line in lines.all()] == [True, False]
+        page.keyboard.press("Escape")
+        links = page.locator("section[aria-labelledby=checks-title] a")
+        assert links.evaluate_all("all => all.map(each => each.getAttribute('href'))") == [
+            "../../checks/report.md#deletion"]
+        found = links.first.evaluate("each => each.href")
+        assert Path(unquote(urlsplit(found).path)).read_text() == "all is well"
+
+
+def test_failures_are_marked_by_what_ended_them(run, browser, tmp_path):
+    page_folder = exported(run, tmp_path / "page", "--failure_causes")
+    manifest = read_script(page_folder.data_file("manifest"))
+    steps = run.steps
+    ends = np.flatnonzero(steps.ended)
+    causes = recorded_causes(run.recording, steps.episode[ends].tolist())
+    assert causes  # an untrained agent fails
+    expected = {}
+    for end in ends:
+        if steps.episode[end] in causes:
+            expected.setdefault(causes[steps.episode[end]], []).append(
+                [int(steps.trajectory[end]), int(end - steps.bounds[steps.trajectory[end]])])
+    assert {each["cause"]: each["steps"] for each in manifest["failures"]} == expected
+    cause, ((trajectory, step), *_) = next(iter(expected.items()))
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}", **WIDE) as page:
+        assert page.get_by_text("Episodes without a reward").count() == 0
+        page.get_by_text(f"Failures: {cause}").click()
+        page.get_by_role("list", name=f"Failures: {cause}").get_by_role("button").first.click()
+        assert said(page) == (trajectory + 1, step + 1)
+        assert f"fails: {cause}" in facts(page)["Frame"]
+        assert f"the episode fails: {cause}" in page.locator(
+            "[aria-live=polite]").last.text_content()
+        show(page, f"trajectory={trajectory + 1}&frame=1&window={NUM_STEPS}")
+        strip = page.locator(".strip canvas")
+        colour = strip.evaluate("""(canvas, share) => [...canvas.getContext('2d').getImageData(
+            Math.round(share * canvas.width), canvas.height - 12, 1, 1).data].slice(0, 3)""",
+            (step + 1) / NUM_STEPS)
+        np.testing.assert_allclose(colour, [0xe0, 0x20, 0x0a], atol=2)
+        show(page, f"trajectory={trajectory + 1}&frame={step}")
+        assert "fails" not in facts(page)["Frame"]
+
+
+def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, browser, reference,
+                                                                        tmp_path, capsys):
+    edited = write_edited(run, tmp_path)
+    flags = ("--beside_agent_file", str(edited.agent), "--beside_data_dir",
+             str(edited.recording.path), "--beside_attribution_dir", str(edited.attributions.path))
+    page_folder = exported(run, tmp_path / "page", *flags)
+    manifest = read_script(page_folder.data_file("manifest"))
+    assert manifest["agents"] == [run.agent.name, "edited.pth"]
+    assert manifest["agent_of"] == [0, 0, 1, 1] and len(manifest["trajectories"]) == 4
+    assert sum(each["title"].startswith("edited.pth: ") for each in manifest["bookmarks"]) >= 3
+    with opened_page(browser, f"{page_folder.page_file.as_uri()}#layer={MAP}&frame=7", **WIDE
+                     ) as page:
+        page.get_by_role("combobox", name="trajectory beside it").select_option("2")
+        assert page.get_by_role("checkbox", name="at the same level").is_checked()
+        theirs = edited.steps
+        begin = int(np.flatnonzero(run.steps.episode[:NUM_STEPS] == run.steps.episode[NUM_STEPS - 1]
+                                   )[0])
+        for step in (6, begin + 2):  # in the first level, and in the last of this trajectory
+            show(page, f"frame={step + 1}&beside=3&level=same&row=value")
+            level = run.steps.level[step]
+            same = np.flatnonzero(theirs.level[:NUM_STEPS] == level)
+            ago = step - np.flatnonzero(run.steps.level[:NUM_STEPS] == level)[0]
+            at = same[min(ago, len(same) - 1)] if len(same) else step
+            assert f"trajectory 3 of edited.pth, frame {at + 1}" in row(page, 1).inner_text()
+            found = edited.attributions.attributed(MAP, "value", 0)
+            np.testing.assert_allclose(
+                list(table_of(page, 1).values()),
+                [found.baseline[at], *found.totals[at], found.output[at]], rtol=6e-3, atol=1e-4)
+            levels = [page.locator(".facts").nth(k).locator("dd").nth(2).inner_text()
+                      for k in (0, 1)]
+            assert not len(same) or levels == [str(level)] * 2
+    shutil.rmtree(edited.attributions.path / UNITS)
+    assert "edited.pth has no attributions of value at embedder.relufc" in refused(
+        run, tmp_path / "other", capsys, *flags)
+
+
+def tile_of(image, line=0):
+    """The middles of the pixels of the observation in a picture of all rows (64, 64, 3)."""
+    at = np.round(16 + (np.arange(64) + 0.5) * 5).astype(int)
+    return np.asarray(image, float)[line * (320 + 48 + 16) + 48 + at][:, at]
+
+
+def test_a_picture_of_all_rows_holds_what_is_shown(page, reference, tmp_path):
+    show(page, "trajectory=1&frame=9&row=value&beside=2&ahead=4&smoothing=0")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save a picture of all rows").click()
+    assert download.value.suggested_filename == "block3_1_9.png"
+    download.value.save_as(tmp_path / "rows.png")
+    image = np.asarray(Image.open(tmp_path / "rows.png").convert("RGB"))
+    for line, (trajectory, step) in enumerate(((0, 8), (1, 12))):
+        np.testing.assert_allclose(tile_of(image, line), reference.frame(trajectory, step),
+                                   atol=2)
+        left = 16 + 320 + 16 + 432 + 16 - 16  # behind the observation and the chart
+        expected = reference.picture("value", trajectory, step, "positive", smoothing=0)
+        np.testing.assert_allclose(tile_of(image[:, left:], line), expected, atol=2)
+
+
+def test_a_video_goes_through_the_frames(page, reference, tmp_path):
+    show(page, f"trajectory=2&frame={NUM_STEPS - 5}&row=value&row=activations&speed=8")
+    frames = page.get_by_role("spinbutton", name="Frames of the video")
+    assert frames.input_value() == "6"
+    frames.fill("4")
+    frames.press("Enter")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save a video").click()
+    assert download.value.suggested_filename == f"block3_2_{NUM_STEPS - 5}.mp4"
+    download.value.save_as(tmp_path / "rows.mp4")
+    with av.open(str(tmp_path / "rows.mp4")) as container:
+        found = list(container.decode(video=0))
+    np.testing.assert_allclose([each.time for each in found], np.arange(4) / 8, atol=1e-3)
+    for number, each in enumerate(found):
+        drawn = tile_of(each.to_ndarray(format="rgb24"))
+        errors = [np.abs(drawn - reference.frame(1, NUM_STEPS - 6 + k)).mean() for k in range(6)]
+        assert np.argmin(errors) == number and errors[number] < 8
+
+
 def table_of(page, index=0):
     """Numbers of a row by their titles."""
-    content = row(page, index).locator(".table")
+    content = row(page, index).locator(".views .table")
     return {line.locator("th").text_content(): number(line.locator("td").text_content())
             for line in content.locator("tr").all()}
 
@@ -587,9 +836,9 @@ def test_keys(page):
     assert pressed("Shift+ArrowLeft") == (1, 1)
     layers = page.locator("input[name=layer]")
     page.keyboard.press("]")
-    assert layers.nth(1).is_checked()
+    assert layers.nth(2).is_checked()
     page.keyboard.press("[")
-    assert layers.nth(0).is_checked()
+    assert layers.nth(1).is_checked()
     page.keyboard.press("2")
     page.keyboard.press("0")
     page.keyboard.press("8")  # there is no feature 8
@@ -617,7 +866,7 @@ def test_the_address_holds_the_whole_view(browser, page, address):
     fragment = ("layer=block3&trajectory=2&frame=33&row=log_prob_any_right&row=value&gain=2&"
                 "smoothing=0.5&sign=combined&chart=bars&palette=apart&window=64&speed=30&"
                 "ground=black&residual=shown&alone=2%2C0&curve=value&curve=value%2C2&mark=1.7&"
-                "keys=off&notes=a+%3Cb%3E")
+                "beside=1&ahead=-3&keys=off&notes=a+%3Cb%3E")
     page.goto("about:blank")
     with opened_page(browser, f"{address}#{fragment}", **WIDE) as other:
         assert said(other) == (2, 33)
@@ -630,7 +879,7 @@ def test_the_address_holds_the_whole_view(browser, page, address):
 
 
 @pytest.mark.parametrize(("query", "layer", "place"), [
-    ("?layer=1&trajectory=2&frame=17", MAP, (2, 17)), ("?trajectory=2", UNITS, (2, 1)),
+    ("?layer=2&trajectory=2&frame=17", MAP, (2, 17)), ("?trajectory=2", UNITS, (2, 1)),
     (f"?layer={MAP}&frame=3", MAP, (1, 3)), ("?layer=9&trajectory=0&frame=x", UNITS, (1, 1))])
 def test_the_published_address_is_understood(browser, folder, query, layer, place):
     with served(folder.path) as server, opened_page(browser, server + query, **WIDE) as page:
@@ -734,7 +983,7 @@ def test_the_popup_zooms_leads_to_frames_and_closes(page, reference):
     page.wait_for_timeout(50)
     assert float(zoom.input_value()) == pytest.approx(4.8)
     summaries = {each["output"]: each for each in reference.manifest["summaries"]
-                 if each["layer"] == 0}
+                 if each["layer"] == 1}
     means = dialog.locator("table td").all_inner_texts()
     assert [number(text) for text in means] == pytest.approx(
         [summaries[0]["means"][0], summaries[1]["means"][0]], rel=6e-3)
@@ -760,7 +1009,7 @@ def test_names_are_saved_and_come_back(page, run, tmp_path):
     assert json.loads((tmp_path / "labels.json").read_text()) == {
         MAP: {"1": NAME[:60], "2": "coins", "3": "<i>saws</i>"}}
     again = exported(run, tmp_path / "page", "--labels", str(tmp_path / "labels.json"))
-    assert read_script(again.data_file("manifest"))["labels"][0] == [
+    assert read_script(again.data_file("manifest"))["labels"][1] == [
         NAME[:60], "coins", "<i>saws</i>", "", ""]
 
 
@@ -821,14 +1070,14 @@ def test_everything_has_a_name_for_screen_readers(page):
 def test_missing_and_other_data_is_said(browser, folder, tmp_path):
     copy = tmp_path / "page"
     shutil.copytree(folder.path, copy)
-    (copy / "data" / "attribution_00_00_00000.js").unlink()
+    (copy / "data" / "attribution_01_00_00000.js").unlink()
     browser_page = browser.new_page()
     browser_page.goto(f"{(copy / 'index.html').as_uri()}#layer={MAP}")
     browser_page.wait_for_selector(SHOWN)
     message = browser_page.get_by_role("alert").inner_text()
-    assert "attribution_00_00_00000.js is missing or damaged" in message
+    assert "attribution_01_00_00000.js is missing or damaged" in message
     manifest = copy / "data" / "manifest.js"
-    manifest.write_text(manifest.read_text().replace('"format":1', '"format":99'))
+    manifest.write_text(manifest.read_text().replace('"format":2', '"format":99'))
     browser_page.reload()
     assert "another version" in browser_page.get_by_role("alert").inner_text()
     browser_page.close()

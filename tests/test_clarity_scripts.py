@@ -20,6 +20,7 @@ from clarity.attributing.examples import SUBDIVISIONS
 from clarity.walking.trajectories import gather_trajectories
 from common.agent_file import load_agent, save_agent
 from common.files import sha256
+from common.hidden_states_folder import HiddenStatesFolder
 from common.networks import ImpalaEmbedder, Policy
 from common.rollout_files import RolloutFolder
 
@@ -188,6 +189,93 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
     assert "--memory_steps is for agents with memory" in capsys.readouterr().err
 
 
+def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, data, found,
+                                                                          tmp_path, capsys):
+    arguments = attribution_arguments(
+        agent, data, found, tmp_path / "out", "--layers", "input", "block3", "--outputs", "value",
+        "taken", "--num_trajectories", "1", "--gradient_activation")
+    assert attribution.main(arguments) == 0
+    assert "gradients by the frame" in capsys.readouterr().out
+    folder = AttributionFolder(tmp_path / "out")
+    assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
+    assert "gap_median" not in folder.summary("input", "value")
+    steps, policy = folder.trajectories(), load_agent(agent)
+    reducer = FeaturesFolder(found, "block3").read().reducer
+    for at in (0, 7, 41):
+        episode = RolloutFolder(data).episode(int(steps.episode[at]))
+        row = int(steps.row[at])
+        image = torch.from_numpy(episode.frames[row]).permute(2, 0, 1)[None].float().div(
+            255).requires_grad_()
+        kept = []
+        hook = policy.embedder.relu3.register_forward_hook(
+            lambda _, inputs, output, kept=kept: kept.append(output))
+        run = policy.step(policy.embed(image), torch.from_numpy(episode.hidden_states[[row]]))
+        hook.remove()
+        for output, scalar in (("value", run.values[0]),
+                               ("taken", run.log_probs[0, int(steps.action[at])])):
+            by_frame, by_layer = torch.autograd.grad(scalar, (image, kept[0]), retain_graph=True)
+            stored = folder.gradients(output, 0)
+            ours = stored.gradients[at].astype(np.float32) * stored.largest[at]
+            np.testing.assert_allclose(ours, by_frame[0].permute(1, 2, 0).numpy(),
+                                       atol=1e-3 * by_frame.abs().max().item())
+            assert stored.output[at] == pytest.approx(scalar.item(), abs=1e-4)
+            activations = kept[0].detach().numpy()
+            products = np.moveaxis(by_layer.numpy() * activations, 1, -1).reshape(64, -1)
+            coefficients, residual = reducer.attributions(
+                products, np.moveaxis(activations, 1, -1).reshape(64, -1))
+            expected = np.concatenate([coefficients, residual[:, None]], axis=1)
+            read = folder.gradient_activation("block3", output, 0)
+            np.testing.assert_allclose(read.cells[at].reshape(64, -1), expected,
+                                       atol=2e-3 * np.abs(expected).max())
+            np.testing.assert_allclose(read.totals[at], expected.sum(axis=0),
+                                       atol=1e-4 * np.abs(expected).sum())
+    before = contents(folder.path)
+    assert attribution.main(arguments) == 0 and contents(folder.path) == before
+    assert features.main(features_arguments(agent, data, tmp_path / "f", "input")) == 2
+    assert "the layer 'input' is the frame itself" in capsys.readouterr().err
+
+
+def test_independent_components_are_the_features_of_the_hidden_state(agent, data, tmp_path,
+                                                                     capsys):
+    units, num = 12, 4
+    rng = np.random.default_rng(0)
+    components = np.linalg.qr(rng.normal(size=(units, units)))[0].astype(np.float32)
+    matrix = rng.normal(size=(num, num)).astype(np.float32)
+    written = HiddenStatesFolder(tmp_path / "hx", 7)
+    std = rng.random(units).astype(np.float32) + 0.5
+    variances = np.linspace(2, 0.1, units).astype(np.float32)
+    for name, array in {"mean": np.zeros(units, np.float32), "std": std,
+                        "components": components, "variances": variances,
+                        "unmixing": np.linalg.inv(matrix), "mixing": matrix}.items():
+        written.store(name, array)
+    flags = ("--precomp_dir", str(tmp_path / "hx"), "--num_episodes", "7")
+    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
+                                            "--nmf_features", "8")) == 0
+    read = FeaturesFolder(tmp_path / "out", "hidden_state").read()
+    directions = (matrix.T @ (np.sqrt(variances[:num])[:, None] * components[:num])) * std
+    for name, direction in zip(read.found["names"], read.reducer.directions, strict=True):
+        _, number, sign = name.split()
+        signed = directions[int(number)] * (1 if sign == "+" else -1)
+        slots = np.concatenate([np.maximum(signed, 0), np.maximum(-signed, 0)])
+        np.testing.assert_allclose(direction, slots / slots.sum(), atol=1e-5)
+    assert sorted(read.found["names"]) == sorted(
+        f"IC {number} {sign}" for number in range(num) for sign in "+−")
+    attribution_of = read.found["attribution"]
+    assert attribution_of == sorted(attribution_of, reverse=True)
+    assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
+        "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix_hx",
+        "ica_mixing_matrix_hx")}
+    assert attribution.main(attribution_arguments(
+        agent, data, tmp_path / "out", tmp_path / "a", "--num_trajectories", "1")) == 0
+    attributed = AttributionFolder(tmp_path / "a").attributed("hidden_state", "value", 0)
+    np.testing.assert_allclose(attributed.totals.sum(axis=1),
+                               attributed.output - attributed.baseline, atol=0.02)
+    capsys.readouterr()
+    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
+                                            "--nmf_features", "9", "--overwrite")) == 2
+    assert "4 components make 8 features of the layer hidden_state" in capsys.readouterr().err
+
+
 def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
     arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
                                       "--published_mode", "--num_trajectories", "1", "--outputs",
@@ -202,8 +290,9 @@ def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_pa
 
 def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data, tmp_path):
     arguments = features_arguments(agent, data, tmp_path / "features", "block3")
-    assert features.main([*arguments, "--baseline", "mean"]) == 0
+    assert features.main([*arguments, "--baseline", "mean", "--integrate_steps", "1"]) == 0
     read = FeaturesFolder(tmp_path / "features", "block3").read()
+    assert read.found["gap_99"] <= read.settings["tolerance"] == 0.01  # one node was refined
     assert attribution.main(attribution_arguments(
         agent, data, tmp_path / "features", tmp_path / "out", "--num_trajectories", "1")) == 0
     attributed = AttributionFolder(tmp_path / "out").attributed("block3", "value", 0)

@@ -41,8 +41,9 @@ from generative.alignment import align
 from generative.batches import BatchOrder, BatchReader
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
-from generative.losses import LossScales
+from generative.losses import LossScales, simulator_losses
 from generative.published import published_state, save_compact, save_published
+from generative.rarity import PixelWeights, count_colours
 from generative.runs import (
     COLUMNS,
     SimulatorRunSettings,
@@ -277,6 +278,67 @@ def test_loss_scales_act(agent_path, recording, tmp_path):
         assert rows[1][f"loss_{term}"] == pytest.approx(factor * rows[0][f"loss_{term}"], rel=1e-4)
     assert rows[1]["kl_nats"] == pytest.approx(rows[0]["kl_nats"], rel=1e-4)
     assert rows[0]["loss_kl"] == pytest.approx(5 * 12 * rows[0]["kl_nats"], rel=1e-4)
+
+
+def test_weights_of_pixels_act_on_the_image_alone(agent_path, recording):
+    simulator = Simulator(TINY.get(SimulatorConfig), load_agent(agent_path))
+    config = simulator.config
+    dataset = RolloutDataset(recording / "data", config.num_init_steps, config.num_sim_steps)
+    batch = align(dataset.batch([0, 5]), config)
+    with torch.no_grad():
+        simulation = simulator(batch, LatentSampler("mode"))
+    plain = simulator_losses(simulation, batch, config)
+    ones = torch.ones(*batch.images.shape[:2], 64, 64)
+    weights = ones.clone()
+    weights[..., 32:, :] = 3
+    for given, factor in ((ones, 1), (weights, 3)):
+        found = simulator_losses(simulation, batch, config, pixel_weights=given)
+        errors = 0.5 * (simulation.raw_images - batch.images).square()
+        above, below = (half.sum((2, 3, 4)) for half in errors.split(32, dim=3))
+        torch.testing.assert_close(found.image, above + factor * below)
+        for name in ("agent_state", "kl", "reward", "terminal", "bottleneck"):
+            assert torch.equal(getattr(found, name), getattr(plain, name))
+    torch.testing.assert_close(simulator_losses(simulation, batch, config,
+                                                pixel_weights=ones).image, plain.image)
+
+
+def test_rare_colours_weigh_more_and_all_pixels_one_on_average(recording):
+    dataset = RolloutDataset(recording / "data", 3, 5)
+    windows = np.arange(0, len(dataset), 3)
+    shares = count_colours(dataset, windows, seed=0)
+    assert shares.sum() == pytest.approx(1)
+    images = dataset.batch(windows).frames[2].float() / 255  # those that were counted
+    red, green, blue = (images * 255 // 32).long().unbind(1)
+    _, counts = ((red * 8 + green) * 8 + blue).unique(return_counts=True)
+    np.testing.assert_allclose(sorted(shares[shares > 0]), sorted(counts / counts.sum()), rtol=1e-5)
+    assert (PixelWeights(shares, 0)(images) == 1).all()
+    weights = PixelWeights(shares, 0.5)(images)
+    assert weights.shape == (len(windows), 64, 64)
+    assert weights.mean() == pytest.approx(1, abs=1e-3)
+    common = shares.argmax()
+    is_common = (red * 8 + green) * 8 + blue == common
+    assert weights[is_common].max() < weights[~is_common].min() and weights.max() > 2
+
+
+def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, recording, tmp_path):
+    training = {"lr_decay": "cosine", "image_rarity": 0.5, "save_interval": 3}
+    settings = settings_for(agent_path, recording, training=training)
+    run = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)
+    rates = []
+    run.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    assert run.train() == 0
+    expected = 0.5 * settings.training.lr * (1 + np.cos(np.pi * np.arange(6) / 6))
+    np.testing.assert_allclose(rates, expected)
+    assert settings_for(agent_path, recording).training.lr_at(5, 6) == settings.training.lr
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    checkpoints(tmp_path / "half")[-1].unlink()
+    assert SimulatorTraining(tmp_path / "half", settings, FLOAT32).train() == 0
+    assert_same(newest(tmp_path / "half"), newest(tmp_path / "whole"))
+    plain = settings_for(agent_path, recording, training={"lr_decay": "cosine"})
+    SimulatorTraining(tmp_path / "plain", plain, FLOAT32).train()
+    images = [progress_of(tmp_path / name)["loss_image"].iloc[0] for name in ("whole", "plain")]
+    assert images[0] != pytest.approx(images[1], rel=1e-3)
 
 
 def test_non_finite_loss_stops_with_the_last_good_file_kept(agent_path, recording, tmp_path):
@@ -516,6 +578,7 @@ def test_published_values_are_the_defaults():
     (["--loss_scale_kl", "-1"], "loss_scale_kl must be a number from 0 up"),
     (["--lr", "nan"], "lr must be above 0"),
     (["--lr", "inf"], "lr must be above 0"),
+    (["--image_rarity", "1.5"], "image_rarity must lie between 0 and 1"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(

@@ -1,6 +1,7 @@
 """Loss against simulated step: what is measured, on which windows, and what is written."""
 
 import copy
+import dataclasses
 import json
 import re
 import shutil
@@ -9,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, tiny_policy, write_recording
+from conftest import FLOAT32, record_arguments, tiny_policy, write_recording
 from PIL import Image
 
 import loss_over_time_experiment
+import record
 import train_gen_model
 from common.agent_file import save_agent
 from common.bootstrap import ClusterBootstrap
@@ -22,6 +24,8 @@ from generative.dataset import RolloutDataset
 from generative.loss_over_time import (
     LAST_FRAME,
     MEAN_FRAME,
+    PREDICTORS,
+    RECORDED,
     SHUFFLED_ACTIONS,
     SIMULATOR,
     LossOverTime,
@@ -37,7 +41,7 @@ from generative.straight_through import LatentSampler
 MODE = LatentSampler("mode")
 STEPS = 5
 SPLIT_SEED = 4
-KINDS = ["image", "reward", "terminal", "agent_state", "kl"]
+KINDS = ["image", "reward", "terminal", "agent_state", "kl", "policy_kl", "hidden_state_cosine"]
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +250,118 @@ def test_comparison_counts_the_steps_at_which_the_simulator_is_better():
         assert (each.better, each.clearly) == (3, 2)
 
 
+# What matters to the agent
+
+def test_a_frame_that_is_true_is_perfect_in_every_measure(result):
+    """The last initial frame is the label of step 0."""
+    assert np.abs(result.losses[LAST_FRAME, "policy_kl"][0]).max() < 1e-6
+    np.testing.assert_allclose(result.losses[LAST_FRAME, "hidden_state_cosine"][0], 1, atol=1e-5)
+    table = table_of(result, seed=0).set_index(["predictor", "kind", "step"])["mean"]
+    assert table[LAST_FRAME, "value_correlation", 0] == pytest.approx(1, abs=1e-5)
+    assert table[LAST_FRAME, "value_correlation", STEPS - 1] < 0.9999
+    assert table[MEAN_FRAME, "policy_kl", 0] > 1e-4
+
+
+@torch.no_grad()
+def test_agent_is_shown_the_frames_of_each_predictor_from_the_recorded_state_on(
+        result, simulator, dataset, mean):
+    policy, n = simulator.agent.policy, some_windows(result)[3]
+    window = dataset[result.windows[n]]
+    imagined = imagined_alone(simulator, window, window.actions).steps
+    frames = window.frames[2:].float() / 255
+    shown = {RECORDED: frames, LAST_FRAME: frames[:1].expand_as(frames),
+             MEAN_FRAME: mean.expand_as(frames), SIMULATOR: torch.cat([s.images for s in imagined])}
+    outputs = {}
+    for name, images in shown.items():
+        hidden, outputs[name] = window.hidden_states[2:3], []
+        for image in images:
+            outputs[name].append(policy.step(policy.embed(image[None]), hidden))
+            hidden = outputs[name][-1].hidden_states
+    for t, true in enumerate(outputs[RECORDED]):
+        assert result.values[RECORDED][t, n] == pytest.approx(float(true.values), abs=1e-4)
+        p = torch.distributions.Categorical(logits=true.log_probs)
+        for name in (LAST_FRAME, MEAN_FRAME, SIMULATOR):
+            output = outputs[name][t]
+            q = torch.distributions.Categorical(logits=output.log_probs)
+            assert result.losses[name, "policy_kl"][t, n] == pytest.approx(
+                float(torch.distributions.kl_divergence(p, q)), rel=1e-2, abs=1e-6)
+            assert result.losses[name, "hidden_state_cosine"][t, n] == pytest.approx(float(
+                torch.cosine_similarity(true.hidden_states, output.hidden_states)), abs=1e-4)
+            assert result.values[name][t, n] == pytest.approx(float(output.values), abs=1e-4)
+
+
+def test_correlation_of_values_is_over_the_windows_that_reach_a_step():
+    rng = np.random.default_rng(0)
+    recorded = rng.normal(size=(2, 40)).astype(np.float32)
+    result = made_up(np.ones((2, 40)), np.ones((2, 40)), np.repeat(np.arange(20), 2))
+    result.counted[1, 30:] = False
+    values = {name: recorded + rng.normal(size=recorded.shape).astype(np.float32)
+              for name in PREDICTORS}
+    values[MEAN_FRAME] = np.full_like(recorded, 0.1)
+    table = table_of(dataclasses.replace(result, values={RECORDED: recorded, **values}), seed=0)
+    rows = table[table["kind"] == "value_correlation"].set_index(["predictor", "step"])
+    for step, reached in ((0, 40), (1, 30)):
+        row = rows.loc[SIMULATOR, step]
+        assert row["windows"] == reached
+        assert row["mean"] == pytest.approx(np.corrcoef(
+            recorded[step, :reached], values[SIMULATOR][step, :reached])[0, 1], abs=1e-6)
+        assert row["low_95"] < row["mean"] < row["high_95"] < row["low_95"] + 0.6
+    assert MEAN_FRAME not in rows.index.levels[0]  # a constant correlates with nothing
+
+
+@pytest.fixture(scope="module")
+def leaper(agent_path, tmp_path_factory):
+    """A recording of a game whose objects are known."""
+    logdir = tmp_path_factory.mktemp("leaper")
+    argv = record_arguments(agent_path, logdir, 6)
+    argv[argv.index("fruitbot")] = "leaper"
+    assert record.main([*argv, "--no_videos"]) == 0
+    return logdir
+
+
+def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper):
+    dataset = RolloutDataset(leaper / "data", 3, STEPS)
+    objects = loss_over_time_experiment.frames_without_objects(dataset)
+    assert "car" in objects.kinds
+    windows = np.random.default_rng(0).permutation(len(dataset))[:24]
+    found = loss_over_time(simulator, dataset, windows, 10, torch.zeros(3, 64, 64), MODE, FLOAT32,
+                           objects)
+    assert found.objects == objects.kinds
+    without = objects.of(windows)  # (T, N, K, C, H, W)
+    labels = dataset.batch(windows).frames[2:].numpy()
+    in_view = (without != labels[:, :, None]).any(axis=(3, 4, 5)) & found.counted[..., None]
+    assert in_view.any(axis=(0, 1)).sum() > 3
+    assert not in_view[:, :, objects.kinds.index("car")].all()
+    table = table_of(found, seed=0)
+    for number, kind in enumerate(objects.kinds):
+        error, shown = (found.losses[LAST_FRAME, f"{name}_{kind}"] for name in ("object", "shown"))
+        assert (np.isfinite(error) == in_view[..., number]).all()
+        assert (np.isfinite(shown) == in_view[..., number]).all()
+        assert (shown[0][in_view[0, :, number]] == 1).all()
+        assert (error[0][in_view[0, :, number]] == 0).all()
+        for t, n in np.argwhere(in_view[..., number])[-3:]:
+            truth, taken = labels[t, n] / 255, without[t, n, number] / 255
+            mask = (truth != taken).any(axis=0)
+            wrong = np.square(labels[0, n] / 255 - truth)[:, mask]
+            limit = np.square(taken - truth)[:, mask].sum() / 2
+            assert error[t, n] == pytest.approx(wrong.mean(), abs=1e-5)
+            assert shown[t, n] == (wrong.sum() < limit)
+        rows = table[(table["kind"] == f"shown_{kind}") & (table["predictor"] == LAST_FRAME)]
+        assert rows["windows"].tolist() == [num for num in in_view[..., number].sum(axis=1) if num]
+
+
+def test_script_measures_objects_where_the_game_can_be_played_again(
+        agent_path, model_file, leaper, tmp_path, capsys):
+    assert run(agent_path, model_file, leaper, "--output_dir", tmp_path / "a", "--num_batches",
+               2) == 0
+    assert "share of the objects in view" in capsys.readouterr().out
+    kinds = json.loads((tmp_path / "a" / "settings.json").read_text())["objects"]
+    assert "agent" in kinds and (tmp_path / "a" / "objects_over_time_plot.png").exists()
+    table = pd.read_csv(tmp_path / "a" / "loss_over_time.csv")
+    rows = table[table["kind"] == "shown_agent"]
+    assert set(rows["predictor"]) == set(PREDICTORS) and rows["mean"].between(0, 1).all()
+
+
 # The script
 
 def arguments(agent_path, model_file, recording, *more):
@@ -267,7 +383,9 @@ def test_script_writes_losses_table_plot_and_settings(
     assert [path.name for path in folder.parent.iterdir()] == ["mine"]
     expected = {f"loss_{kind}.npy" for kind in KINDS}
     expected |= {f"loss_{kind}_shuffled_actions.npy" for kind in KINDS}
-    expected |= {"loss_image_last_frame.npy", "loss_image_mean_frame.npy"}
+    expected |= {f"loss_{kind}_{name}.npy" for name in ("last_frame", "mean_frame")
+                 for kind in ("image", "policy_kl", "hidden_state_cosine")}
+    expected |= {f"agent_values_{name}.npy" for name in ("recorded", *PREDICTORS)}
     assert {path.name for path in folder.glob("*.npy")} == expected
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
     assert {path.name for path in folder.iterdir()} - expected == {

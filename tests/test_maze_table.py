@@ -14,17 +14,17 @@ import run_pipeline
 from common.agent_file import save_agent
 from interventions.controls import PERMUTED
 from interventions.effects import holm
+from interventions.findings import Finding
+from interventions.findings_folder import FindingsFolder, findings_table, markdown
 from interventions.layers import find_layer
 from maze import steering, table
 from maze.level.search import Filters, find_levels
 from maze.studies import results
 from maze.studies.claims import CLAIMS
-from maze.studies.finding import Finding
 from maze.studies.results import StudiesFolder
 from maze.studies.steering import DECISIONS, Group, Study, Term
 from maze.studies.steering_tables import effects
 from maze.studies.study_rows import findings_of
-from maze.studies.table_files import FindingsFolder, findings_table, markdown
 from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
@@ -96,7 +96,7 @@ def test_nothing_is_claimed_that_one_condition_speaks_against(change):
                    shown=True)
     made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
     assert made["claimed"].tolist() == [True, False]
-    text = markdown({"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made, ())
+    text = markdown(CLAIMS, {"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made, ())
     assert ": **claimed** |" in text
 
 
@@ -214,4 +214,4 @@ def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, c
         assert ((stopped / "analysis/maze/table" / path).read_bytes()
                 == (whole / "analysis/maze/table" / path).read_bytes())
     assert (stopped / "report" / "index.html").is_file()
-    assert FindingsFolder(stopped / "analysis/maze/table").result()
+    assert FindingsFolder(stopped / "analysis/maze/table", CLAIMS, "x").result()

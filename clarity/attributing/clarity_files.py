@@ -33,10 +33,15 @@ Attributions, below them a folder a layer and in it one an output::
     attribution/<layer>/<output>/trajectory_00000.npz        see Attributed
     attribution/<layer>/<output>/memory_<L>/trajectory_00000.npz    over the last L steps, where
                                                asked for; see AttributedOverTime
+    attribution/<layer>/<output>/gradient_activation/trajectory_00000.npz    gradient times
+                                               activation, reduced to the same features, where
+                                               asked for; see Reduced
+    attribution/input/<output>/trajectory_00000.npz    gradients by the frame; see Gradients
     attribution/<layer>/<output>/summary.json  written last: ``deviation`` of the output, by which
                                                gaps are judged, ``frames``, ``gap_median``,
                                                ``gap_99``, ``gap_largest``, ``above`` (frames whose
-                                               gap is above the tolerance)
+                                               gap is above the tolerance); gradients by the frame
+                                               have the first two alone
 
 Nothing half-written is under its name; what is there is done.
 """
@@ -66,12 +71,15 @@ from common.files import (
     save_json,
     sha256,
 )
+from common.game_constants import FRAME_SIZE
 from common.locks import FolderLock
 
 FEATURES_SCRIPT, ATTRIBUTION_SCRIPT = "python -m clarity.features", "python -m clarity.attribution"
 _FOUND = "found"
 _INFORMATIVE = ("versions", "agent_file", _FOUND)
 ACTIVATIONS = "activations"  # a folder beside those of the outputs
+GRADIENT_ACTIVATION = "gradient_activation"  # a folder below that of an output
+INPUT = "input"  # the frame itself, in the place of a layer
 _PARTS = f".parts{TEMPORARY_SUFFIX}"
 THUMBNAIL = "thumbnail"
 
@@ -272,6 +280,38 @@ class AttributedOverTime:
     steps: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Reduced:
+    """Numbers of cells that are reduced to the features of one layer, along a trajectory of T
+    steps, and need not add up to anything.
+
+    Attributes:
+        cells: float16 (T, H, W, F + 1); the last one is the residual.
+        totals: sums over cells, float32 (T, F + 1).
+    """
+
+    cells: np.ndarray
+    totals: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """Gradients of one output by the frames of a trajectory of T steps.
+
+    Attributes:
+        gradients: as shares of the frame's largest, float16 (T, 64, 64, 3), red, green and blue.
+        largest: of the frame's |gradients|, in units of the output a brightness from 0 to 1,
+            float32 (T,).
+        output: float32 (T,).
+    """
+
+    gradients: np.ndarray
+    largest: np.ndarray
+    output: np.ndarray
+
+
+_REDUCED_KINDS = {"cells": "f2", "totals": "f4"}
+_GRADIENTS_KINDS = {"gradients": "f2", "largest": "f4", "output": "f4"}
 _ATTRIBUTED_KINDS = {"cells": "f2", "totals": "f4", "output": "f4", "baseline": "f4", "gap": "f4",
                      "steps": "i2"}
 _OVER_TIME_KINDS = {"totals": "f4", "older": "f4", "output": "f4", "baseline": "f4", "gap": "f4",
@@ -302,6 +342,10 @@ class AttributionFolder:
         """The file of a trajectory's attributions over time."""
         return self.path / layer / output / f"memory_{lags}" / f"trajectory_{number:05d}.npz"
 
+    def gradient_activation_file(self, layer: str, output: str, number: int) -> Path:
+        """The file of a trajectory's gradient times activation."""
+        return self.path / layer / output / GRADIENT_ACTIVATION / f"trajectory_{number:05d}.npz"
+
     def summary_file(self, layer: str, output: str) -> Path:
         return self.path / layer / output / "summary.json"
 
@@ -317,7 +361,8 @@ class AttributionFolder:
         self._lock = open_described_folder(
             self.settings_file, description,
             ("settings.json", "trajectories.npz", "*/settings.json", "*/*/trajectory_*.npz",
-             "*/*/memory_*/trajectory_*.npz", "*/*/summary.json"),
+             "*/*/memory_*/trajectory_*.npz", f"*/*/{GRADIENT_ACTIVATION}/trajectory_*.npz",
+             "*/*/summary.json"),
             "attributions", "--output_dir", overwrite, ("versions", "agent_file"))
 
     def open_layer(self, features: LayerFeatures, description: dict) -> None:
@@ -357,6 +402,17 @@ class AttributionFolder:
         self._lock.check()
         _save(self.file(layer, ACTIVATIONS, number), {"cells": cells}, {"cells": "f2"})
 
+    def add_gradient_activation(self, layer: str, output: str, number: int,
+                                reduced: Reduced) -> None:
+        """Write gradient times activation of a trajectory."""
+        self._lock.check()
+        _save(self.gradient_activation_file(layer, output, number), vars(reduced), _REDUCED_KINDS)
+
+    def add_gradients(self, output: str, number: int, gradients: Gradients) -> None:
+        """Write gradients by the frames of a trajectory."""
+        self._lock.check()
+        _save(self.file(INPUT, output, number), vars(gradients), _GRADIENTS_KINDS)
+
     def add_summary(self, layer: str, output: str, summary: dict) -> None:
         """Let an output count as done."""
         save_json(self.summary_file(layer, output), summary)
@@ -381,7 +437,8 @@ class AttributionFolder:
         return read_json(self.layer_settings_file(layer))
 
     def layers(self) -> list[str]:
-        """Short names of the layers with attributions of an output, in order of computation."""
+        """Short names of the layers with attributions of an output, in order of computation; not
+        of the frame itself, which has no features."""
         found = [path.parent.name for path in self.path.glob("*/settings.json")
                  if self.outputs(path.parent.name)]
         return sorted(found, key=lambda layer: (self.layer_settings(layer).get("place", 0), layer))
@@ -437,6 +494,33 @@ class AttributionFolder:
         if found.totals.ndim != 3 or found.totals.shape[1] != lags or any(
                 array.shape != found.older.shape or len(array) != len(found.totals)
                 for name, array in vars(found).items() if name != "totals"):
+            raise UserError(f"{path} is damaged: its arrays do not fit each other")
+        return found
+
+    def gradient_activation(self, layer: str, output: str, number: int) -> Reduced:
+        """Gradient times activation along a trajectory.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        path = self.gradient_activation_file(layer, output, number)
+        found = Reduced(**_read(path, _REDUCED_KINDS))
+        if found.cells.ndim != 4 or found.totals.shape != (len(found.cells),
+                                                           found.cells.shape[-1]):
+            raise UserError(f"{path} is damaged: its arrays do not fit each other")
+        return found
+
+    def gradients(self, output: str, number: int) -> Gradients:
+        """Gradients by the frames of a trajectory.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        path = self.file(INPUT, output, number)
+        found = Gradients(**_read(path, _GRADIENTS_KINDS))
+        steps = found.output.shape
+        if found.gradients.shape != (*steps, FRAME_SIZE, FRAME_SIZE, 3) or (
+                found.largest.shape != steps):
             raise UserError(f"{path} is damaged: its arrays do not fit each other")
         return found
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -136,11 +137,49 @@ def find_features(held: Held, number: int, seed: int, kind: str = ATTRIBUTIONS) 
     facts = {
         "rows": len(rows.numbers), "fitted_rows": len(fitted), **facts,
         "explained": explained(held_out, reducer.directions),
-        "residual_share": totals["residual_share"],
-        "attribution": totals["attribution"][order].tolist(),
-        "largest_entry": reducer.directions.max(axis=1).tolist(),
+        **_facts_of_all(reducer, order, totals),
         "stability": None if halves is None else stability(reducer.directions, *halves)}
     return Features(reducer, facts)
+
+
+def features_along(held: Held, directions: np.ndarray, names: Sequence[str], number: int
+                   ) -> Features:
+    """Features along directions that are known, such as those of independent components.
+
+    A direction and its opposite are two features, as they lie in different slots.
+
+    Args:
+        directions: of the layer's channels, of any sign (k, C).
+        names: of them (k,).
+        number: F; those of all 2 k with the most of the value's attribution.
+
+    Raises:
+        UserError: if there are fewer, or too few rows that are not zero.
+    """
+    rows = _Rows(held, ATTRIBUTIONS)
+    both = np.concatenate([directions, -directions])
+    ends = activations_in_slots(both, True) if held.signed else np.maximum(both, 0)
+    titles = np.array([f"{name} {sign}" for sign in "+−" for name in names])
+    there = ends.sum(axis=1) > 0
+    ends, titles = ends[there], titles[there]
+    if number > len(ends):
+        raise UserError(f"{len(directions)} components make {len(ends)} features of the layer "
+                        f"{held.name}, not {number}; give fewer --nmf_features")
+    _check(held, rows, number, number, ATTRIBUTIONS)
+    ends = (ends / ends.sum(axis=1, keepdims=True)).astype(np.float32)
+    chosen = _by_attribution(held, Reducer(ends, held.signed))[0][:number]
+    order, totals = _by_attribution(held, Reducer(ends[chosen], held.signed))
+    reducer = Reducer(ends[chosen[order]], held.signed)
+    return Features(reducer, {
+        "rows": len(rows.numbers), "names": titles[chosen[order]].tolist(),
+        "explained": explained(rows.take(rows.numbers[:MAX_HELD_OUT]), reducer.directions),
+        **_facts_of_all(reducer, order, totals), "stability": None})
+
+
+def _facts_of_all(reducer: Reducer, order: np.ndarray, totals: dict) -> dict:
+    return {"residual_share": totals["residual_share"],
+            "attribution": totals["attribution"][order].tolist(),
+            "largest_entry": reducer.directions.max(axis=1).tolist()}
 
 
 def _check(held: Held, rows: _Rows, number: int, slots: int, kind: str) -> None:

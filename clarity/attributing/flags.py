@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
+from clarity.attributing.clarity_files import INPUT
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
-from common.agent_file import load_agent
+from common.agent_file import load_agent, read_origin
 from common.cli import Parser, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
@@ -30,16 +31,31 @@ def add_agent_flags(parser: Parser) -> None:
                              "policy, --no_action_noise, is what one wants to see")
     parser.add_argument("--layers", nargs="+", metavar="LAYER",
                         help="layers to attribute to, by their short names (block1, block2, block3 "
-                             "of IMPALA) or paths; all short names if not given")
+                             "of IMPALA) or paths; all short names if not given; input is the "
+                             "frame itself, which clarity.attribution gives gradients of")
     parser.add_argument("--allow_partial", action="store_true",
                         help="also attribute to layers that a part of the network goes around, "
                              "which leaves that part out")
 
 
-def add_steps_flag(parser: Parser) -> None:
-    """The flag of the integral's precision."""
+def tolerance(text: str) -> float:
+    """A share above 0, as an argparse type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must lie above 0 and not above 1, not '{text}'")
+    return value
+
+
+def add_integral_flags(parser: Parser) -> None:
+    """Flags of the integrals' precision."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
                         help="nodes of a path's integral at first")
+    parser.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
+                        help="error of an integral, as a share of output minus baseline, above "
+                             "which it is refined")
 
 
 def add_output_flags(parser: Parser, name: str) -> None:
@@ -65,6 +81,9 @@ class Opened:
         policy, compute: the agent, and where it runs.
         recording: of it.
         cuts: its layers.
+        wants_frame: whether the frame itself is among them.
+        features_of: checksums of the agent files whose features may be this agent's: its own, and
+            that of the agent that it was edited from.
         description: what they are, for settings.
 
     Raises:
@@ -75,6 +94,8 @@ class Opened:
     compute: Compute
     recording: Recording
     cuts: tuple[Cut, ...]
+    wants_frame: bool
+    features_of: frozenset[str]
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
         if args.precision == "bfloat16":
@@ -84,8 +105,13 @@ class Opened:
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.policy.requires_grad_(False)
         checksum = sha256(args.agent_file)
+        self.features_of = frozenset({checksum, read_origin(args.agent_file).edited_from} - {None})
         self.recording = Recording(args.data_dir, self.policy, checksum)
-        self.cuts = find_cuts(self.policy, args.layers or layers, args.allow_partial)
+        asked = args.layers or layers
+        self.wants_frame = INPUT in (asked or ())
+        self.cuts = find_cuts(
+            self.policy, None if asked is None else [name for name in asked if name != INPUT],
+            args.allow_partial)
         self.description = {
             "agent_file": args.agent_file.name, "agent_sha256": checksum,
             "recording_sha256": self.recording.sha256, "game": self.recording.game}

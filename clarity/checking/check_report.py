@@ -135,7 +135,7 @@ def _so(met: pd.Series, table: pd.DataFrame, what: str, more: tuple[str, ...] = 
     names = table[["layer", "output", *more]].agg(", ".join, axis=1)
     if met.all():
         return f"{what}: yes, in all {len(met)} cases."
-    return (f"{what}: in {met.sum()} of {len(met)} cases; **not so** for "
+    return (f"{what}: in {met.sum()} of {len(met)} cases; not so for "
             + "; ".join(names[~met]) + ".")
 
 

@@ -73,6 +73,19 @@ def attributed_cells(attributions: AttributionFolder, layer: str, output: str,
         for number in np.unique(frames.trajectory)])
 
 
+def attributed_totals(attributions: AttributionFolder, layer: str, output: str,
+                      frames: CheckedFrames) -> np.ndarray:
+    """Sums of the same over cells, float32 (N, F + 1).
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    return np.concatenate([
+        attributions.attributed(layer, output, int(number)).totals[
+            frames.step[frames.trajectory == number]]
+        for number in np.unique(frames.trajectory)])
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """Some frames with the activations of a layer.

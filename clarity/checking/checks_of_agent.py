@@ -24,7 +24,12 @@ from clarity.checking.check_files import (
     ChecksFolder,
 )
 from clarity.checking.check_report import HIGH_BAR, MEDIAN_BAR
-from clarity.checking.checked_frames import CheckedFrames, CheckedLayer, attributed_cells
+from clarity.checking.checked_frames import (
+    CheckedFrames,
+    CheckedLayer,
+    attributed_cells,
+    attributed_totals,
+)
 from clarity.checking.deletion import Curves, deletion_curves, deletion_table
 from clarity.checking.fidelity import fidelity_of
 from clarity.checking.object_removal import objects_table, removals
@@ -172,7 +177,8 @@ class AgentChecks:
 
     def _interventions(self, subject: Subject) -> dict[str, np.ndarray]:
         return {"changes": changes_without_features(self._layer(subject), self._frames),
-                "totals": self._cells(subject)[..., :-1].sum(axis=(1, 2), dtype=np.float64)}
+                "totals": attributed_totals(self._attributions, *subject.name,
+                                            self._frames)[:, :-1]}
 
     def _fidelity(self, subject: Subject) -> dict[str, np.ndarray]:
         return {"values": fidelity_of(self._layer(subject, self._integration),

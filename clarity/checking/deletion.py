@@ -56,7 +56,7 @@ def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np
     """
     rng = np.random.default_rng(seed)
     values = np.empty((len(frames.step), len(ORDERS), len(KINDS), POINTS), np.float32)
-    with Progress(len(values), "frame of deletion") as progress:
+    with Progress(len(values), "deletion frame") as progress:
         for batch in layer.batches(frames):
             values[batch.rows] = _curves(layer, batch, attributions[batch.rows], rng)
             progress.update(batch.rows.stop)
@@ -70,37 +70,40 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
     number, _, height, width = activations.shape
     gradient = layer.attributor.attribute(batch.begun, batch.actions, np.zeros(1)).values[0]
     scores = [attributions, gradient.sum(axis=1), activations.norm(dim=1).cpu().numpy()]
-    # Place of each cell in the order: those with a small one go, or come, first.
+    # Place of each cell in an order (B, P): those with a small one go, or come, first.
     ranks = [np.argsort(np.argsort(-each.reshape(number, -1), axis=1, kind="stable"), axis=1)
              for each in scores]
-    ranks += [rng.permuted(np.tile(np.arange(height * width), (number, 1)), axis=1)
+    random = [rng.permuted(np.tile(np.arange(height * width), (number, 1)), axis=1)
               for _ in range(RANDOM_ORDERS)]
-    changed = np.round(np.linspace(0, height * width, POINTS)).astype(int)
-    # Deletion leaves the last cells of an order, insertion the first ones; a random order read
-    # backwards is another one, so that its deletion is the insertion of that, from the other end.
-    kept = [np.stack([rank >= some for some in changed], axis=1) for rank in ranks]
-    kept += [np.stack([rank < some for some in changed], axis=1) for rank in ranks[:3]]
-    kept = np.stack(kept, axis=1)[:, :, 1:-1].reshape(-1, 1, height, width)  # ends are the same
-    frame = np.repeat(np.arange(number), len(kept) // number)
+    changed = np.round(np.linspace(0, height * width, POINTS)).astype(int)[1:-1]
+    kept = np.stack([np.stack([keep(rank, some) for some in changed], axis=1) for keep, rank in (
+        *((np.greater_equal, each) for each in (*ranks, *random)),  # the last ones: deletion
+        *((np.less, each) for each in ranks))], axis=1)  # the first ones: insertion
+    inner = _outputs(layer, batch, kept.reshape(-1, 1, height, width)).reshape(kept.shape[:3])
+    rows = np.arange(number)
+    ends = [np.tile(layer.outputs(batch, each, rows)[:, None, None], (1, kept.shape[1], 1))
+            for each in (activations, layer.baseline.to(activations).expand_as(activations))]
+    own = len(ranks)
+    gone = np.concatenate([ends[0], inner, ends[1]], axis=2)[:, :own + RANDOM_ORDERS]
+    come = np.concatenate([ends[1], inner, ends[0]], axis=2)[:, own + RANDOM_ORDERS:]
+    # A random order read from its end is another one, which has the same curve from its other end.
+    by_chance = gone[:, own:].mean(axis=1, keepdims=True)
+    return np.stack([np.concatenate([gone[:, :own], by_chance], axis=1),
+                     np.concatenate([come, by_chance[..., ::-1]], axis=1)], axis=2)
+
+
+def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
+    """Outputs where only the cells ``kept`` (R, 1, H, W) are not at the baseline; R / B in a row
+    belong to a frame: (R,)."""
+    activations = batch.begun.activations
     base = layer.baseline.to(activations)
-    inner = np.concatenate([
-        layer.outputs(batch, torch.where(torch.from_numpy(kept[some]).to(activations.device),
-                                         activations[torch.from_numpy(frame[some])], base),
-                      frame[some])
-        for some in _pieces(len(kept))]).reshape(number, -1, POINTS - 2)
-    ends = [layer.outputs(batch, each, np.arange(number))
-            for each in (activations, base.expand_as(activations))]
-    full, empty = (each[:, None, None] for each in ends)
-
-    def whole(curves: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        shape = (number, curves.shape[1], 1)
-        return np.concatenate([np.broadcast_to(first, shape), curves,
-                               np.broadcast_to(last, shape)], axis=-1)
-
-    gone = whole(inner[:, :-3], full, empty)
-    random = gone[:, 3:].mean(axis=1, keepdims=True)
-    come = np.concatenate([whole(inner[:, -3:], empty, full), random[..., ::-1]], axis=1)
-    return np.stack([np.concatenate([gone[:, :3], random], axis=1), come], axis=2)
+    frame = np.repeat(np.arange(len(activations)), len(kept) // len(activations))
+    found = []
+    for some in _pieces(len(kept)):
+        cells = torch.from_numpy(kept[some]).to(activations.device)
+        changed = torch.where(cells, activations[torch.from_numpy(frame[some])], base)
+        found.append(layer.outputs(batch, changed, frame[some]))
+    return np.concatenate(found)
 
 
 def _pieces(number: int, size: int = 512) -> list[slice]:

@@ -35,7 +35,7 @@ def fidelity_of(layer: CheckedLayer, frames: CheckedFrames, seed: int) -> np.nda
         seed: of the changes.
     """
     found = []
-    with torch.random.fork_rng(), Progress(len(frames.step), "frame of fidelity") as progress:
+    with torch.random.fork_rng(), Progress(len(frames.step), "fidelity frame") as progress:
         for batch in layer.batches(frames):
             for begin in range(0, len(batch.actions), _FRAMES_A_PASS):
                 rows = torch.arange(begin, min(begin + _FRAMES_A_PASS, len(batch.actions)))

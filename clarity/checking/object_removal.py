@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import rankdata
 
 from agents.acting import run_policy
 from clarity.attributing.flags import Opened
@@ -24,7 +23,7 @@ from clarity.attributing.layers import Cut
 from clarity.checking.checked_frames import CheckedFrames
 from clarity.checking.object_scores import cells_of
 from clarity.checking.recorded_objects import painted
-from clarity.checking.taken_out import by_episode
+from clarity.checking.two_numbers import rank_correlation, ratio
 from common.bootstrap import ClusterBootstrap
 from common.game_objects import GameObject
 from common.outputs import Output
@@ -115,26 +114,20 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         every = np.ones((2, len(agrees)), bool)
         low, high = bootstrap.interval(
             np.stack([agrees, agrees.astype(float) - by_chance]), every)
-        ranks = [rankdata(each) for each in (-inside, change)]
-        correlation = by_episode(where, np.stack([
-            np.ones(len(change)), *ranks, ranks[0]**2, ranks[1]**2, ranks[0] * ranks[1]]))
+        ranks = rank_correlation(-inside, change, where, bootstrap)
         share = (np.abs(held) * cells).sum(axis=(1, 2)) / np.maximum(
             whole[seen], np.finfo(np.float32).tiny)
         area = cells.mean(axis=(1, 2))
-        density = by_episode(where, np.stack([share, area]))
-        rank_ends = bootstrap.interval_of(lambda draws, sums=correlation: _correlation(
-            draws @ sums.T))
-        density_ends = bootstrap.interval_of(lambda draws, sums=density: np.divide(
-            *(draws @ sums.T).T))
+        density = ratio(share, area, where, bootstrap)
         rows.append({
             **facts, "change": change.mean(), "expected": -inside.mean(),
             "agreement": agrees.mean(), "low_95": low[0], "high_95": high[0],
             "chance": by_chance.mean(), "above_low_95": low[1],
             "above_chance": bool(low[0] > 0.5 and low[1] > 0),
-            "rank_correlation": float(_correlation(correlation.sum(axis=1))),
-            "rank_low_95": rank_ends[0], "rank_high_95": rank_ends[1], "share": share.mean(),
-            "area": area.mean(), "density": share.mean() / area.mean(),
-            "density_low_95": density_ends[0], "density_high_95": density_ends[1],
+            "rank_correlation": ranks.value, "rank_low_95": ranks.low,
+            "rank_high_95": ranks.high, "share": share.mean(), "area": area.mean(),
+            "density": density.value, "density_low_95": density.low,
+            "density_high_95": density.high,
             "attribution_sign": np.sign(inside).mean()})
     return pd.DataFrame(rows, columns=[
         "kind", "frames", "episodes", "change", "expected", "agreement", "low_95", "high_95",
@@ -142,10 +135,3 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         "rank_high_95", "share", "area", "density", "density_low_95", "density_high_95",
         "attribution_sign"])
 
-
-def _correlation(sums: np.ndarray) -> np.ndarray:
-    """Correlation from (…, 6) sums of 1, x, y, x², y² and x y."""
-    number, x, y, xx, yy, xy = np.moveaxis(np.asarray(sums), -1, 0)
-    spread = np.sqrt(np.maximum(number * xx - x**2, 0) * np.maximum(number * yy - y**2, 0))
-    return np.divide(number * xy - x * y, spread, out=np.full(np.shape(spread), np.nan),
-                     where=spread > 0)

@@ -172,6 +172,17 @@ class ObjectScorer:
                     ).reshape(num_episodes, _BINS)
         return found
 
+    def best_histograms(self, activations: np.ndarray) -> list[np.ndarray]:
+        """The histograms of each feature with the kind that it has the best score with, as of
+        ``histograms``; none if a feature has none."""
+        found = []
+        for by_kind in self.histograms(activations):
+            scores = np.where(self.enough, [_auc(each.sum(axis=1)) for each in by_kind], np.nan)
+            if np.isnan(scores).all():
+                return []
+            found.append(by_kind[np.nanargmax(scores)])
+        return found
+
     def shifted(self, activations: np.ndarray) -> np.ndarray:
         """Areas under the ROC with the masks of other frames (shifts, F, K)."""
         codes = self._codes(activations)

@@ -9,7 +9,7 @@ Letters in shape comments: N frames, S stages, R draws, H W cells.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -52,6 +52,13 @@ def drawn_again(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
     return changed
 
 
+def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
+    """Agents of which more and more is random, stage by stage."""
+    for number, (_, paths) in enumerate(stages_of(policy)):
+        policy = drawn_again(policy, paths, seed + number)
+        yield policy
+
+
 def maps_of(policy: Policy, compute: Compute, cut: Cut, output: Output, rows: Rows,
             baseline: np.ndarray | None) -> np.ndarray:
     """|Attribution| of each cell in frames, float64 (N, H, W).
@@ -80,15 +87,9 @@ def randomisation_correlations(policy: Policy, compute: Compute, cut: Cut, outpu
     """Correlations of maps with those of agents of which more and more is random (S, N), mean over
     DRAWS draws."""
     own = maps_of(policy, compute, cut, output, rows, baseline)
-    stages = stages_of(policy)
-    found = np.zeros((len(stages), len(rows.frames)))
-    for draw in range(DRAWS):
-        changed = policy
-        for number, (_, paths) in enumerate(stages):
-            changed = drawn_again(changed, paths, seed + 1000 * draw + number)
-            found[number] += rank_correlations(own, maps_of(
-                changed, compute, cut, output, rows, baseline)) / DRAWS
-    return found
+    return np.mean([[rank_correlations(own, maps_of(changed, compute, cut, output, rows, baseline))
+                     for changed in cascade(policy, seed + 1000 * draw)]
+                    for draw in range(DRAWS)], axis=0)
 
 
 def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episodes: np.ndarray,

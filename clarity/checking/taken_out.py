@@ -9,14 +9,12 @@ Letters in shape comments: N frames, F features, H W cells.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import spearmanr
 
 from clarity.checking.checked_frames import CheckedFrames, CheckedLayer
+from clarity.checking.two_numbers import rank_correlation, slope
 from common.bootstrap import ClusterBootstrap
 from common.edits import Edit
 from common.progress import Progress
@@ -27,7 +25,7 @@ def changes_without_features(layer: CheckedLayer, frames: CheckedFrames) -> np.n
     directions = torch.from_numpy(layer.features.reducer.directions)
     edits = [Edit(layer.cut.layer.name, direction[None]) for direction in directions]
     found = np.empty((len(frames.step), len(edits)))
-    with Progress(len(found), "frame without features") as progress:
+    with Progress(len(found), "edited frame") as progress:
         for batch in layer.batches(frames):
             rows = np.arange(len(batch.actions))
             before = layer.outputs(batch, batch.begun.activations, rows)
@@ -58,32 +56,11 @@ def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray
     for feature, (change, total) in enumerate(zip(changes.T, totals.T)):
         numbers = [change.mean(), -total.mean()]
         if np.ptp(total) > 0 and np.ptp(change) > 0:
-            sums = by_episode(episodes, np.stack(
-                [np.ones(len(total)), -total, change, total**2, -total * change]))
-            slope = float(_slope(sums.sum(axis=1)))
-            r = np.corrcoef(-total, change)[0, 1]
-            numbers += [slope, *bootstrap.interval_of(_slopes(sums)), r**2,
-                        spearmanr(-total, change).statistic]
+            found = slope(-total, change, episodes, bootstrap)
+            numbers += [*vars(found).values(), np.corrcoef(total, change)[0, 1]**2,
+                        rank_correlation(-total, change, episodes, bootstrap).value]
         else:
             numbers += [np.nan] * 5
         rows.append((feature, *numbers))
     return pd.DataFrame(rows, columns=["feature", "change", "expected", "slope", "low_95",
                                        "high_95", "r2", "rank_correlation"])
-
-
-def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sums of numbers (K, N) over the frames of each episode, in sorted order (K, E)."""
-    place = np.unique(episodes, return_inverse=True)[1]
-    return np.stack([np.bincount(place, each) for each in values])
-
-
-def _slopes(sums: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda draws: _slope(draws @ sums.T)
-
-
-def _slope(sums: np.ndarray) -> np.ndarray:
-    """Slope of least squares from (…, 5) sums of 1, x, y, x² and x y."""
-    number, x, y, xx, xy = np.moveaxis(np.asarray(sums), -1, 0)
-    spread = number * xx - x**2
-    return np.divide(number * xy - x * y, spread, out=np.full(np.shape(spread), np.nan),
-                     where=spread > 0)

@@ -19,7 +19,7 @@ from common.edits import Edit
 from common.errors import UserError
 from interventions.controls import NEAR
 
-_DRAWN = 1000  # permutations of the slots that are looked at
+_DRAWN = 500  # permutations of the slots that are looked at
 
 
 @dataclasses.dataclass(frozen=True)

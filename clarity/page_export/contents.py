@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ import pandas as pd
 from agents.training import TrainSettings
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
+    ATTRIBUTION_SCRIPT,
+    INPUT,
     THUMBNAIL,
     AttributionFolder,
     FeaturesFolder,
@@ -24,12 +27,20 @@ from clarity.attributing.clarity_files import (
 from clarity.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
 from clarity.attributing.examples import Examples
 from clarity.attributing.recordings import Recording
+from clarity.checking.object_files import ObjectsFolder
+from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT
+from clarity.failing.recorded import recorded_causes
 from clarity.page_export.files import (
+    ACTIVATION,
+    ATTRIBUTION,
+    KINDS,
+    PRODUCT,
     PageAttribution,
     PageContent,
     PageExamples,
     PageLayer,
     PageMemory,
+    PageObjects,
     PageOutput,
 )
 from clarity.walking.advantages import (
@@ -42,12 +53,16 @@ from clarity.walking.advantages import (
     scale_of_rewards,
 )
 from clarity.walking.bookmarks import best_of_episodes, failures, spikes
+from clarity.walking.trajectories import Trajectories
 from common.agent_file import read_origin
 from common.errors import UserError, nearest
 from common.files import read_json
-from common.game_constants import ACTION_LABELS
+from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.settings import SETTINGS_NAME, load_settings
+from common.tables import read_table
 
+PRODUCTS = "gradient_activation:"  # before the name of an output
+_SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
 MAX_NAME = 60  # letters of a feature's name
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
@@ -69,6 +84,8 @@ def title_of(output: str) -> str:
                           ("logit_sum_", "sum of logits: ")):
         if output.startswith(prefix):
             return words + output.removeprefix(prefix)
+    if output.startswith(PRODUCTS):
+        return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
     number = output.removeprefix("logit_")
     return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
 
@@ -120,6 +137,7 @@ class Sources:
         features_dir: folder of ``clarity.features``.
         recording: of the agent.
         agent_sha256: checksum of its file.
+        objects: names and scores of the features, of which those of other features are left out.
 
     Raises:
         UserError: if they do not belong together, or nothing is finished; both checksums are
@@ -127,8 +145,9 @@ class Sources:
     """
 
     def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agent_sha256: str):
+                 agent_sha256: str, objects: ObjectsFolder):
         self.attributions, self.recording = attributions, recording
+        self._objects = objects
         found = attributions.settings()
         for key, expected, what in (
                 ("agent_sha256", agent_sha256, "another agent"),
@@ -138,7 +157,8 @@ class Sources:
                                 f"checksum is {str(found.get(key))[:12]}, not {expected[:12]}")
         self.tolerance = float(found.get("tolerance") or 0.01)
         self.layers = attributions.layers()
-        if not self.layers:
+        self.gradients = _value_first(attributions.outputs(INPUT))
+        if not self.layers and not self.gradients:
             raise UserError(f"{attributions.path} holds no finished attributions; python -m "
                             "clarity.attribution makes them")
         self.folders = {name: FeaturesFolder(features_dir, name) for name in self.layers}
@@ -152,13 +172,46 @@ class Sources:
                                 f"those in {folder.path} have {features.checksum[:12]}; make the "
                                 "attributions again, or name the right --features_dir")
         self.steps = attributions.trajectories()
-        self.outputs = list(dict.fromkeys(
-            output for name in self.layers for output in _value_first(attributions.outputs(name))))
+        there = [self.gradients, *map(self._outputs_at, self.layers)]
+        self.outputs = [*dict.fromkeys(itertools.chain(*there))]
+        self.outputs.sort(key=_kind_of_output)  # keeps the order among equals
+
+    @property
+    def shown_layers(self) -> list[str]:
+        """Names of the page's layers, in order of computation."""
+        return [*([INPUT] if self.gradients else []), *self.layers]
+
+    def outputs_at(self, layer: str) -> list[str]:
+        """Names of what there is of a layer, as the page knows them."""
+        return self.gradients if layer == INPUT else self._outputs_at(layer)
+
+    def _outputs_at(self, layer: str) -> list[str]:
+        files, count = self.attributions, len(self.steps.bounds) - 1
+        outputs = _value_first(files.outputs(layer))
+        products = [PRODUCTS + output for output in outputs if all(
+            files.gradient_activation_file(layer, output, number).is_file()
+            for number in range(count))]
+        return [*outputs, *products, *([ACTIVATIONS] if self.has_activations(layer) else [])]
 
     def has_activations(self, layer: str) -> bool:
         """Whether the activations of a layer's features are there, for all trajectories."""
         return all(self.attributions.file(layer, ACTIVATIONS, number).is_file()
                    for number in range(len(self.steps.bounds) - 1))
+
+    def objects(self, layer: str) -> PageObjects | None:
+        """What kinds of object the features of a layer go with; None where that is not known."""
+        if not self._objects.has(layer, self.features[layer].checksum):
+            return None
+        found = self._objects.names(layer)
+        table = read_table(self._objects.scores_file(layer), {
+            "feature": int, "kind": str, **dict.fromkeys(_SCORES, float)}, gaps=_SCORES)
+        kinds = [[row._asdict() for row in rows.itertuples(index=False)] for rows in (
+            table[(table["feature"] == feature) & table["auc"].notna()].sort_values(
+                "auc", ascending=False).drop(columns="feature")
+            for feature in range(self.features[layer].number))]
+        return PageObjects(
+            [found[key] for key in ("score", "score_low_95", "score_high_95", "score_chance")],
+            [each["name"] or "" for each in found["features"]], kinds)
 
     def frames(self, trajectory: int) -> np.ndarray:
         """uint8 (T, 64, 64, 3)."""
@@ -166,19 +219,32 @@ class Sources:
         return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
-        """Attributions along a trajectory, or activations, which have no residual."""
+        """What there is along a trajectory: attributions, or what is shown beside them.
+
+        Activations have no residual. Of gradients by the frame, colours are summed: how much the
+        output changes if a pixel gets brighter.
+        """
+        if layer == INPUT:
+            found = self.attributions.gradients(output, trajectory)
+            grey = found.gradients.sum(axis=-1, keepdims=True, dtype=np.float32)
+            return PageAttribution(grey * found.largest[:, None, None, None],
+                                   output=found.output)
         if output == ACTIVATIONS:
             cells = self.attributions.activations(layer, trajectory)
             cells = np.concatenate([cells, np.zeros_like(cells[..., :1])], axis=-1)
-            totals = cells.sum(axis=(1, 2), dtype=np.float32)
-            nothing = np.zeros(len(cells), np.float32)
-            return PageAttribution(cells, totals, totals.sum(axis=1), nothing, nothing)
+            return PageAttribution(cells, cells.sum(axis=(1, 2), dtype=np.float32))
+        if output.startswith(PRODUCTS):
+            product = self.attributions.gradient_activation(
+                layer, output.removeprefix(PRODUCTS), trajectory)
+            return PageAttribution(product.cells, product.totals)
         found = self.attributions.attributed(layer, output, trajectory)
         return PageAttribution(found.cells, found.totals, found.output, found.baseline, found.gap)
 
 
     def lags(self, layer: str, output: str) -> int:
         """The most steps that attributions go back to, for all trajectories; 0 for none."""
+        if _kind_of_output(output) or layer == INPUT:
+            return 0
         files, count = self.attributions, len(self.steps.bounds) - 1
         there = [lags for lags in files.lags(layer, output) if all(
             files.memory_file(layer, output, lags, number).is_file() for number in range(count))]
@@ -190,13 +256,20 @@ class Sources:
         return PageMemory(found.totals, found.older, found.baseline, found.gap)
 
 
+def _kind_of_output(name: str) -> int:
+    """Its place among ``KINDS``."""
+    kind = ACTIVATION if name == ACTIVATIONS else (
+        PRODUCT if name.startswith(PRODUCTS) else ATTRIBUTION)
+    return KINDS.index(kind)
+
+
 def _value_first(outputs: list[str]) -> list[str]:
     return sorted(outputs, key=lambda name: (name != "value", name))
 
 
 def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: Unit,
-           rows: pd.DataFrame, labels: dict[str, dict[int, str]],
-           num_bookmarks: int) -> PageContent:
+           rows: pd.DataFrame, labels: dict[str, dict[int, str]], num_bookmarks: int,
+           with_causes: bool, reports: dict[str, str]) -> PageContent:
     """All that a page shows.
 
     Args:
@@ -205,32 +278,90 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         rows: of the recording.
         labels: names of features, see ``read_labels``.
         num_bookmarks: steps of each list.
+        with_causes: play failed episodes once more, to say what ended them.
+        reports: addresses of the sections of a report of checks, by the checks' names.
     """
     steps = sources.steps
     calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
     advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
-    names = [*sources.outputs, *([ACTIVATIONS] if any(map(
-        sources.has_activations, sources.layers)) else [])]
-    outputs = [PageOutput(name, title_of(name), name != ACTIVATIONS) for name in names]
-    layers = tuple(_layer(sources, name, names) for name in sources.layers)
+    names = sources.outputs
+    outputs = [PageOutput(name, title_of(name), KINDS[_kind_of_output(name)]) for name in names]
+    layers = tuple(_layer(sources, name, names) for name in sources.shown_layers)
     env = sources.recording.description.get("env") or {}
     game = ", ".join(filter(None, (
         env.get("env_name"), env.get("distribution_mode"),
         {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds")))))
     content = PageContent(
-        experiment, agent, game or "a game that the recording does not name", tuple(outputs),
+        experiment, (agent,), (0,) * (len(steps.bounds) - 1),
+        game or "a game that the recording does not name", tuple(outputs),
         layers, steps, advantages.astype(np.float32),
         {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
          "r2": _number(calibration.r2), "off": calibration.is_off},
-        [], {name: labels.get(name, {}) for name in sources.layers}, sources.tolerance, remembers,
+        [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
+                    **labels.get(name, {})} for name in sources.layers},
+        _failures(sources) if with_causes else [], reports, sources.tolerance, remembers,
         sources.frames,
         lambda layer, output, trajectory: sources.attribution(
-            sources.layers[layer], outputs[output].name, trajectory),
-        lambda layer, output: sources.lags(sources.layers[layer], outputs[output].name),
+            sources.shown_layers[layer], outputs[output].name, trajectory),
+        lambda layer, output: sources.lags(sources.shown_layers[layer], outputs[output].name),
         lambda layer, output, trajectory: sources.memory(
-            sources.layers[layer], outputs[output].name, trajectory))
+            sources.shown_layers[layer], outputs[output].name, trajectory))
     return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
                                                              num_bookmarks))
+
+
+def joined(content: PageContent, other: PageContent) -> PageContent:
+    """A page of two agents, such as an original and an edited one, whose attributions are reduced
+    to the same features: the trajectories of one, and behind them those of the other.
+
+    Raises:
+        UserError: if the other lacks a layer or an output of the first.
+    """
+    layers = {layer.name: number for number, layer in enumerate(other.layers)}
+    outputs = {output.name: number for number, output in enumerate(other.outputs)}
+    for layer in content.layers:
+        for output in layer.outputs:
+            name = content.outputs[output].name
+            if (layer.name not in layers or name not in outputs or outputs[name]
+                    not in other.layers[layers[layer.name]].outputs):
+                raise UserError(f"{other.agents[0]} has no attributions of {name} at {layer.name} "
+                                f"as {content.agents[0]} has; make them with {ATTRIBUTION_SCRIPT}")
+    count = content.num_trajectories
+
+    def there(layer: int, output: int) -> tuple[int, int]:
+        return layers[content.layers[layer].name], outputs[content.outputs[output].name]
+
+    def lags(layer: int, output: int) -> int:
+        own = content.lags(layer, output)
+        return own if own == other.lags(*there(layer, output)) else 0
+
+    def moved(steps: list[list]) -> list[list]:
+        return [[trajectory + count, *rest] for trajectory, *rest in steps]
+
+    causes = {each["cause"]: list(each["steps"]) for each in content.failures}
+    for each in other.failures:
+        causes.setdefault(each["cause"], []).extend(moved(each["steps"]))
+    steps = {field.name: np.concatenate([getattr(content.steps, field.name),
+                                         getattr(other.steps, field.name)])
+             for field in dataclasses.fields(Trajectories)}
+    steps["trajectory"] = np.concatenate([content.steps.trajectory,
+                                          other.steps.trajectory + count])
+    return dataclasses.replace(
+        content, agents=content.agents + other.agents,
+        agent_of=content.agent_of + (1,) * other.num_trajectories, steps=Trajectories(**steps),
+        advantages=np.concatenate([content.advantages, other.advantages]),
+        bookmarks=[*content.bookmarks, *(
+            {**each, "title": f"{other.agents[0]}: {each['title']}", "steps": moved(each["steps"])}
+            for each in other.bookmarks)],
+        failures=[{"cause": cause, "steps": places} for cause, places in causes.items()],
+        frames=lambda number: (content.frames(number) if number < count
+                               else other.frames(number - count)),
+        attribution=lambda layer, output, number: (
+            content.attribution(layer, output, number) if number < count
+            else other.attribution(*there(layer, output), number - count)),
+        lags=lags, memory=lambda layer, output, number: (
+            content.memory(layer, output, number) if number < count
+            else other.memory(*there(layer, output), number - count)))
 
 
 def _number(value: float) -> float | None:
@@ -238,11 +369,14 @@ def _number(value: float) -> float | None:
 
 
 def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
+    there = sources.outputs_at(name)
+    numbers = tuple(number for number, output in enumerate(names) if output in there)
+    if name == INPUT:
+        return PageLayer(name, "the frame itself", (FRAME_SIZE, FRAME_SIZE), 0, 1, 0, np.zeros(0),
+                         {}, numbers, gradients=True)
     features = sources.features[name]
     found = features.found
     stability = found.get("stability") or [np.nan] * features.number
-    there = [*sources.attributions.outputs(name),
-             *([ACTIVATIONS] if sources.has_activations(name) else [])]
     facts = {title: found[key] for key, title in (
         ("observations", "observations"), ("explained", "squared attribution explained, held out"),
         ("residual_share", "residual, share of |attribution|"), ("value_mean", "value, mean"),
@@ -250,16 +384,17 @@ def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
         if found.get(key) is not None}
     layer = PageLayer(
         name, features.settings.get("layer", name), tuple(found["grid"]), found["first_pixel"],
-        found["stride"], features.number, np.array(stability, dtype=float), facts,
-        tuple(number for number, output in enumerate(names) if output in there),
-        bool(found.get("partial")))
+        found["stride"], features.number, np.array(stability, dtype=float), facts, numbers,
+        bool(found.get("partial")), objects=sources.objects(name))
     return _with_examples(layer, sources, features)
 
 
 def _with_examples(layer: PageLayer, sources: Sources, features: LayerFeatures) -> PageLayer:
-    """The layer with the examples of its features, if it has any."""
+    """The layer with the examples of its features, if it has any; they are frames of the recording
+    that the features were found in, and left out if that is another."""
     folder = sources.folders[layer.name]
-    kinds = folder.example_kinds()
+    same = features.settings.get("recording_sha256") == sources.recording.sha256
+    kinds = folder.example_kinds() if same else []
     examples = {kind: folder.examples(kind) for kind in kinds}
     if not examples:
         return layer
@@ -301,27 +436,57 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
     """Lists of steps that are worth looking at first; those without any are left out."""
     steps = content.steps
     best = functools.partial(best_of_episodes, steps=steps, most=most)
-    layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
-    output = _value_first(sources.attributions.outputs(layer))[0]
-    gaps, residuals = _errors(sources, layer, output)
     jumps = spikes(steps)
-    of = f"{title_of(output)} at {layer}"
-    lists = (
+    lists = [
         ("Unexpected failures", "The lowest advantages, one an episode: it went worse than "
          "expected.", best(-advantages), advantages),
         ("Unexpected successes", "The highest advantages, one an episode: it went better than "
          "expected.", best(advantages), advantages),
         ("Value spikes", "The value stands out from that of the frames before and after it: "
          "something was seen that was not there, or went away at once.", best(jumps), jumps),
-        ("Episodes without a reward", "Their last frames.", failures(steps, most), None),
-        ("Largest gaps", f"The attributions of {of} lack most to the change of the output, as a "
-         "share of it.", best(gaps), gaps),
-        ("Largest residual", f"The features leave most of {of} unexplained, as a share of all "
-         "|attribution|.", best(residuals), residuals))
+        *((f"Failures: {each['cause'].replace('_', ' ')}", _why(each["cause"]), np.array(
+            [steps.bounds[trajectory] + step for trajectory, step in each["steps"]]), None)
+          for each in content.failures),
+        *([] if content.failures else [
+            ("Episodes without a reward", "Their last frames.", failures(steps, most), None)])]
+    if sources.layers:
+        layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
+        output = _value_first(sources.attributions.outputs(layer))[0]
+        gaps, residuals = _errors(sources, layer, output)
+        of = f"{title_of(output)} at {layer}"
+        lists += [
+            ("Largest gaps", f"The attributions of {of} lack most to the change of the output, "
+             "as a share of it.", best(gaps), gaps),
+            ("Largest residual", f"The features leave most of {of} unexplained, as a share of "
+             "all |attribution|.", best(residuals), residuals)]
     return [{"title": title, "why": why,
              "steps": [[*content.place(step), None if scores is None else float(scores[step])]
                        for step in found.tolist()]}
             for title, why, found, scores in lists if len(found)]
+
+
+def _why(cause: str) -> str:
+    """What it means that a cause ended an episode, for people."""
+    return {TIMEOUT: "Episodes that ended at the time limit.",
+            MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without "
+                      "all of them near, the last step, played again, would not have.",
+            OTHER: "Episodes that would have ended without any hazard near, too.",
+            ENDED: "Episodes that failed; the hazards of this game are not known."}.get(
+        cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played again in the "
+               "real game, would not have ended these episodes.")
+
+
+def _failures(sources: Sources) -> list[dict]:
+    """Last steps of the failed episodes that are shown to their end, by their causes."""
+    steps, found = sources.steps, {}
+    ends = np.flatnonzero(steps.ended)
+    causes = recorded_causes(sources.recording.folder, np.unique(steps.episode[ends]).tolist())
+    for end in ends.tolist():
+        if steps.episode[end] in causes:
+            place = int(steps.trajectory[end]), int(end - steps.bounds[steps.trajectory[end]])
+            found.setdefault(causes[steps.episode[end]], []).append(place)
+    return [{"cause": cause, "steps": found[cause]} for cause in sorted(
+        found, key=lambda cause: (-len(found[cause]), cause))]
 
 
 def _errors(sources: Sources, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:

@@ -41,12 +41,13 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, base64_text, data_script, encoded, packed
 from common.progress import with_progress
 
-FORMAT = 1  # that web/clarity/lib/data.js reads
+FORMAT = 2  # that web/clarity/lib/data.js reads
 TILES = 16  # of a sheet along both sides
 STRIP_COLUMNS = slice(42, 44)  # of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
 LEVELS = 127  # of a quantised cell, on both sides of 0
 _QUALITY, _EFFORT = 92, 2
+ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
 NUM_PARTS = 24  # of a histogram
 NUM_STRONGEST = 8  # steps of a feature, one an episode
 
@@ -78,16 +79,16 @@ class PageAttribution:
 
     Attributes:
         cells: by feature, the residual last, in the output's unit, floating (T, H, W, F + 1).
-        totals: their sums over cells, float32 (T, F + 1).
-        output, baseline: G(a) and G(0), float32 (T,).
-        gap: error of the integral, as a share, float32 (T,).
+        totals: their sums over cells, float32 (T, F + 1); None of gradients by the frame.
+        output, baseline: G(a) and G(0), float32 (T,); None where there is none.
+        gap: error of the integral, as a share, float32 (T,); likewise.
     """
 
     cells: np.ndarray
-    totals: np.ndarray
-    output: np.ndarray
-    baseline: np.ndarray
-    gap: np.ndarray
+    totals: np.ndarray | None = None
+    output: np.ndarray | None = None
+    baseline: np.ndarray | None = None
+    gap: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,23 @@ class PageExamples:
 
 
 @dataclasses.dataclass(frozen=True)
+class PageObjects:
+    """Scores of a layer's features by kinds of object, see ``clarity.checking.object_files``.
+
+    Attributes:
+        score: object score of the layer, with its interval and what chance gives: [score, low,
+            high, chance]; None for a number that there is not.
+        names: of each feature the kind it is called by, "" for none (F,).
+        kinds: of each feature [{"kind", "auc", "low_95", "high_95", "chance_high"}], best first
+            (F,).
+    """
+
+    score: list[float | None]
+    names: list[str]
+    kinds: list[list[dict]]
+
+
+@dataclasses.dataclass(frozen=True)
 class PageLayer:
     """A layer, its features, and what is attributed to them.
 
@@ -137,6 +155,8 @@ class PageLayer:
         facts: what is known of the features as a whole, by titles for people.
         outputs: numbers of the outputs that are attributed to this layer.
         partial: whether a part of the network goes around it.
+        gradients: whether it is the frame itself, of whose pixels there are gradients alone.
+        objects: what kinds of object its features go with; None where that is not known.
         thumbnails, spatial: examples; None and empty where there are none.
         pictures: the observations that the examples name, uint8 (O, 64, 64, 3).
     """
@@ -151,6 +171,8 @@ class PageLayer:
     facts: dict[str, float]
     outputs: tuple[int, ...]
     partial: bool = False
+    gradients: bool = False
+    objects: PageObjects | None = None
     thumbnails: PageExamples | None = None
     spatial: tuple[PageExamples, ...] = ()
     pictures: np.ndarray | None = None
@@ -163,13 +185,14 @@ class PageOutput:
     Attributes:
         name: as in ``--outputs``.
         title: for people.
-        is_sum: whether it is its baseline and what its features add; activations of features are
-            shown like an output, and are not.
+        kind: one of ``KINDS``. Only of an attribution, the output is its baseline and what its
+            features add; gradient times activation, and the activations of features, are shown
+            beside it.
     """
 
     name: str
     title: str
-    is_sum: bool = True
+    kind: str = ATTRIBUTION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +201,8 @@ class PageContent:
 
     Attributes:
         experiment: its name.
-        agent: of its file.
+        agents: names of the agents' files; mostly one.
+        agent_of: number of the agent that made each trajectory.
         game: and how it was played, for people.
         outputs, layers: what there is.
         steps: of all trajectories.
@@ -186,6 +210,10 @@ class PageContent:
         unit: of rewards and values, and how well they fit, for people; see ``contents``.
         bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
         labels: names of features by layer and feature, counted from 0.
+        failures: [{"cause", "steps": [[trajectory, step]]}] of episodes that failed, by what ended
+            them; empty where that is not known.
+        reports: addresses of the sections of a report of checks, seen from the page, by the names
+            of the checks.
         tolerance: of gaps, as a share.
         remembers: whether the agent has a memory.
         frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
@@ -195,7 +223,8 @@ class PageContent:
     """
 
     experiment: str
-    agent: str
+    agents: tuple[str, ...]
+    agent_of: tuple[int, ...]
     game: str
     outputs: tuple[PageOutput, ...]
     layers: tuple[PageLayer, ...]
@@ -204,6 +233,8 @@ class PageContent:
     unit: dict
     bookmarks: list[dict]
     labels: dict[str, dict[int, str]]
+    failures: list[dict]
+    reports: dict[str, str]
     tolerance: float
     remembers: bool
     frames: Callable[[int], np.ndarray]
@@ -228,8 +259,8 @@ class Summary:
     Attributes:
         layer, output: numbers.
         scale: median over frames of the largest |cell| of a feature: that is drawn bright.
-        gaps: median, 99 % quantile, largest, and how many are above the tolerance.
-        baseline: lowest and highest.
+        gaps: median, 99 % quantile, largest, and how many are above the tolerance; None where
+            there are none.
         means: of each feature's totals, the residual's last (F + 1,).
         strongest: for each feature [trajectory, step, total] of its largest |totals|.
         lags: steps that attributions go back to; 0 for none.
@@ -240,8 +271,7 @@ class Summary:
     layer: int
     output: int
     scale: float
-    gaps: dict[str, float]
-    baseline: tuple[float, float]
+    gaps: dict[str, float] | None
     means: list[float]
     strongest: list[list[list[float]]]
     lags: int
@@ -287,8 +317,9 @@ def _write(file: Path, content: dict) -> None:
 
 def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
     return {
-        "format": FORMAT, "experiment": content.experiment, "agent": content.agent,
-        "game": content.game, "frame": FRAME_SIZE, "tiles": TILES, "levels": LEVELS,
+        "format": FORMAT, "experiment": content.experiment, "agents": content.agents,
+        "agent_of": content.agent_of, "game": content.game, "frame": FRAME_SIZE, "tiles": TILES,
+        "levels": LEVELS,
         "strip": {"columns": STRIP_COLUMNS.stop - STRIP_COLUMNS.start, "steps": STRIP_STEPS},
         "actions": [{"name": name, "direction": direction}
                     for name, direction in zip(ACTION_LABELS, ACTION_DIRECTIONS, strict=True)],
@@ -300,10 +331,13 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
             "num_features": layer.num_features,
             "stability": [None if np.isnan(each) else float(each) for each in layer.stability],
             "facts": layer.facts, "outputs": layer.outputs, "partial": layer.partial,
+            "gradients": layer.gradients,
+            "objects": None if layer.objects is None else dataclasses.asdict(layer.objects),
             "examples": layer.pictures is not None,
         } for layer in content.layers],
         "summaries": [dataclasses.asdict(summary) for summary in summaries],
-        "unit": content.unit, "bookmarks": content.bookmarks,
+        "unit": content.unit, "bookmarks": content.bookmarks, "failures": content.failures,
+        "reports": content.reports,
         "labels": [[content.labels.get(layer.name, {}).get(feature, "")
                     for feature in range(layer.num_features)] for layer in content.layers],
         "tolerance": content.tolerance, "remembers": content.remembers}
@@ -312,22 +346,25 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
 def _write_attributions(folder: ClarityFolder, content: PageContent, layer: int,
                         output: int) -> Summary:
     """Write those of all trajectories, and sum them up."""
-    peaks, gaps, totals, baselines = [], [], [], []
+    peaks, gaps, totals = [], [], []
     for trajectory in range(content.num_trajectories):
         found = content.attribution(layer, output, trajectory)
         cells, peak = quantised(found.cells)
+        exact = {name: getattr(found, name) for name in ("totals", "output", "baseline", "gap")}
         _write(folder.attribution_file(layer, output, trajectory), packed(
-            cells=cells, peak=peak,
-            **{name: getattr(found, name).astype(np.float32)
-               for name in ("totals", "output", "baseline", "gap")}))
+            cells=cells, peak=peak, **{name: array.astype(np.float32)
+                                       for name, array in exact.items() if array is not None}))
         if content.lags(layer, output):
             _write(folder.memory_file(layer, output, trajectory),
                    packed(**vars(content.memory(layer, output, trajectory))))
-        peaks.append(np.abs(found.cells[..., :-1].astype(np.float32)).max(axis=(1, 2)))
-        gaps.append(found.gap)
-        totals.append(found.totals)
-        baselines.append(found.baseline)
-    return _summary(content, layer, output, *map(np.concatenate, (peaks, gaps, totals, baselines)))
+        largest = np.abs(found.cells.astype(np.float32)).max(axis=(1, 2))
+        peaks.append(largest if content.layers[layer].gradients else largest[:, :-1])
+        if found.gap is not None:
+            gaps.append(found.gap)
+        if found.totals is not None:
+            totals.append(found.totals)
+    return _summary(content, layer, output, np.concatenate(peaks), *(
+        np.concatenate(parts) if parts else None for parts in (gaps, totals)))
 
 
 def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -338,21 +375,22 @@ def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(cells * scale[:, None, None, None]).astype(np.int8), peak
 
 
-def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray, gaps: np.ndarray,
-             totals: np.ndarray, baselines: np.ndarray) -> Summary:
+def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
+             gaps: np.ndarray | None, totals: np.ndarray | None) -> Summary:
     largest = peaks.max(axis=1)
     scale = float(np.median(largest)) or float(largest.max()) or 1.0
+    features = () if totals is None else totals[:, :-1].T
     strongest = [[[*content.place(step), float(feature[step])]
                   for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
-                 for feature in totals[:, :-1].T]
+                 for feature in features]
+    errors = None if gaps is None else {
+        "median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
+        "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
+        "steps": len(gaps)}
     return Summary(
-        layer, output, scale,
-        {"median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
-         "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
-         "steps": len(gaps)},
-        (float(baselines.min()), float(baselines.max())),
-        totals.mean(axis=0).astype(float).tolist(), strongest,
-        content.lags(layer, output), list(map(_spread, peaks.T)))
+        layer, output, scale, errors,
+        [] if totals is None else totals.mean(axis=0).astype(float).tolist(), strongest,
+        content.lags(layer, output), [_spread(peak) for _, peak in zip(features, peaks.T)])
 
 
 def _spread(values: np.ndarray) -> dict:

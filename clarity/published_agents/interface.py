@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from clarity.attributing.clarity_files import INPUT
 from clarity.attributing.layers import short_names
 from common.agent_file import load_agent, read_origin
 from common.errors import UserError, nearest
@@ -26,7 +27,6 @@ _LEFT_OUT = {
     "temp_files": "the recording stays in the output folder, and is used again",
     "op_is_one_of": "layers are named, see --layers of clarity.attribution",
     "bottleneck_only": "only layers that everything goes through are taken",
-    "input_layer_include": "saliency of the frame is what saliency_experiments.py computes",
     "attr_max_paths": "the sums along the straight path are exact, and the article uses no other",
     "attr_single_channels": "the page shows features, and a feature may be one channel",
     "numpy_precision": "totals are written as they are", "inline_js": "the page is a folder",
@@ -53,7 +53,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
         load_kwargs: ``resample``: False uses the recording that is there, and records none.
         trajectories_kwargs: ``num_envs`` trajectories (8) of ``num_steps`` (512).
         observations_kwargs: ``num_envs`` (32) times ``num_obs`` (128) observations.
-        layer_kwargs: ``name_contains_one_of`` and ``discard_first_n``.
+        layer_kwargs: ``name_contains_one_of`` and ``discard_first_n``; ``input_layer_include``
+            also shows gradients by the frame.
         attr_policy: also attribute the policy.
         env_name, distribution_mode, use_backgrounds: how it is played; of backgrounds, what the
             agent file says if not given.
@@ -71,7 +72,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
     loading = _given(load_kwargs, {"resample": True})
     trajectories = _given(trajectories_kwargs, {"num_envs": 8, "num_steps": 512})
     observations = _given(observations_kwargs, {"num_envs": 32, "num_obs": 128})
-    chosen = _given(layer_kwargs, {"name_contains_one_of": None, "discard_first_n": 0})
+    chosen = _given(layer_kwargs, {"name_contains_one_of": None, "discard_first_n": 0,
+                                   "input_layer_include": False})
 
     def script(*words: object) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -101,7 +103,8 @@ def run(checkpoint_path: str | Path, *, output_dir: str | Path,
            observations["num_envs"] * observations["num_obs"], "--nmf_features", nmf_features,
            "--output_dir", folder / "features")
     made = ("--features_dir", folder / "features")
-    script("clarity.attribution", *inputs, *made, "--layers", *layers, "--outputs", "value",
+    frame = [INPUT] if chosen["input_layer_include"] else []
+    script("clarity.attribution", *inputs, *made, "--layers", *frame, *layers, "--outputs", "value",
            *(["policy"] if attr_policy else []), "--num_trajectories", trajectories["num_envs"],
            "--num_steps", trajectories["num_steps"], "--integrate_steps", attr_integrate_steps,
            "--output_dir", folder / "attribution")

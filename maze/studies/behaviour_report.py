@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from common.files import atomic_path
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from interventions.effects import LEVEL
+from interventions.findings import Finding, share
 from maze.level.features import NAMES
 from maze.studies.behaviour_rows import (
     EXACT,
@@ -24,7 +25,6 @@ from maze.studies.behaviour_rows import (
     mean,
 )
 from maze.studies.episodes import CHEESE, NEITHER, REGION
-from maze.studies.finding import Finding, share
 from maze.studies.prediction import ALL, FOLDS, NUM_SUBSETS, RESAMPLINGS, SET, SETS, SINGLE
 
 _BINS = 10  # of exact probabilities

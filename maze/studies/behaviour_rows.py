@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from common.bootstrap import ClusterBootstrap
+from interventions.findings import Finding, share
 from maze.level.grid import FORK, KINDS
 from maze.studies.behaviour_files import BehaviourFolder
 from maze.studies.episodes import CHEESE, NEITHER, REGION
-from maze.studies.finding import Finding, share
 from maze.studies.prediction import SET, SINGLE
 
 GOT, EXACT = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes

@@ -5,24 +5,9 @@ Sources: "Understanding and controlling a maze-solving policy network" (2023, ar
 (2023).
 """
 
-from __future__ import annotations
+from interventions.findings import Claim
 
-import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """A row of the table.
-
-    Attributes:
-        published: the claim, with numbers and how many levels they are of.
-        measured: how it is measured here.
-    """
-
-    published: str
-    measured: str
-
-
+SCRIPT = "python -m maze.table"  # that writes the table
 CLAIMS = {
     1: Claim("a trained agent reaches the cheese in nearly every episode of its region (a curve)",
              "success on unseen levels, Wilson's interval"),

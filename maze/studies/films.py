@@ -1,7 +1,4 @@
-"""Films of an agent's arms side by side, on the same level and with the same random numbers.
-
-Letters in shape comments: T steps.
-"""
+"""Films of an agent's arms side by side, on the same level and with the same random numbers."""
 
 from __future__ import annotations
 
@@ -10,19 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
-from agents.episodes import Episode, play_episodes
+from agents.episodes import play_episodes
+from agents.films import small_film, write_beside
 from common.devices import Compute
 from common.env import EnvConfig, LevelEdit
 from common.files import save_json
 from common.networks import Policy
-from common.video import mark_action, side_by_side, write_video
 from interventions.patch import Patch
 from interventions.scopes import patched
 from maze.level.state import MazeState
-
-SIDE = 256  # pixels of an arm's film
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +59,6 @@ class Reel:
                          "cheese": bool(episode.level_complete), "steps": episode.length,
                          "return": episode.total_reward,
                          "squares": len(np.unique(episode.positions[:-1], axis=0))})
-        longest = max(map(len, films.values()))
-        # An episode that is over stays as it was, but darker.
-        columns = {name: np.concatenate([frames, np.repeat(frames[-1:] // 2, longest - len(frames),
-                                                           axis=0)])[:, None]
-                   for name, frames in films.items()}
-        write_video(film, side_by_side(columns, 1), self.fps)
+        write_beside(film, films, self.fps)
         save_json(facts, rows)
 
-
-def small_film(episode: Episode, max_steps: int) -> np.ndarray:
-    """The view for people with the actions that were taken, uint8 (T, SIDE, SIDE, 3)."""
-    return np.stack([mark_action(np.asarray(Image.fromarray(view).resize(
-        (SIDE, SIDE), Image.Resampling.BOX)), action)
-        for view, action in zip(episode.person_views[:-1][:max_steps], episode.actions)])

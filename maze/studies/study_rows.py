@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 
+from interventions.findings import Finding
 from maze.studies import behaviour_rows, results
 from maze.studies.episodes import CHEESE, REGION
-from maze.studies.finding import Finding
 from maze.studies.probing import GOT
 from maze.studies.results import StudiesFolder
 from maze.studies.retarget_report import ALL

@@ -37,6 +37,9 @@ export function write(view, manifest) {
     text.append('curve', feature === null ? manifest.outputs[output].name
       : `${manifest.outputs[output].name},${featureText(feature)}`)
   }
+  if (view.beside !== null) text.set('beside', view.beside + 1)
+  if (view.sameLevel) text.set('level', 'same')
+  if (view.ahead) text.set('ahead', view.ahead)
   for (const [trajectory, step] of view.marks) text.append('mark', `${trajectory + 1}.${step + 1}`)
   if (!view.keys) text.set('keys', 'off')
   if (view.notes) text.set('notes', view.notes)
@@ -77,6 +80,9 @@ export function read(fragment, start, { manifest }) {
     const step = trajectory === null ? null : fromOne(two, manifest.trajectories[trajectory])
     return step === null ? [] : [[trajectory, step]]
   })
+  view.beside = fromOne(text.get('beside'), manifest.trajectories.length)
+  view.sameLevel = text.get('level') === 'same'
+  view.ahead = Math.round(between(text.get('ahead'), -1e6, 1e6) ?? 0)
   view.keys = text.get('keys') !== 'off'
   view.notes = text.get('notes') ?? ''
   return view

@@ -8,6 +8,7 @@ import {
   attributionName, examplesName, FORMAT, framesName, Kept, loadSteps, loadStrips, memoryName, observationsName, read
 } from './data.js'
 import { cellsOfPixels, kernel, palette } from './paint.js'
+import { Place } from './place.js'
 
 const MOST_BYTES = 300e6 // of decoded files that are kept
 const MOST_ROWS = 8
@@ -20,7 +21,7 @@ export class Clarity {
   problem = $state('') // of a file that did not arrive
   view = $state({ layer: 0, trajectory: 0, step: 0, rows: [0], gain: 1, smoothing: 1, sign: 'two',
     overlay: true, residual: false, chart: 'waterfall', alone: [], palette: 'hues', curves: [],
-    window: 256, speed: 12, marks: [], keys: true, notes: '' })
+    window: 256, speed: 12, marks: [], keys: true, notes: '', beside: null, ahead: 0, sameLevel: false })
   playing = $state(false)
   direction = $state(1)
   hovered = $state(null) // a feature that is shown alone for now
@@ -30,6 +31,7 @@ export class Clarity {
   #pending = new SvelteSet()
   #failed = new Set()
   #arrivals = $state(0)
+  #waiting = []
   #address = new Address()
 
   layer = $derived(this.manifest?.layers[this.view.layer] ?? null)
@@ -48,11 +50,55 @@ export class Clarity {
   on = $derived.by(() => {
     const count = this.features.length
     const { alone, residual } = this.view
+    if (this.layer?.gradients) return [true]
     if (this.hovered !== null) return this.#only([this.hovered])
     if (alone.length) return this.#only(alone)
     return [...new Array(count).fill(true), residual]
   })
   busy = $derived(this.#pending.size > 0)
+  /** Another trajectory in step with the one that is shown, or null. */
+  beside = $derived(this.view.beside === null ? null : this.#besideOf(this.view.beside, () => this.view.step))
+
+  #besideOf(trajectory, step) {
+    const last = this.manifest.trajectories[trajectory] - 1
+    const at = (now) => (this.view.sameLevel ? this.#sameLevel(trajectory, now) : null) ?? now + this.view.ahead
+    return new Place(this, () => trajectory, () => Math.max(0, Math.min(at(step()), last)))
+  }
+
+  /** The step of another trajectory that is as far in the same level, at most its last one there; null if that
+   * level is not in it. */
+  #sameLevel(trajectory, step) {
+    const { episode, level } = this.steps
+    const now = this.begins[this.view.trajectory] + step
+    let start = now
+    while (start > this.begins[this.view.trajectory] && episode[start - 1] === episode[now]) start -= 1
+    const [from, to] = [this.begins[trajectory], this.begins[trajectory + 1]]
+    const first = level.indexOf(level[now], from)
+    if (first < 0 || first >= to) return null
+    let found = first
+    while (found < first + now - start && found + 1 < to && episode[found + 1] === episode[first]) found += 1
+    return found - from
+  }
+
+  /** Show another trajectory beside; null for none. */
+  chooseBeside(trajectory) {
+    this.view.beside = trajectory
+    const { agent_of: agentOf } = this.manifest
+    if (trajectory !== null) this.view.sameLevel = agentOf[trajectory] !== agentOf[this.view.trajectory]
+  }
+
+  /** A trajectory's name for people, with its agent's if there are several. */
+  trajectoryName(trajectory) {
+    const { agents, agent_of: agentOf } = this.manifest
+    return `trajectory ${trajectory + 1}${agents.length > 1 ? ` of ${agents[agentOf[trajectory]]}` : ''}`
+  }
+
+  /** What is shown when the page is at a step: its place, and that beside it. */
+  placesAt(step) {
+    const { trajectory, beside } = this.view
+    return [new Place(this, () => trajectory, () => step),
+      ...(beside === null ? [] : [this.#besideOf(beside, () => step)])]
+  }
 
   #only(chosen) {
     return Array.from({ length: this.features.length + 1 }, (_, f) => chosen.includes(f))
@@ -62,7 +108,10 @@ export class Clarity {
     try {
       this.manifest = await loadManifest(FORMAT)
       this.labels = this.manifest.labels.map((names) => [...names])
-      this.view.layer = Math.floor(this.manifest.layers.length / 2)
+      const { layers } = this.manifest
+      const own = layers.filter(({ gradients }) => !gradients)
+      this.view.layer = layers.length - own.length + Math.floor(own.length / 2)
+      if (!own.length) this.view.layer = 0
       this.view.rows = [this.layer.outputs[0]]
       const brought = this.#address.brought()
       if (brought !== null) this.#show(readAddress(brought, $state.snapshot(this.view), this))
@@ -113,6 +162,13 @@ export class Clarity {
     }
     this.#pending.delete(name)
     this.#arrivals += 1
+    for (const resolve of this.#waiting.splice(0)) resolve()
+  }
+
+  /** A promise that something arrives; of an error, if something did not. */
+  async arrival() {
+    if (!this.problem) await new Promise((resolve) => this.#waiting.push(resolve))
+    if (this.problem) throw new Error(this.problem)
   }
 
   tilesOf(step) {
@@ -131,15 +187,14 @@ export class Clarity {
     return [this.content(observationsName(this.view.layer, sheet)), tile]
   }
 
-  /** Attributions of an output in the trajectory that is shown; null while on their way. */
-  attribution(output) {
-    return this.content(attributionName(this.view.layer, output, this.view.trajectory))
+  /** Attributions of an output in a trajectory; null while on their way. */
+  attribution(output, trajectory = this.view.trajectory) {
+    return this.content(attributionName(this.view.layer, output, trajectory))
   }
 
   /** Attributions over the last steps; null where there are none, or while on their way. */
-  memory(output) {
-    return this.summary(output)?.lags
-      ? this.content(memoryName(this.view.layer, output, this.view.trajectory)) : null
+  memory(output, trajectory = this.view.trajectory) {
+    return this.summary(output)?.lags ? this.content(memoryName(this.view.layer, output, trajectory)) : null
   }
 
   examples() {
@@ -183,6 +238,7 @@ export class Clarity {
   }
 
   isolate(feature) {
+    if (this.layer.gradients) return
     const { alone } = this.view
     this.view.alone = alone.includes(feature) ? alone.filter((each) => each !== feature)
       : [...alone, feature].sort((a, b) => a - b)
@@ -205,10 +261,21 @@ export class Clarity {
     this.view.marks = marks.some(same) ? marks.filter((each) => !same(each)) : [...marks, here]
   }
 
+  /** The kind of object that a feature is called by; '' for none. */
+  objectName(feature) {
+    return this.layer.objects?.names[feature].replaceAll('_', ' ') ?? ''
+  }
+
+  /** What ended the episodes of a trajectory that failed, by the step: a Map. */
+  failuresOf(trajectory) {
+    return new Map(this.manifest.failures.flatMap(({ cause, steps }) => steps
+      .filter(([of]) => of === trajectory).map(([, step]) => [step, cause.replaceAll('_', ' ')])))
+  }
+
   /** A feature's name for people, with its number from 1; the residual's. */
   featureName(feature) {
     if (feature === this.features.length) return 'residual'
-    const name = this.labels[this.view.layer]?.[feature]
+    const name = this.labels[this.view.layer]?.[feature] || this.objectName(feature)
     return name ? `${feature + 1} ${name}` : `feature ${feature + 1}`
   }
 }

@@ -2,7 +2,7 @@
 
 import { arrays, bytes, load, unpacked } from '../../shared/lib/data.js'
 
-export const FORMAT = 1
+export const FORMAT = 2
 
 const picture = (base64) => createImageBitmap(new Blob([bytes(base64)], { type: 'image/webp' }))
 const digits = (number, many) => String(number).padStart(many, '0')

@@ -19,6 +19,13 @@ export function arrivedWith(clarity) {
   }
 }
 
+/** What the action ends: null if it ends no episode, else {cause} of a failure, null where unknown. */
+export function endOf(clarity) {
+  const { steps, row, view } = clarity
+  if (!steps.ended[row]) return null
+  return { cause: clarity.failuresOf(view.trajectory).get(view.step) ?? null }
+}
+
 /** Probabilities by direction: [[right, up, sum, actions]] of the nine directions and of other keys. */
 export function pad(actions, probabilities) {
   const cells = []
@@ -37,8 +44,10 @@ export function sentence(clarity) {
   const { manifest, steps, row, view } = clarity
   const { taken, probabilities } = actionsAt(clarity)
   const { reward, isNew } = arrivedWith(clarity)
-  return `trajectory ${view.trajectory + 1}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
+  const end = endOf(clarity)
+  return `${clarity.trajectoryName(view.trajectory)}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
     + `${reward ? `reward ${rounded(reward)}, ` : ''}next action ${manifest.actions[taken].name} `
     + `(${Math.round(probabilities[taken] * 100)} %), value ${shown(steps.value[row])}, `
     + `advantage ${shown(steps.advantage[row])}`
+    + (end === null ? '' : end.cause === null ? ', the episode ends' : `, the episode fails: ${end.cause}`)
 }

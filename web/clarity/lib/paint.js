@@ -141,7 +141,7 @@ export function composed(colours, places, frame) {
     const grey = frame === null ? 0
       : DIM * (0.299 * frame[at] + 0.587 * frame[at + 1] + 0.114 * frame[at + 2])
     const cell = 3 * places[pixel]
-    const length = cell < 0 ? 0 : Math.hypot(colours[cell], colours[cell + 1], colours[cell + 2])
+    const length = cell < 0 ? 0 : Math.sqrt(colours[cell] ** 2 + colours[cell + 1] ** 2 + colours[cell + 2] ** 2)
     const bright = Math.min(1, length)
     for (let c = 0; c < 3; c++) {
       const own = length > 0 ? 255 * bright * colours[cell + c] / length : 0

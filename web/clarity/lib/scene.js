@@ -34,8 +34,8 @@ export function drawAttribution(ctx, box, clarity, output, kind) {
   const size = layer.grid[0] * layer.grid[1] * clarity.colours.length
   const cells = found.cells.subarray(view.step * size, (view.step + 1) * size)
   const factor = found.peak[view.step] / manifest.levels * view.gain / clarity.summary(output).scale
-  const colours = smoothed(coloured(cells, clarity.colours, clarity.on, kind, factor), layer.grid,
-    clarity.weights)
+  const colours = smoothed(coloured(cells, clarity.colours, clarity.on, kind === 'gradient' ? 'signed' : kind,
+    factor), layer.grid, clarity.weights)
   const frame = view.overlay ? pixelsOf(sheet, tile, manifest.frame, manifest.tiles) : null
   small ??= scratch(manifest.frame)
   small.putImageData(new ImageData(composed(colours, clarity.places, frame), manifest.frame), 0, 0)
@@ -215,8 +215,8 @@ export function timelineScale({ window, length, step }, width) {
 /**
  * A strip of the frames, and curves below it.
  *
- * data: {strip, lines: {columns, steps}, frame, length, step, window, ends, marks, curves: [{title,
- * colour, values}]}; values of the whole trajectory.
+ * data: {strip, lines: {columns, steps}, frame, length, step, window, ends, marks, failed, curves:
+ * [{title, colour, values}]}; failed: [[step, cause]] in order; values of the whole trajectory.
  */
 export function drawTimeline(ctx, { x, y, w }, data, colours) {
   const { begin, pixels } = timelineScale(data, w)
@@ -250,6 +250,20 @@ export function drawTimeline(ctx, { x, y, w }, data, colours) {
     if (t < from || t >= to) continue
     line(ctx, Math.round(at(t + 1)) + 0.5, y, Math.round(at(t + 1)) + 0.5, y + height)
   }
+  data.failed.forEach(([t, cause], k) => {
+    if (t < from || t >= to) return
+    ctx.fillStyle = colours.lowers
+    ctx.fillRect(at(t + 1) - 1, y, 3, height)
+    const room = at(t + 1) - Math.max(x, k ? at(data.failed[k - 1][0] + 1) : x)
+    ctx.font = `11px ${FONT}`
+    const wide = ctx.measureText(cause).width + 8
+    if (wide > room) return
+    ctx.fillRect(at(t + 1) - wide, y + STRIP_LANE - 24, wide, 16)
+    ctx.fillStyle = colours.surface
+    ctx.textAlign = 'left'
+    ctx.textBaseline = 'middle'
+    ctx.fillText(cause, at(t + 1) - wide + 4, y + STRIP_LANE - 15)
+  })
   ctx.strokeStyle = colours.ink
   ctx.lineWidth = 2
   const now = at(data.step + 0.5)

@@ -12,8 +12,8 @@ export const encodes = 'VideoEncoder' in globalThis
 /**
  * Record steps as mp4. Gives a blob.
  *
- * Size: {width, height} in pixels; speed: steps per second; draw(ctx, step) draws all of the canvas;
- * onstep(step, last) is told before each.
+ * Size: {width, height} in pixels; speed: steps per second; draw(ctx, step) draws all of the canvas,
+ * maybe later, and gives a promise then; onstep(step, last) is told before each.
  */
 export async function record({ width, height }, steps, speed, draw, onstep) {
   const canvas = document.createElement('canvas')
@@ -29,7 +29,7 @@ export async function record({ width, height }, steps, speed, draw, onstep) {
   const seconds = 1 / speed
   for (let step = 0; step < steps; step++) {
     onstep(step, steps - 1)
-    draw(ctx, step)
+    await draw(ctx, step)
     await source.add(step * seconds, seconds)
   }
   await output.finalize()

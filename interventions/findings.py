@@ -1,4 +1,4 @@
-"""A number that a study of maze agents has found, for a row of the table of findings."""
+"""Published claims and the numbers of ours beside them: the rows of a table of findings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,28 @@ from scipy.stats import binomtest
 
 
 @dataclasses.dataclass(frozen=True)
+class Claim:
+    """A row of the table.
+
+    Attributes:
+        published: the claim, with numbers and how many levels they are of.
+        measured: how it is measured here.
+    """
+
+    published: str
+    measured: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """A number of ours.
 
     Attributes:
         row: of the table, from 1.
-        levels: over which levels, in words.
+        levels: over which levels or frames, in words.
         measure: in words.
         value, low_95, high_95: with its interval, NaN without. Of an effect: its size.
-        num_levels: how many.
+        num_levels: how many levels or frames.
         base: the same of the base rate, or without the alteration; NaN where there is none.
         p_holm: corrected p within the study, NaN where there is none.
         altered: of an effect, the number with the alteration.
@@ -25,6 +38,7 @@ class Finding:
         p_control: share of controls with as large an effect.
         primary: whether it is the row's one number that is tested over the whole table.
         shown: whether the table's cell gives it.
+        holds: whether it is as the claim says, by its interval; None where that is not asked.
     """
 
     row: int
@@ -41,6 +55,7 @@ class Finding:
     p_control: float = np.nan
     primary: bool = False
     shown: bool = False
+    holds: bool | None = None
 
     def text(self) -> str:
         """The number in a few words."""
@@ -52,7 +67,8 @@ class Finding:
             ends = f"change {self.value:+.3g}" + (f", {ends}" if ends else "")
         elif np.isfinite(self.base):
             ends += f"; base {_short(self.base)}"
-        return f"{self.measure}: {numbers}" + (f" ({ends})" if ends else "")
+        verdict = "" if self.holds is None else ": **holds**" if self.holds else ": does not hold"
+        return f"{self.measure}: {numbers}" + (f" ({ends})" if ends else "") + verdict
 
 
 def _short(number: float) -> str:

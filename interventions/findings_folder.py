@@ -13,8 +13,7 @@ import pandas as pd
 from common.files import atomic_path
 from common.tables import read_table, write_table
 from interventions.effects import LEVEL, holm
-from maze.studies.claims import CLAIMS
-from maze.studies.finding import Finding
+from interventions.findings import Claim, Finding
 
 _COLUMNS = {"agent": str, "row": int, "primary": bool, "claimed": bool}
 
@@ -24,10 +23,13 @@ class FindingsFolder:
 
     Args:
         path: the folder.
+        claims: by row.
+        script: that writes it, for messages.
+        letter: before the numbers of the rows.
     """
 
-    def __init__(self, path: Path):
-        self.path = Path(path)
+    def __init__(self, path: Path, claims: Mapping[int, Claim], script: str, letter: str = ""):
+        self.path, self._claims, self._script, self._letter = Path(path), claims, script, letter
         self.findings_file = self.path / "findings.csv"
         self.table_file = self.path / "table.md"
 
@@ -43,14 +45,16 @@ class FindingsFolder:
         table = findings_table(found)
         write_table(self.findings_file, table)
         with atomic_path(self.table_file) as temporary:
-            temporary.write_text(markdown(found, reasons, table, notes), encoding="utf-8")
+            temporary.write_text(markdown(self._claims, found, reasons, table, notes,
+                                          self._letter), encoding="utf-8")
 
     def result(self) -> str:
         """How many rows have a number, and how many primary ones are claimed, in words."""
-        table = read_table(self.findings_file, _COLUMNS, (), "python -m maze.table")
+        table = read_table(self.findings_file, _COLUMNS, (), self._script)
         primary = table[table["primary"]]
-        return (f"{table['row'].nunique()} of {len(CLAIMS)} rows have numbers; "
-                f"{primary['claimed'].sum()} of {len(primary)} tested ones are claimed")
+        return (f"{table['row'].nunique()} of {len(self._claims)} rows have numbers"
+                + (f"; {primary['claimed'].sum()} of {len(primary)} tested ones are claimed"
+                   if len(primary) else ""))
 
 
 def findings_table(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
@@ -72,19 +76,20 @@ def findings_table(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def markdown(found: Mapping[str, Sequence[Finding]], reasons: Mapping[str, Mapping[int, str]],
-             table: pd.DataFrame, notes: Sequence[str]) -> str:
-    """The table as Markdown, a row a claim and a column an agent."""
+def markdown(claims: Mapping[int, Claim], found: Mapping[str, Sequence[Finding]],
+             reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame, notes: Sequence[str],
+             letter: str = "") -> str:
+    """The table as Markdown, a row a claim and a column an agent; see ``FindingsFolder``."""
     lines = ["| # | published | measured here as | " + " | ".join(found) + " |",
              "| --- " * (3 + len(found)) + "|"]
-    for row, claim in CLAIMS.items():
+    for row, claim in claims.items():
         cells = []
         for agent in found:
             mine = table[(table["agent"] == agent) & (table["row"] == row)]
             cells.append(_cell(mine) if len(mine) else
                          f"no number: {reasons[agent].get(row, 'it has not been run')}")
-        lines.append(f"| {row} | {claim.published} | {claim.measured} | " + " | ".join(cells)
-                     + " |")
+        texts = (each.replace("|", "\\|") for each in (claim.published, claim.measured, *cells))
+        lines.append(" | ".join((f"| {letter}{row}", *texts)) + " |")
     return "\n".join([*lines, "", *(f"{note}\n" for note in notes)])
 
 
@@ -96,5 +101,5 @@ def _cell(rows: pd.DataFrame) -> str:
         if row.primary:
             text = (f"**{text}**, p = {row.p_table:.2g}, controls {row.p_control:.2g}: "
                     + ("**claimed**" if row.claimed else "not claimed"))
-        parts.append(text.replace("|", "\\|"))
+        parts.append(text)
     return "<br>".join(parts)

@@ -1,0 +1,227 @@
+"""The findings on an agent for each row of the article's table.
+
+Letters in shape comments: T steps of a trajectory, H W a layer's grid, F features, N steps of all
+trajectories.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pandas as pd
+from scipy.stats import spearmanr
+
+from clarity.article.agent_studies import AgentStudies
+from clarity.attributing.clarity_files import AttributionFolder
+from clarity.failing.counting import ANY
+from clarity.failing.files import ORIGINAL
+from clarity.walking.advantages import advantages_of, scale_of_rewards
+from clarity.walking.bookmarks import spikes
+from clarity.walking.trajectories import Trajectories
+from common.bootstrap import ClusterBootstrap
+from common.outputs import VALUE
+from interventions.findings import Finding
+
+PAIRS = 10  # of cell and feature, of row 2
+AT_STAKE = ("coin", "saw")  # of row 1
+SHOWN = (*AT_STAKE, "enemy_left", "enemy_right")
+NOT_RUN = {1: "python -m clarity.checks has not been run",
+           5: "python -m clarity.failure_causes has not been run",
+           7: "failure_causes has not been run with an edited agent",
+           8: "failure_causes has not been run with an edited agent and --invisible",
+           9: "fewer than six agents have been trained on different numbers of levels",
+           11: "python -m clarity.objects has not been run"}
+_NO_ENDS = (np.nan, np.nan)  # of an interval
+
+
+def findings_of(studies: AgentStudies, layer: str, seed: int
+                ) -> tuple[list[Finding], dict[int, str]]:
+    """All findings of an agent, and for rows without any the reason.
+
+    Args:
+        layer: whose numbers the table shows, where each layer has its own.
+        seed: of the bootstraps.
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    found: list[Finding] = []
+    for row, read in _ROWS.items():
+        found += [dataclasses.replace(each, row=row) for each in read(studies, layer, seed)]
+    there = {each.row for each in found}
+    return found, {row: reason for row, reason in NOT_RUN.items() if row not in there}
+
+
+def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for each in studies.layers:
+        for row in studies.density(each, VALUE).itertuples():
+            if np.isnan(row.density):
+                continue
+            shown = each == layer and row.kind in SHOWN
+            yield Finding(0, "frames", f"{row.kind}, {each}: density", row.density,
+                          row.density_low_95, row.density_high_95, row.frames, shown=shown,
+                          holds=(bool(row.density_low_95 > 1) if shown and row.kind in AT_STAKE
+                                 else None))
+            yield Finding(0, "frames", f"{row.kind}, {each}: mean sign", row.attribution_sign,
+                          *_NO_ENDS, row.frames, shown=shown)
+
+
+def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for each in studies.layers:
+        shares = np.concatenate([_largest_pairs(cells) for cells in _cells(studies, each)])
+        yield Finding(0, "frames", f"share of the {PAIRS} largest pairs, {each}",
+                      np.median(shares), *np.quantile(shares, (0.25, 0.75)), len(shares),
+                      shown=each == layer)
+
+
+def _cells(studies: AgentStudies, layer: str) -> Iterator[np.ndarray]:
+    """Attributions of the value to the features of a layer, a trajectory at a time, the residual
+    last: float32 (T, H, W, F + 1)."""
+    folder: AttributionFolder = studies.attributions
+    for number in range(len(folder.trajectories().bounds) - 1):
+        yield folder.attributed(layer, VALUE, number).cells.astype(np.float32)
+
+
+def _largest_pairs(cells: np.ndarray) -> np.ndarray:
+    """Share of the largest pairs in the |attribution| to all features (T,)."""
+    sizes = np.abs(cells[..., :-1]).reshape(len(cells), -1)
+    some = min(PAIRS, sizes.shape[1])
+    largest = np.partition(sizes, -some, axis=1)[:, -some:].sum(axis=1)
+    return largest / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny)
+
+
+def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for each in studies.layers:
+        entries = np.array(studies.features(each).found["largest_entry"])
+        yield Finding(0, "features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
+                      len(entries), shown=each == layer)
+
+
+def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for each in studies.layers:
+        features = studies.features(each)
+        for name, what in (("baseline", f"mean of G(0), {each}"), ("value", "mean of V")):
+            if name == "value" and each != layer:
+                continue
+            mean, deviation = (features.found[f"{name}_{number}"] for number in (
+                "mean", "deviation"))
+            yield Finding(0, "observations", f"{what} (one deviation to either side)", mean,
+                          mean - deviation, mean + deviation, features.found["observations"],
+                          shown=each == layer)
+
+
+def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    table = studies.causes()
+    for row in table[table["arm"] == ORIGINAL].itertuples():
+        what = "fails" if row.cause == ANY else f"fails by {row.cause}"
+        yield Finding(0, "levels", what, row.rate, row.low_95, row.high_95, row.levels, shown=True)
+
+
+def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    steps = studies.attributions.trajectories()
+    sizes = spikes(steps) / max(steps.value.std(), np.finfo(np.float32).tiny)
+    yield Finding(0, "steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
+                  shown=True)
+    yield Finding(0, "steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
+
+
+def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    table = studies.effects()
+    for row in table[~table["control"].astype(bool)].itertuples():
+        judged = np.isfinite(row.p_holm)  # arms without controls are none of the row
+        yield Finding(0, "levels", f"{row.label}: fails by {row.outcome}", row.effect, row.low_95,
+                      row.high_95, 0, row.unaltered, row.p_holm, row.altered, row.p,
+                      row.p_control, shown=judged, holds=bool(row.claimed) if judged else None)
+
+
+def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for row in studies.blindness().itertuples():
+        yield Finding(0, "levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
+                      row.low_95, row.high_95, 0, shown=True)
+
+
+def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    steps = studies.attributions.trajectories()
+    value, episode, left = _steps_left(steps)
+    if len(value) > 2:
+        low, high = ClusterBootstrap(episode, seed).interval_of(
+            lambda draws: _squared_correlation(draws @ _moments(value, left, episode)))
+        yield Finding(0, "steps of episodes that end", "share of V's variance by the steps left",
+                      _squared_correlation(_moments(value, left, episode).sum(axis=0)[None])[0],
+                      low, high, len(value), shown=True)
+    for each in studies.layers:
+        features = studies.features(each)
+        yield Finding(0, "observations", f"share of the residual, {each}",
+                      features.found["residual_share"], *_NO_ENDS, features.found["observations"],
+                      shown=each == layer)
+
+
+def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the steps of episodes whose end is there: value, number of the episode, and steps until
+    it ends."""
+    number = np.cumsum((np.diff(steps.episode, prepend=-1) != 0)
+                       | (np.diff(steps.trajectory, prepend=-1) != 0))
+    last = np.full(number.max(initial=0) + 1, -1)
+    last[number[steps.ended]] = np.flatnonzero(steps.ended)
+    known = last[number] >= 0
+    left = (last[number] - np.arange(len(number)))[known]
+    return steps.value[known].astype(np.float64), number[known], left.astype(np.float64)
+
+
+def _moments(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+    """Sums of 1, x, y, x², y² and x y by episode, (episodes, 6)."""
+    x, y = x - x.mean(), y - y.mean()
+    names, number = np.unique(episodes, return_inverse=True)
+    sums = np.zeros((len(names), 6))
+    np.add.at(sums, number, np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1))
+    return sums
+
+
+def _squared_correlation(sums: np.ndarray) -> np.ndarray:
+    """Of moments (…, 6)."""
+    count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    spread = (xx - x**2 / count) * (yy - y**2 / count)
+    return np.divide((xy - x * y / count) ** 2, spread, out=np.full(spread.shape, np.nan),
+                     where=spread > 0)
+
+
+def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    for each in studies.objects.layers():
+        found = studies.objects.names(each)
+        if found["score"] is not None:
+            yield Finding(0, "observations", f"object score, {each}", found["score"],
+                          found["score_low_95"], found["score_high_95"], 0, found["score_chance"],
+                          shown=True)
+
+
+def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
+    steps = studies.attributions.trajectories()
+    sizes = np.abs(advantages_of(steps, scale_of_rewards(_rewards(steps))))
+    for each in studies.layers:
+        shares = np.concatenate([_residual_shares(cells) for cells in _cells(studies, each)])
+        yield Finding(0, "steps", f"rank correlation, {each}",
+                      float(spearmanr(shares, sizes).statistic), *_NO_ENDS, len(shares),
+                      shown=each == layer)
+
+
+def _rewards(steps: Trajectories) -> pd.DataFrame:
+    """Rewards by row of the episodes, the first of which comes from no action."""
+    ends = np.flatnonzero((np.diff(steps.episode, append=-1) != 0)
+                          | (np.diff(steps.trajectory, append=-1) != 0)) + 1
+    parts = np.split(steps.earned, ends[:-1])
+    return pd.DataFrame({
+        "episode": np.repeat(np.arange(len(parts)), [len(part) + 1 for part in parts]),
+        "reward": np.concatenate([np.append(0, part) for part in parts])})
+
+
+def _residual_shares(cells: np.ndarray) -> np.ndarray:
+    """Share of the residual in all |attribution| of a frame (T,)."""
+    sizes = np.abs(cells).sum(axis=(1, 2))
+    return sizes[:, -1] / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny)
+
+
+_ROWS: dict[int, Callable[[AgentStudies, str, int], Iterator[Finding]]] = {
+    1: _on_objects, 2: _sparse, 3: _directions, 4: _baseline, 5: _failures, 6: _jumps, 7: _edited,
+    8: _blind, 10: _clock, 11: _object_scores, 12: _odd_frames}

@@ -1,0 +1,84 @@
+"""How two numbers of each frame go together, with 95 % intervals by bootstrap over episodes.
+
+Letters in shape comments: N frames, E episodes, K numbers, R resamplings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy.stats import rankdata
+
+from common.bootstrap import ClusterBootstrap
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A number with its interval.
+
+    Attributes:
+        value: of all frames; NaN where it is not defined.
+        low, high: ends of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def by_episode(episodes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sums of numbers (K, N) over the frames of each episode, in sorted order (E, K)."""
+    place = np.unique(episodes, return_inverse=True)[1]
+    return np.stack([np.bincount(place, each) for each in values], axis=1)
+
+
+def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
+          bootstrap: ClusterBootstrap) -> Measured:
+    """Of y on x (N,) by least squares."""
+    return _measured(_slope, np.stack([np.ones(len(x)), x, y, x**2, x * y]), episodes, bootstrap)
+
+
+def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
+                     bootstrap: ClusterBootstrap) -> Measured:
+    """Spearman's, of x and y (N,); in resamplings with the ranks among all frames."""
+    x, y = rankdata(x), rankdata(y)
+    return _measured(_correlation, np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y]), episodes,
+                     bootstrap)
+
+
+def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
+          bootstrap: ClusterBootstrap) -> Measured:
+    """Mean of x (N,) by mean of y (N,)."""
+    return _measured(_ratio, np.stack([x, y]), episodes, bootstrap)
+
+
+def _measured(statistic, numbers: np.ndarray, episodes: np.ndarray,
+              bootstrap: ClusterBootstrap) -> Measured:
+    """A number that depends on sums over frames of numbers (K, N) alone.
+
+    Args:
+        statistic: sums (…, K) to the number (…).
+    """
+    sums = by_episode(episodes, numbers)
+    return Measured(float(statistic(sums.sum(axis=0))),
+                    *bootstrap.interval_of(lambda draws: statistic(draws @ sums)).tolist())
+
+
+def _slope(sums: np.ndarray) -> np.ndarray:
+    number, x, y, xx, xy = np.moveaxis(sums, -1, 0)
+    return _divided(number * xy - x * y, number * xx - x**2)
+
+
+def _correlation(sums: np.ndarray) -> np.ndarray:
+    number, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
+    return _divided(number * xy - x * y, np.sqrt(np.maximum(number * xx - x**2, 0)
+                                                 * np.maximum(number * yy - y**2, 0)))
+
+
+def _ratio(sums: np.ndarray) -> np.ndarray:
+    return _divided(sums[..., 0], sums[..., 1])
+
+
+def _divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.full(np.shape(below), np.nan), where=below > 0)

@@ -1,0 +1,2 @@
+"""Why episodes end: causes of failure by counterfactual replay, their counts in arms, and what is
+written about them."""

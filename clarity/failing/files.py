@@ -1,0 +1,165 @@
+"""Causes of failure on disk: writer and reader of ``analysis/clarity/causes/``.
+
+Layout::
+
+    settings.json          what made it, and under "arms" what makes each arm
+    episodes/<arm>.csv     a row for each level, in the order of their numbers: level (number),
+                           level_seed, cause (one of causes.causes_of, or "solved"), length (steps),
+                           return (sum of rewards), and for each hazard in_view_<hazard>: steps at
+                           which it was in view, as of playing.Fate
+    causes.csv             a row for each arm and cause, and one for "any": arm, label, pattern,
+                           control, cause, levels, failures, rate, low_95, high_95 (Wilson); of
+                           hazards also steps_in_view and failures per 1 000 of these, per_1000,
+                           per_1000_low_95, per_1000_high_95
+    effects.csv            a row for each arm but the original, and cause: the columns of
+                           interventions.effects.compare, outcomes being failures by a cause;
+                           those of p_holm, controls and claims are empty for arms without controls
+    blindness.csv          a row for each edited arm and invisible hazard: label, hazard,
+                           blindness, low_95, high_95
+    report.md, causes.png
+    films/<arm>_level_<seed>.mp4    levels that only one of the original and this arm fails
+
+Arms are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
+``control_<number>_<label>``. Episodes of an arm that is being played are in a file of their own;
+a killed run continues after the last of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from clarity.failing.playing import Fate
+from common.description import open_described_folder, read_description
+from common.errors import UserError
+from common.files import TEMPORARY_SUFFIX, append_or_nothing
+from common.game_objects import hazards_of
+from common.locks import FolderLock
+from common.tables import read_table, write_table
+
+ORIGINAL = "original"
+SOLVED = "solved"
+SCRIPT = "python -m clarity.failure_causes"
+_PARTS = f".parts{TEMPORARY_SUFFIX}"
+_IN_VIEW = "in_view_"
+_RATES = {"arm": str, "label": str, "control": bool, "cause": str, "levels": int, "failures": int,
+          "rate": float, "low_95": float, "high_95": float}
+
+
+class CausesFolder:
+    """Names, writer and reader.
+
+    Args:
+        path: the folder.
+        game: name of the game; not needed for tables.
+    """
+
+    def __init__(self, path: Path, game: str = ""):
+        self.path = Path(path)
+        self.settings_file = self.path / "settings.json"
+        self.causes_file = self.path / "causes.csv"
+        self.effects_file = self.path / "effects.csv"
+        self.blindness_file = self.path / "blindness.csv"
+        self.report_file = self.path / "report.md"
+        self.figure_file = self.path / "causes.png"
+        self._hazards = [kind.name for kind in hazards_of(game)]
+        self._kinds = {"level": int, "level_seed": int, "cause": str, "length": int,
+                       "return": float, **{f"{_IN_VIEW}{name}": int for name in self._hazards}}
+        self._lock: FolderLock | None = None
+
+    def episodes_file(self, arm: str) -> Path:
+        return self.path / "episodes" / f"{arm}.csv"
+
+    def film(self, arm: str, level_seed: int) -> Path:
+        return self.path / "films" / f"{arm}_level_{level_seed}.mp4"
+
+    def open(self, description: dict, overwrite: bool) -> None:
+        """Make the folder, or go on with the arms it holds; old results are removed.
+
+        Args:
+            description: what makes the episodes of an arm, whichever arms there are, and under
+                "arms" what makes each of them.
+
+        Raises:
+            UserError: see ``open_described_folder``; or if the folder holds an arm of the same
+                name that was made otherwise.
+        """
+        known = {} if overwrite else read_description(self.settings_file).get("arms", {})
+        for name, made in description["arms"].items():
+            if known.get(name, made) != json.loads(json.dumps(made)):
+                raise UserError(f"{self.path} holds the arm {name}, but made otherwise (another "
+                                "file or other controls); choose another --output_dir, or give "
+                                "--overwrite to throw it away")
+        results = (self.causes_file, self.effects_file, self.blindness_file, self.report_file,
+                   self.figure_file)
+        self._lock = open_described_folder(
+            self.settings_file, {**description, "arms": {**known, **description["arms"]}},
+            ("settings.json", "episodes/*.csv", "films/*.mp4", f"{_PARTS}/*",
+             *(path.name for path in results)), "causes of failure", "--output_dir", overwrite,
+            informative=("versions", "arms"))
+        for path in results:
+            path.unlink(missing_ok=True)
+
+    def has(self, arm: str) -> bool:
+        """Whether all episodes of an arm are there."""
+        return self.episodes_file(arm).exists()
+
+    def begun(self, arm: str) -> set[int]:
+        """Numbers of the episodes that are there of an arm that is being played."""
+        part = self._part(arm)
+        if not part.exists():
+            return set()
+        text = part.read_text()
+        whole = text[:text.rfind("\n") + 1]
+        if whole != text:  # a line that a killed run left
+            part.write_text(whole)
+        return {int(line.partition(",")[0]) for line in whole.splitlines()}
+
+    def add(self, arm: str, fate: Fate) -> None:
+        """Store an episode of an arm that is being played."""
+        self._lock.check()
+        part = self._part(arm)
+        if not part.exists():
+            part.parent.mkdir(exist_ok=True)
+            part.touch()
+        cells = (fate.number, fate.level_seed, fate.cause or SOLVED, fate.length,
+                 fate.total_reward, *fate.in_view)
+        append_or_nothing(part, ",".join(map(str, cells)) + "\n")
+
+    def finish(self, arm: str) -> None:
+        """Say that all episodes of an arm are there."""
+        self._lock.check()
+        table = pd.read_csv(io.StringIO(self._part(arm).read_text()), header=None,
+                            names=list(self._kinds), dtype={"cause": str})
+        self.episodes_file(arm).parent.mkdir(exist_ok=True)
+        write_table(self.episodes_file(arm), table.sort_values("level"), exact=True)
+        self._part(arm).unlink()
+        if not any(self._part(arm).parent.iterdir()):
+            self._part(arm).parent.rmdir()
+
+    def episodes(self, arm: str) -> pd.DataFrame:
+        """The episodes of an arm, as of the module.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.episodes_file(arm), self._kinds, written_by=SCRIPT)
+
+    def rates(self) -> pd.DataFrame:
+        """Failures of each arm by cause: the first columns of ``causes.csv``.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.causes_file, _RATES, written_by=SCRIPT)
+
+    def in_view(self, episodes: pd.DataFrame) -> pd.DataFrame:
+        """Steps at which each hazard was in view, by its name."""
+        return episodes[[f"{_IN_VIEW}{name}" for name in self._hazards]].set_axis(
+            self._hazards, axis=1)
+
+    def _part(self, arm: str) -> Path:
+        return self.path / _PARTS / f"{arm}.csv"

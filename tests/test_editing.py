@@ -1,0 +1,309 @@
+"""Edits of an agent: hooks, files, weights, random ones, and the script that writes them."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, record_arguments, small_policy
+
+import record
+import train
+from agents.acting import run_policy
+from clarity import edit_agent
+from clarity.attributing.clarity_files import FeaturesFolder
+from clarity.attributing.integration import Attributor, Integration
+from clarity.attributing.layers import find_cuts
+from clarity.attributing.recordings import Recording
+from clarity.editing.random_edits import random_edits
+from clarity.editing.weights import in_weights, pool_behind
+from common.agent_file import load_agent, read_origin, save_agent, weights_sha256
+from common.edits import Edit, with_edits
+from common.errors import UserError
+from common.files import sha256
+from common.outputs import outputs_named
+from common.rollout_files import RolloutFolder
+from interventions.patches import Apply
+from interventions.reference import activations_of
+from interventions.scopes import patched
+from maze.field.page_export import check_agent
+
+RNG = np.random.default_rng(0)
+FRAMES = RNG.integers(0, 256, (5, 64, 64, 3), dtype=np.uint8)
+BLOCK3, CLEAR_2A = "embedder.relu3", "embedder.relu2a"
+
+
+def directions(number: int, slots: int) -> torch.Tensor:
+    """Overlapping ones, of sum 1."""
+    drawn = np.random.default_rng(slots).random((number, slots)) ** 4
+    return torch.from_numpy((drawn / drawn.sum(axis=1, keepdims=True)).astype(np.float32))
+
+
+def answers(policy, frames=FRAMES) -> np.ndarray:
+    """Logits and values."""
+    output = run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
+    return np.concatenate([output.logits.numpy(), output.values.numpy()[:, None]], axis=1)
+
+
+def outputs_of(policy, layer: str) -> np.ndarray:
+    """A layer's outputs with channels last, float64."""
+    return np.moveaxis(activations_of(policy, FRAMES, [layer])[layer].double().numpy(), 1, -1)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.4])
+def test_an_edit_is_the_projection_off_the_span_of_its_directions_in_every_cell(strength):
+    policy, taken = small_policy("clear"), directions(3, 32)
+    taken[2] = 0.3 * taken[0] + taken[1]  # adds nothing to the span
+    before = outputs_of(policy, CLEAR_2A)
+    after = outputs_of(with_edits(policy, [Edit(CLEAR_2A, taken, strength)]), CLEAR_2A)
+    rows = taken.double().numpy()
+    expected = before - strength * before @ np.linalg.pinv(rows, 1e-5) @ rows
+    np.testing.assert_allclose(after, expected, atol=1e-6)
+    assert np.abs(before @ rows.T).max() > 0.1
+    if strength == 1:
+        assert np.abs(after @ rows.T).max() < 1e-6
+
+
+def test_an_edit_of_a_signed_layer_acts_on_slots_and_recombines_them():
+    policy, layer = small_policy(), "embedder.block2.res2.resadd"
+    before = outputs_of(policy, layer)
+    taken = directions(2, 12)  # of 6 channels
+    after = outputs_of(with_edits(policy, [Edit(layer, taken)]), layer)
+    slots = np.concatenate([np.maximum(before, 0), np.maximum(-before, 0)], axis=-1)
+    rows = taken.double().numpy()
+    left = slots - slots @ np.linalg.pinv(rows, 1e-5) @ rows
+    np.testing.assert_allclose(after, left[..., :6] - left[..., 6:], atol=1e-5)
+    one = torch.zeros(1, 12)
+    one[0, 8] = 1  # where channel 2 is negative
+    cut_off = outputs_of(with_edits(policy, [Edit(layer, one)]), layer)
+    expected = before.copy()
+    expected[..., 2] = np.maximum(expected[..., 2], 0)
+    assert before[..., 2].min() < 0
+    np.testing.assert_allclose(cut_off, expected, atol=1e-6)
+
+
+def test_a_patch_of_the_same_change_is_the_edit_and_patches_see_what_an_edit_leaves():
+    policy, edit = small_policy(), Edit(BLOCK3, directions(2, 5))
+    edited = with_edits(policy, [edit])
+    patch = Apply(BLOCK3, functools.partial(edit.changed, dim=1))
+    with patched(policy, [patch]):
+        np.testing.assert_allclose(answers(policy), answers(edited), atol=1e-5)
+    with patched(edited, [patch]) as scope:
+        answers(edited)
+    assert scope.moved()[0].norm < 1e-4  # nothing was left to take out
+    assert not policy.edits and np.abs(answers(policy) - answers(edited)).max() > 1e-3
+
+
+@pytest.mark.parametrize(("architecture", "layer"), [
+    ("impala", BLOCK3), ("nature", "embedder.relu1"), ("nature", "embedder.relu2"),
+    ("nature", "embedder.relu3"), ("clear", CLEAR_2A), ("clear", "embedder.pool2"),
+    ("clear", "embedder.pool4"), ("impala", "embedder.block2.res1.relu2")])
+@pytest.mark.parametrize("strength", [1.0, 0.4])
+def test_an_edit_in_weights_is_the_edit_as_a_hook(architecture, layer, strength):
+    policy = small_policy(architecture, recurrent=architecture != "clear")
+    channels = outputs_of(policy, layer).shape[-1]
+    edit = Edit(layer, directions(2, channels), strength)
+    hooked, weighted = with_edits(policy, [edit]), in_weights(policy, edit)
+    assert not weighted.edits
+    np.testing.assert_allclose(answers(weighted), answers(hooked), atol=1e-5 * np.abs(
+        answers(policy)).max())
+    assert np.abs(answers(hooked) - answers(policy)).max() > 1e-3
+
+
+def test_the_published_edit_behind_the_pool_is_the_one_before_it_for_one_channel_alone():
+    policy = small_policy("clear", recurrent=False)
+    pool = pool_behind(policy, "embedder.relu2b")
+    assert pool == "embedder.pool2"
+
+    def differ(taken: torch.Tensor) -> float:
+        behind, before = (answers(with_edits(policy, [Edit(layer, taken)]))
+                          for layer in (pool, "embedder.relu2b"))
+        return np.abs(behind - before).max()
+
+    # The pool's root of 1e-8 is left of a channel that is taken out before it.
+    assert differ(torch.eye(32)[3:4]) < 1e-2 * differ(directions(1, 32))
+
+
+@pytest.mark.parametrize(("architecture", "layer", "slots", "named"), [
+    ("clear", "embedder.relu2b", 32, "pool2"), ("impala", "embedder.block1.res2.resadd", 8, "both"),
+    ("impala", "embedder.block2.maxpool", 6, "relu1"), ("impala", "hidden_state", 16, "one map"),
+    ("impala", "embedder.relufc", 16, "one map"), ("impala", "fc_policy", 15, "one map")])
+def test_an_edit_is_put_into_weights_only_where_that_is_the_same(architecture, layer, slots, named):
+    with pytest.raises(UserError, match=named):
+        in_weights(small_policy(architecture, recurrent=False), Edit(layer, torch.eye(slots)[:1]))
+
+
+def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
+    policy = small_policy()
+    edited = with_edits(policy, [Edit(BLOCK3, directions(1, 5), 0.7),
+                                 Edit("embedder.block1.res2.resadd", directions(2, 8))])
+    save_agent(tmp_path / "plain.pth", policy)
+    save_agent(tmp_path / "edited.pth", edited)
+    loaded = load_agent(tmp_path / "edited.pth")
+    np.testing.assert_array_equal(answers(loaded), answers(edited))
+    assert weights_sha256(loaded) == weights_sha256(edited) != weights_sha256(policy)
+    save_agent(tmp_path / "again.pth", loaded)  # as a tool that knows nothing of edits would
+    np.testing.assert_array_equal(answers(load_agent(tmp_path / "again.pth")), answers(edited))
+
+    recorded = tmp_path / "recording"
+    assert record.main(record_arguments(tmp_path / "edited.pth", recorded, 1,
+                                        "--no_action_noise", "--no_videos")) == 0
+    folder = RolloutFolder(recorded / "data")
+    episode = folder.episode(0)
+    for agent, same in ((edited, True), (policy, False)):
+        output = run_policy(agent, FLOAT32, np.ascontiguousarray(episode.frames[:6]),
+                            torch.from_numpy(episode.hidden_states[:6]))
+        assert np.allclose(output.log_probs.numpy(), episode.log_probs[:6], atol=1e-4) == same
+    Recording(folder.path, loaded, sha256(tmp_path / "edited.pth"))
+    with pytest.raises(UserError, match="the agent with the checksum"):
+        Recording(folder.path, policy, sha256(tmp_path / "plain.pth"))
+
+
+@pytest.mark.parametrize(("entries", "named"), [
+    ([("embedder.relu9", torch.ones(1, 5), 1.0)], "entry 0 .* no layer 'embedder.relu9'"),
+    ([(BLOCK3, torch.ones(1, 5), 1.0), (BLOCK3, torch.zeros(1, 5), 1.0)], "entry 1 .* zero"),
+    ([(BLOCK3, torch.tensor([[0, 0, torch.nan, 0, 1]]), 1.0)], "entry 0 .* NaN"),
+    ([(BLOCK3, torch.ones(1, 5), torch.inf)], "entry 0 .* NaN or infinity"),
+    ([(BLOCK3, torch.ones(1, 7), 1.0)], "entry 0 .* 7 slots, but the layer has 5 channels"),
+    ([("gru", torch.ones(1, 12), 1.0)], "entry 0 .* memory"),
+    ([(BLOCK3, torch.ones(5), 1.0)], "entry 0 .* rows"),
+    ([(BLOCK3, 1.0)], "entry 0 .* a layer's name, directions and a strength"),
+    ({"layer": BLOCK3}, "no list")])
+def test_an_edit_in_a_file_that_cannot_be_is_named(entries, named, tmp_path):
+    path = tmp_path / "edited.pth"
+    save_agent(path, small_policy())
+    torch.save({**torch.load(path, weights_only=True), "edits": entries}, path)
+    with pytest.raises(UserError, match=named):
+        load_agent(path)
+
+
+@pytest.mark.parametrize("layer", [BLOCK3, "embedder.block2.res2.resadd"])
+def test_random_edits_change_as_much_as_the_edit_and_have_its_entries(layer):
+    policy = small_policy()
+    activations = activations_of(policy, FRAMES, [layer])[layer]
+    channels = activations.shape[1]
+    edit = Edit(layer, directions(2, channels * (1 + (layer != BLOCK3))), 0.8)
+
+    def size(each: Edit) -> float:
+        return float((each.changed(activations, 1) - activations).flatten(1).norm(dim=1).mean())
+
+    drawn = random_edits(edit, activations, 12, 3)
+    for each in drawn:
+        assert size(each.edit) == pytest.approx(size(edit), rel=1e-4)
+        at_own_strength = dataclasses.replace(each.edit, strength=edit.strength)
+        assert size(at_own_strength) == pytest.approx(each.relative * size(edit), rel=1e-4)
+        for row, own in zip(each.edit.directions, edit.directions):
+            assert not torch.equal(row, own)
+            torch.testing.assert_close(row.sort().values, own.sort().values)
+    assert len({each.edit.directions.numpy().tobytes() for each in drawn}) == 12
+    assert [each.near for each in drawn] == sorted((each.near for each in drawn), reverse=True)
+    fewer = random_edits(edit, activations, 4, 3)
+    assert all(torch.equal(one.edit.directions, other.edit.directions)
+               for one, other in zip(fewer, drawn))
+    with pytest.raises(UserError, match="7 controls cannot be drawn"):
+        random_edits(Edit(layer, torch.eye(channels)[:1]), activations[:, :], 7, 0)
+    with pytest.raises(UserError, match="changes nothing"):
+        random_edits(edit, torch.zeros_like(activations), 2, 0)
+
+
+def test_attributions_of_an_edited_agent_add_up_to_its_output():
+    """Also with an edit of both signs behind the layer, whose kink no path may leap over."""
+    policy = small_policy(recurrent=False)
+    edited = with_edits(policy, [Edit("embedder.block3.conv", 1e3 * directions(2, 10)),
+                                 Edit("embedder.block2.res2.resadd", directions(1, 6))])
+    [cut] = find_cuts(edited, ["block2"])
+    attributor = Attributor(edited, FLOAT32, cut, outputs_named(["value"]),
+                            Integration(16, tolerance=0.01))
+    found = attributor.attribute(attributor.begin(FRAMES, np.zeros((5, 16), np.float32)),
+                                 np.zeros(5, np.int64), np.ones(1))
+    sums = found.values[0].reshape(5, -1).sum(axis=1)
+    np.testing.assert_allclose(found.outputs[0], answers(edited)[:, -1], atol=1e-4)
+    np.testing.assert_allclose(sums, found.outputs[0] - found.baselines[0], rtol=0.02, atol=1e-3)
+
+
+def test_what_would_leave_the_edits_out_refuses_an_edited_agent(tmp_path, capsys):
+    policy = with_edits(small_policy(recurrent=False), [Edit(BLOCK3, directions(1, 5))])
+    with pytest.raises(UserError, match="edited"):
+        check_agent(policy, Path("model.pth"))
+    save_agent(tmp_path / "edited.pth", policy)
+    assert train.main(["--env_name", "coinrun", "--param_name", "tiny", "--exp_name", "x",
+                       "--logdir", str(tmp_path), "--device", "cpu", "--num_timesteps", "1",
+                       "--model_file", str(tmp_path / "edited.pth")]) == 2
+    assert "edited agent" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def with_features(tmp_path_factory) -> Path:
+    """A folder with an agent, a recording of it, and made-up features of it."""
+    folder = tmp_path_factory.mktemp("editing")
+    policy = small_policy()
+    save_agent(folder / "model.pth", policy)
+    assert record.main(record_arguments(folder / "model.pth", folder, 2, "--no_action_noise",
+                                        "--no_videos")) == 0
+    recording = Recording(folder / "data", policy, sha256(folder / "model.pth"))
+    features = FeaturesFolder(folder / "features", "block3")
+    features.open({"layer": BLOCK3, "agent_sha256": sha256(folder / "model.pth"),
+                   "recording_sha256": recording.sha256}, False)
+    features.finish(directions(3, 5).numpy(), np.zeros((5, 8, 8), np.float32),
+                    recording.observations(20, 0), {}, {"signed": False, "grid": [8, 8]})
+    return folder
+
+
+def edited(folder: Path, output: Path, *more: str, agent: str | Path = "model.pth") -> int:
+    return edit_agent.main(["--agent_file", str(folder / agent), "--features_dir",
+                            str(folder / "features"), "--layer", "block3", "--output", str(output),
+                            *more])
+
+
+def test_the_script_takes_features_out_as_edits_and_in_weights(with_features, tmp_path):
+    chosen = ("--features", "0", "2", "--strength", "0.6")
+    assert edited(with_features, tmp_path / "hook.pth", *chosen) == 0
+    assert edited(with_features, tmp_path / "weights.pth", *chosen, "--in_weights") == 0
+    policy = load_agent(with_features / "model.pth")
+    expected = answers(with_edits(policy, [Edit(BLOCK3, directions(3, 5)[[0, 2]], 0.6)]))
+    for name in ("hook", "weights"):
+        path = tmp_path / f"{name}.pth"
+        np.testing.assert_allclose(answers(load_agent(path)), expected, atol=1e-5 * np.abs(
+            expected).max())
+        assert read_origin(path).edited_from == sha256(with_features / "model.pth")
+    assert not load_agent(tmp_path / "weights.pth").edits
+    # The features are those of the agent that was edited, so they can be taken out of it, too.
+    assert edited(with_features, tmp_path / "both.pth", "--features", "1",
+                  agent=tmp_path / "hook.pth") == 0
+    assert len(load_agent(tmp_path / "both.pth").edits) == 2
+
+
+def test_the_script_takes_random_directions_out_that_change_as_much(with_features, tmp_path):
+    assert edited(with_features, tmp_path / "random.pth", "--features", "1", "--random_directions",
+                  "4", "--data_dir", str(with_features / "data")) == 0
+    policy = load_agent(with_features / "model.pth")
+    recording = Recording(with_features / "data", policy, sha256(with_features / "model.pth"))
+    rows = recording.rows(recording.observations(20, 0))
+    activations = activations_of(policy, rows.frames, [BLOCK3], rows.entering)[BLOCK3]
+    [drawn] = load_agent(tmp_path / "random.pth").edits
+    sizes = [float((edit.changed(activations, 1) - activations).flatten(1).norm(dim=1).mean())
+             for edit in (drawn, Edit(BLOCK3, directions(3, 5)[1:2]))]
+    assert sizes[0] == pytest.approx(sizes[1], rel=1e-4)
+    assert not torch.equal(drawn.directions, directions(3, 5)[1:2])
+
+
+@pytest.mark.parametrize(("more", "named"), [
+    (("--features", "3"), "numbered 0 to 2"), (("--features", "0", "--layer", "block9"), "block"),
+    (("--features", "0", "--random_directions", "1"), "--data_dir"),
+    (("--features", "0", "--behind_pool"), "no L2 pool"),
+    (("--features", "0", "--layer", "block2"), "no finished features|no file|there is no")])
+def test_the_script_says_what_cannot_be_edited(with_features, tmp_path, more, named, capsys):
+    assert edited(with_features, tmp_path / "x.pth", *more) == 2
+    message = capsys.readouterr().err
+    assert any(part in message for part in named.split("|")) and not any(tmp_path.iterdir())
+
+
+def test_features_of_another_agent_are_refused(with_features, tmp_path, capsys):
+    save_agent(tmp_path / "other.pth", small_policy("impala", recurrent=False))
+    assert edited(with_features, tmp_path / "x.pth", "--features", "0",
+                  agent=tmp_path / "other.pth") == 2
+    message = capsys.readouterr().err
+    for path in (with_features / "model.pth", tmp_path / "other.pth"):
+        assert sha256(path)[:12] in message

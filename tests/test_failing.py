@@ -1,0 +1,374 @@
+"""Causes of failure: found in the real game, counted in arms, and written down."""
+
+import contextlib
+import dataclasses
+import functools
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, small_policy
+from scipy.stats import binomtest
+
+import evaluate
+import record
+from agents.episodes import play_episodes
+from agents.object_masks import ObjectPainter
+from clarity import failure_causes
+from clarity.failing import causes, playing
+from clarity.failing.arms import hiding
+from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
+from clarity.failing.counting import Failures, blindness, effects
+from clarity.failing.files import CausesFolder
+from clarity.failing.playing import STEPS_A_STATE, with_fates
+from clarity.failing.recorded import recorded_causes
+from common.agent_file import save_agent
+from common.edits import Edit, with_edits
+from common.env import EnvConfig, LevelSlots
+from common.errors import UserError
+from common.files import read_json
+from common.game_objects import hazards_of, in_view, invisible
+from common.level_state import LevelState
+from common.networks import Policy
+from common.rollout_files import RolloutFolder
+from interventions.effects import Arm, mcnemar_p
+
+HARD = EnvConfig("coinrun", "hard")
+HOP, RIGHT, STILL = 8, 7, 4  # actions: to the right and up; to the right; none
+SAW = next(kind for kind in hazards_of("coinrun") if kind.name == "saw")
+# Seeds of hard levels of CoinRun on which an agent that always hops to the right is killed at a
+# step by what its feet or its front touch, as a person sees it in the frames.
+KILLED = {"saw": (43, 31), "enemy_left": (20, 20), "enemy_right": (22, 50), "lava": (29, 67),
+          MULTIPLE: (51, 31)}  # the last one: a saw and an enemy at one place
+REACH = 2.0  # cells, in which a step can bring the player to touch something
+
+
+def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1, again=False):
+    """States every so many steps, and the number of steps, until the episode ends unsolved."""
+    with contextlib.closing(LevelSlots(config, 1, edit=edit, edit_every_step=again)) as slots:
+        slots.start(0, seed)
+        states, steps, ended = [], 0, False
+        while not ended:
+            if steps % every == 0:
+                states.append(slots.state(0))
+            ended, steps = slots.step(0, action)[1], steps + 1
+        assert not slots.level_complete[0]
+    return states, steps
+
+
+@pytest.fixture(scope="module")
+def coroner():
+    with contextlib.closing(Coroner(HARD)) as found:
+        yield found
+
+
+def touched(state: LevelState) -> set[str]:
+    """Hazards within reach of the player, by the numbers of types and cells of Procgen's own
+    source and not by our table."""
+    player, found = state.player, set()
+    for entity in state.entities:
+        gap = max(abs(entity[axis] - player[axis]) - entity[f"r{axis}"] - player[f"r{axis}"]
+                  for axis in "xy")
+        if gap < REACH - 1 and entity["type"] in (2, 5):
+            found.add({2: "saw"}.get(int(entity["type"]),
+                                     "enemy_right" if entity["vx"] > 0 else "enemy_left"))
+    for row, column in np.argwhere(np.isin(state.grid, (17, 18))):
+        if max(abs(row + 0.5 - player["y"]), abs(column + 0.5 - player["x"])) < REACH:
+            found.add("lava")
+    return found
+
+
+@pytest.mark.parametrize(("cause", "level"), KILLED.items(), ids=list(KILLED))
+def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, coroner):
+    seed, length = level
+    states, steps = driven(HARD, seed, HOP, every=STEPS_A_STATE)
+    assert steps == length
+    left = steps - STEPS_A_STATE * (len(states) - 1)
+    before = coroner.before_the_end(states[-1], [HOP] * left)
+    near = touched(LevelState.parse(before))
+    assert near == ({"saw", "enemy_right"} if cause == MULTIPLE else {cause})
+    assert coroner.cause(before, HOP) == cause
+    with pytest.raises(UserError, match="does not go on"):
+        coroner.cause(states[0], HOP)  # no step that ends it
+
+
+def test_an_agent_that_stands_still_runs_out_of_time(coroner):
+    easy = EnvConfig("coinrun", "easy")
+    states, steps = driven(easy, 1, STILL, every=STEPS_A_STATE)
+    assert steps == 1000
+    before = coroner.before_the_end(states[-1], [STILL] * (steps - STEPS_A_STATE
+                                                           * (len(states) - 1)))
+    assert coroner.cause(before, STILL) == TIMEOUT
+
+
+def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_end(monkeypatch):
+    seed, steps = KILLED["saw"]
+    states, _ = driven(HARD, seed, HOP)
+    monkeypatch.setattr(causes, "hazards_of", lambda game: tuple(
+        kind for kind in hazards_of(game) if kind.name == "lava"))
+    with contextlib.closing(Coroner(HARD)) as of_lava:
+        assert of_lava.cause(states[-1], HOP) == OTHER
+    monkeypatch.undo()
+    assert causes_of("fruitbot") == (ENDED, TIMEOUT)
+    bigfish = EnvConfig("bigfish", "hard")
+    states, steps = driven(bigfish, 3, 7)
+    assert steps < 1000
+    with contextlib.closing(Coroner(bigfish)) as found:
+        assert found.cause(states[-1], 7) == ENDED
+
+
+@pytest.mark.parametrize(("game", "seed", "action", "cause"), [
+    ("leaper", 1, 5, "car"), ("leaper", 11, 5, "water"), ("ninja", 10, 8, "fire")])
+def test_causes_of_other_games(game, seed, action, cause):
+    config = EnvConfig(game, "easy")
+    states, _ = driven(config, seed, action)
+    with contextlib.closing(Coroner(config)) as found:
+        assert found.cause(states[-1], action) == cause
+
+
+@pytest.mark.parametrize("hazard", ["saw", "enemy_left"])
+def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
+    """Nor has an enemy's trail, which is drawn anew in every step."""
+    seed, length = KILLED[hazard]
+    kind = next(kind for kind in hazards_of("coinrun") if kind.name == hazard)
+    moving = hazard != "saw"
+    hidden, steps = driven(HARD, seed, HOP, hiding("coinrun", kind), again=moving)
+    shown, _ = driven(HARD, seed, HOP)
+    assert steps == length and coroner.cause(hidden[-1], HOP) == hazard
+    with contextlib.closing(ObjectPainter(HARD, [kind])) as painter:
+        pixels = [[painter.draw(LevelState.parse(state)).masks.sum() for state in states[::4]]
+                  for states in (hidden, shown)]
+    assert not any(pixels[0]) and max(pixels[1]) > 4
+    # An enemy that has turned around is seen again.
+    state = LevelState.parse(hidden[-1])
+    turned = state.entities.copy()
+    turned["vx"] = abs(turned["vx"])
+    turned = dataclasses.replace(state, entities=turned).to_bytes()
+    alphas = LevelState.parse(hiding("coinrun", kind)(turned)).entities
+    of_kind = alphas[np.isin(alphas["type"], kind.entity_types)]
+    assert len(of_kind) and (of_kind["alpha"] == moving).all()
+
+
+def hopping() -> Policy:
+    """An untrained agent that mostly hops to the right."""
+    policy = small_policy("nature", recurrent=False)
+    with torch.no_grad():
+        policy.fc_policy.weight *= 0.02
+        policy.fc_policy.bias[HOP] = 4
+    return policy
+
+
+LEVELS = list(enumerate(HARD.draw_levels(8, 5)))
+
+
+def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_state(monkeypatch):
+    play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, LEVELS, 1, 4)
+    plain = {episode.number: episode for episode in play()}
+    fates = {}
+    for every in (1, STEPS_A_STATE):  # all states are read, or some
+        monkeypatch.setattr(playing, "STEPS_A_STATE", every)
+        found = list(with_fates(HARD, play))
+        for episode, fate in found:
+            np.testing.assert_array_equal(episode.actions, plain[episode.number].actions)
+            assert (fate.cause is None) == plain[episode.number].level_complete
+        fates[every] = {fate.number: fate for _, fate in found}
+    assert {number: fate.cause for number, fate in fates[1].items()} == {
+        number: fate.cause for number, fate in fates[STEPS_A_STATE].items()}
+    assert len({fate.cause for fate in fates[1].values()}) > 1
+    # With all states, the steps in view are exact.
+    number, level = LEVELS[0]
+    with contextlib.closing(LevelSlots(HARD, 1)) as slots:
+        slots.start(0, level)
+        seen = np.zeros(len(hazards_of("coinrun")), int)
+        for action in plain[number].actions[:-1]:
+            state = LevelState.parse(slots.state(0))
+            seen += [in_view(state, kind) for kind in hazards_of("coinrun")]
+            slots.step(0, int(action))
+    assert tuple(seen) == fates[1][number].in_view
+    sampled = np.array([fates[STEPS_A_STATE][n].in_view for n, _ in LEVELS])
+    assert (sampled % STEPS_A_STATE == 0).all() and sampled.sum()
+
+
+def test_a_recordings_failures_have_the_causes_that_playing_found(tmp_path, capsys):
+    save_agent(tmp_path / "model.pth", hopping())
+    common = ["--model_file", str(tmp_path / "model.pth"), "--distribution_mode", "hard",
+              "--num_episodes", "6", "--seed", "5", "--device", "cpu", "--precision", "float32"]
+    assert record.main([*common, "--logdir", str(tmp_path), "--param_name", "tiny",
+                        "--no_action_noise", "--no_videos"]) == 0
+    folder = RolloutFolder(tmp_path / "data")
+    found = recorded_causes(folder, folder.finished())
+    assert evaluate.main([*common, "--causes", "--output", str(tmp_path / "evaluation.json"),
+                          "--num_levels", "0"]) == 0
+    counted = read_json(tmp_path / "evaluation.json")["causes"]
+    values = list(found.values())
+    assert {cause: row["failures"] for cause, row in counted.items()} == {
+        cause: values.count(cause) for cause in causes_of("coinrun")}
+    assert values and "failed by" in capsys.readouterr().out
+
+    path = folder.steps_file(0)
+    steps = pd.read_csv(path)
+    steps.loc[:9, "action"] = STILL
+    steps.to_csv(path, index=False)
+    with pytest.raises(UserError, match="episode 0 differs"):
+        recorded_causes(folder, [0])
+
+
+def test_mcnemars_test_is_the_exact_one():
+    rng = np.random.default_rng(0)
+    differences = rng.choice([-1.0, 0.0, 1.0], (60, 5), p=[0.1, 0.7, 0.2])
+    differences[:, 4] = 0
+    for p, column in zip(mcnemar_p(differences), differences.T):
+        changed = int(np.count_nonzero(column))
+        expected = binomtest(int((column > 0).sum()), changed).pvalue if changed else 1.0
+        assert p == pytest.approx(expected)
+
+
+def failures(rates, num_levels: int, seed: int) -> Failures:
+    """Levels failed by two causes at rates, by draws that arms of one seed share."""
+    draws = np.random.default_rng(seed).random(num_levels)
+    first, second = rates
+    by_cause = np.stack([draws < first, draws > 1 - second], axis=1)
+    return Failures(by_cause, np.full((num_levels, 1), 16))
+
+
+def test_a_planted_effect_is_claimed_and_no_effect_is_not():
+    num_levels, drawn = 300, 20
+    arms = [Arm("edited_a", "a", "a", False), Arm("edited_none", "none", "a", False),
+            Arm("invisible_saw", "invisible saw", "a", False), Arm("edited_w", "w", "w", False),
+            *(Arm(f"control_{k}", f"control {k}", "a", True) for k in range(drawn))]
+    found = {"original": failures((0.02, 0.05), num_levels, 0),
+             "edited_a": failures((0.15, 0.05), num_levels, 0),
+             "edited_none": failures((0.02, 0.05), num_levels, 0),
+             "edited_w": failures((0.15, 0.05), num_levels, 0),
+             "invisible_saw": failures((0.3, 0.05), num_levels, 0),
+             **{f"control_{k}": failures((0.02 + 0.001 * k, 0.05), num_levels, 0)
+                for k in range(drawn)}}
+    moved = {arm.name: np.nan if arm.name in ("invisible_saw", "edited_w") else 1.0
+             for arm in arms}
+    table = effects(arms, moved, found, "original", ("saw", "lava"), 0)
+    claimed = set(table.loc[table["claimed"], ["label", "outcome"]].itertuples(
+        index=False, name=None))
+    assert claimed == {("a", "saw"), ("invisible saw", "saw")}
+    rows = table.set_index(["label", "outcome"])
+    assert rows.loc[("a", "saw"), "p_control"] == pytest.approx(1 / (1 + drawn))
+    # Over two edits and two causes; an invisible hazard is no edit.
+    assert rows.loc[("a", "saw"), "p_holm"] == pytest.approx(4 * rows.loc[("a", "saw"), "p"])
+    assert rows.loc[("invisible saw", "saw"), "p_holm"] == pytest.approx(
+        2 * rows.loc[("invisible saw", "saw"), "p"])
+    assert np.isnan(rows.loc[("w", "saw"), "p_control"])  # an agent without controls
+
+    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, "original", ("saw", "lava"), 0)
+    counts = {name: found[name].by_cause[:, 0].sum() for name in found}
+    expected = (counts["edited_a"] - counts["original"]) / (
+        counts["invisible_saw"] - counts["original"])
+    assert blind["blindness"].tolist() == pytest.approx([expected, 0])
+    assert blind["low_95"][0] < expected < blind["high_95"][0]
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """A folder with an agent, another one and an edited one, and a count of failures of the first
+    two."""
+    folder = tmp_path_factory.mktemp("causes")
+    policy = hopping()
+    save_agent(folder / "model.pth", policy)
+    save_agent(folder / "edited.pth", with_edits(policy, [
+        Edit("embedder.relu3", torch.arange(64.0)[None])]))
+    with torch.no_grad():
+        policy.fc_policy.bias[RIGHT] = 5
+    save_agent(folder / "walking.pth", policy)
+    assert failure_causes.main(arguments(folder, folder / "causes")) == 0
+    return folder
+
+
+def arguments(folder, output, *more: str, other: str = "walking") -> list[str]:
+    return ["--agent_file", str(folder / "model.pth"), str(folder / f"{other}.pth"),
+            "--distribution_mode", "hard", "--num_episodes", "10", "--num_controls", "0",
+            "--seed", "5", "--invisible", "saw", "--num_films", "1", "--reference_size", "2",
+            "--device", "cpu", "--output_dir", str(output), *more]
+
+
+@pytest.fixture
+def played(monkeypatch) -> list:
+    """Agents and edits of levels of the arms that are played."""
+    calls = []
+
+    def play(policy, *rest, **more):
+        calls.append((policy, more["edit"]))
+        return play_episodes(policy, *rest, **more)
+
+    monkeypatch.setattr(failure_causes, "play_episodes", play)
+    return calls
+
+
+def contents(folder) -> dict:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file() and path.name != ".lock"}
+
+
+def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, tmp_path, played):
+    folder = CausesFolder(counted / "causes", "coinrun")
+    arms = ("original", "edited_walking", "invisible_saw")
+    tables = {arm: folder.episodes(arm) for arm in arms}
+    assert all((table["level"] == np.arange(10)).all() for table in tables.values())
+    assert tables["original"]["level_seed"].tolist() == HARD.draw_levels(10, 5)
+    rates = pd.read_csv(folder.causes_file).set_index(["arm", "cause"])
+    for arm, table in tables.items():
+        for cause in causes_of("coinrun"):
+            assert rates.loc[(arm, cause), "failures"] == (table["cause"] == cause).sum()
+    written = folder.report_file.read_text()
+    films = [path.name for path in (folder.path / "films").iterdir()]
+    assert films and all(name in written for name in films)
+
+    copy = tmp_path / "causes"
+    shutil.copytree(folder.path, copy)
+    for path in (folder.causes_file, folder.effects_file, folder.blindness_file,
+                 folder.report_file, folder.figure_file):
+        (copy / path.name).unlink()
+    shutil.rmtree(copy / "films")
+    killed = CausesFolder(copy, "coinrun")
+    killed.episodes_file("invisible_saw").unlink()
+    lines = killed.episodes_file("edited_walking").read_text().splitlines()[1:]
+    killed.episodes_file("edited_walking").unlink()
+    part = killed._part("edited_walking")
+    part.parent.mkdir()
+    part.write_text("\n".join([*lines[7:2:-1], lines[0][:9]]))  # in the middle of a line
+    assert failure_causes.main(arguments(counted, copy)) == 0
+    assert contents(copy) == contents(folder.path)
+    (_, plain), (_, hiding) = played  # not the original once more
+    state, _ = driven(HARD, *KILLED["saw"][:1], HOP)
+    assert plain is None
+    assert hiding(state[0]) == invisible(LevelState.parse(state[0]), SAW).to_bytes() != state[0]
+
+
+def test_controls_play_and_are_counted(counted, played, capsys):
+    assert failure_causes.main(arguments(counted, counted / "causes", "--num_controls", "2",
+                                         "--num_films", "0", other="edited")) == 0
+    said = capsys.readouterr().out
+    assert "control_001_edited" in said and "original:" not in said  # only what was not there
+    edits = [policy.edits for policy, _ in played]
+    assert [len(each) for each in edits] == [1, 1, 1]
+    drawn = [edit.directions.numpy() for (edit,) in edits]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(drawn[one], drawn[other])
+        np.testing.assert_array_equal(np.sort(drawn[one]), np.sort(drawn[other]))
+    folder = CausesFolder(counted / "causes", "coinrun")
+    table = pd.read_csv(folder.effects_file)
+    assert table["control"].sum() == 2 * len(causes_of("coinrun"))
+    assert (table.loc[~table["control"], "num_controls"] == 2).all()
+    assert "fewer than 19 controls" in folder.report_file.read_text()
+
+
+@pytest.mark.parametrize(("more", "named"), [
+    (("--invisible", "sow"), "did you mean 'saw'"), (("--invisible", "lava"), "cells"),
+    (("--invisible", "saw", "--env_name", "fruitbot"), "causes of failure are timeout and ended"),
+    (("--labels", "a"), "1 --labels for 2"), (("--labels", "a", "a"), "called 'a'"),
+    (("--num_controls", "1"), "at least 2"), (("--num_episodes", "3"), "at least 10"),
+    (("--seed", "4"), "another seed")])
+def test_what_cannot_be_counted_is_said(counted, more, named, capsys):
+    output = counted / "causes" if "--seed" in more else counted / "nothing"
+    assert failure_causes.main(arguments(counted, output, *more)) == 2
+    assert named in capsys.readouterr().err
+    assert not (counted / "nothing").exists()
