@@ -1,0 +1,295 @@
+"""python -m clarity.saliency_checks: both kinds of map side by side, and what the game says."""
+
+import contextlib
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32
+
+from agents.acting import run_policy
+from agents.object_masks import replayed
+from clarity import saliency_checks
+from clarity.attributing.layers import Cut, find_cuts
+from clarity.attributing.recordings import Rows
+from clarity.through_simulator.comparison import CHANCE, agreements, compared, deletion_table
+from clarity.through_simulator.maps import (
+    PIXELS,
+    TIMES_IMAGE,
+    Map,
+    attribution_maps,
+    simulated_maps,
+    with_agent,
+)
+from clarity.through_simulator.real_changes import POINTS, deletion_curves, hidden_objects
+from common.agent_file import load_agent
+from common.env import EnvConfig, LevelSlots, StateView
+from common.files import sha256
+from common.game_objects import objects_of, undrawn
+from common.outputs import outputs_named
+from common.parameters import ParameterSet
+from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.published import load_published
+from generative.saliency.gradients import SaliencyFunction
+from generative.straight_through import LatentSampler
+from interventions.layers import Layer
+
+(VALUE,) = outputs_named(["value"])
+COINRUN = EnvConfig("coinrun", "easy")
+LEVELS, ROWS = range(20, 32), 9
+KINDS = objects_of("coinrun")
+
+
+@pytest.fixture(scope="module")
+def policy(agent_path):
+    return load_agent(agent_path).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def data(policy, agent_path, tmp_path_factory):
+    """The first frames of levels of CoinRun, in which the agent takes scripted actions."""
+    folder = tmp_path_factory.mktemp("coinrun")
+    writer = RolloutWriter(folder, {"env": vars(COINRUN), "agent_sha256": sha256(agent_path)})
+    for number, level in enumerate(LEVELS):
+        frames, states = [], [policy.initial_states(1)]
+        actions = np.array([7, 8, 7, 5, 7, 8, 7, 7, 4])
+        with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
+            slots.start(0, level)
+            for action in actions:
+                frames.append(slots.frames[0].copy())
+                states.append(run_policy(policy, FLOAT32, slots.frames, states[-1]).hidden_states)
+                slots.step(0, action)
+        frames[-1] = np.zeros_like(frames[-1])
+        writer.add(number, EpisodeArrays(
+            np.stack(frames), torch.cat(states).numpy(), np.zeros((ROWS, 15), np.float32),
+            pd.DataFrame({"level_seed": level, "episode_step": np.arange(ROWS),
+                          "done": np.arange(ROWS) == ROWS - 1, "reward": 0.0, "value": 0.0,
+                          "action": actions})))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def simulator(simulator_file, agent_path):
+    config = ParameterSet("tiny").get(SimulatorConfig)
+    return load_published(simulator_file, config,
+                          load_agent(agent_path)).simulator.requires_grad_(False)
+
+
+def rows_of(folder, places):
+    files = {episode: RolloutFolder(folder).episode(episode) for episode, _ in places}
+    return Rows(np.stack([files[episode].frames[row] for episode, row in places]),
+                np.stack([files[episode].hidden_states[row] for episode, row in places]),
+                np.array([files[episode].steps["action"].iloc[row] for episode, row in places]))
+
+
+# Maps
+
+def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_image(data,
+                                                                                   simulator):
+    dataset = RolloutDataset(data, 3, 3)
+    windows = np.array([0, 12])
+    drawn, times, later, _ = simulated_maps(simulator, FLOAT32, dataset, windows,
+                                            SaliencyFunction("value"), (0, 2), 5, 5.0)
+    assert [one.lag for one in (drawn, times, later)] == [0, 0, 2]
+    images = dataset.batch(windows).frames[:3].float() / 255
+    mode = LatentSampler("mode")
+    with torch.no_grad():
+        start = simulator.start_from(simulator.encode(images), mode)
+        image = simulator.imagine(start, mode, 1).steps[0].images
+    image.requires_grad_()
+    (gradient,) = torch.autograd.grad(
+        simulator.agent.step(image, start.agent_hidden).values.sum(), image)
+    expected = (gradient * image).sum(dim=1).detach().numpy()
+    np.testing.assert_allclose(times.values, expected, atol=1e-3 * np.abs(expected).max())
+    assert drawn.values.sum() == pytest.approx(float(gradient.sum()), rel=0.1)  # smoothed
+    assert np.abs(later.values - drawn.values).max() > 0.1 * np.abs(drawn.values).max()
+
+
+def test_another_agent_is_inside_only_within(simulator, policy):
+    inside = simulator.agent
+    with with_agent(simulator, policy):
+        assert simulator.agent.policy is policy
+    assert simulator.agent is inside
+
+
+def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):
+    (cut,) = find_cuts(policy, ["block2"])
+    rows = rows_of(data, [(0, 3), (1, 4)])
+    (one,) = attribution_maps(policy, FLOAT32, [cut], VALUE, rows)
+    assert one.values.shape == (2, 16, 16) and one.blocks.shape == (2, 8, 8)
+    assert one.blocks[1, 2, 5] == pytest.approx(one.values[1, 4:6, 10:12].sum())
+    pixels = Map("x", 0, PIXELS, np.arange(2 * 64 * 64.0).reshape(2, 64, 64))
+    assert pixels.blocks[0, 1, 0] == pytest.approx(pixels.values[0, 8:16, :8].sum())
+
+
+# The real game
+
+def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
+    places = np.array([(0, 3), (0, 5), (2, 4)])
+    rows = rows_of(data, places)
+    real = hidden_objects(policy, FLOAT32, RolloutFolder(data), places, rows.entering, KINDS,
+                          VALUE, (0, 2))
+    assert real.masks.shape == (3, len(KINDS), 64, 64) and not real.ended.any()
+    view = StateView(COINRUN)
+    for number, (episode, row) in enumerate(places):
+        ((_, state),) = replayed(RolloutFolder(data), episode, [row])
+        for place, kind in enumerate(KINDS):
+            picture = view.draw(undrawn(state, kind).to_bytes())
+            seen = (picture != rows.frames[number]).any(axis=-1)
+            np.testing.assert_array_equal(real.masks[number, place], seen)
+            hidden = torch.from_numpy(rows.entering[number:number + 1])
+            before, after = (run_policy(policy, FLOAT32, each[None], hidden)
+                             for each in (rows.frames[number], picture))
+            change = float(after.values - before.values)
+            assert real.changes[0, number, place] == pytest.approx(change, abs=1e-4)
+            if place:
+                continue
+            # Two steps later: the game goes on as it was, the agent with the state it has then.
+            values = []
+            for output in (before, after):
+                with contextlib.closing(LevelSlots(COINRUN, 1)) as slots:
+                    slots.start(0, LEVELS[episode])
+                    for action in RolloutFolder(data).steps(episode)["action"].iloc[:row]:
+                        slots.step(0, int(action))
+                    for _ in range(2):
+                        slots.step(0, int(output.logits.argmax()))
+                        output = run_policy(policy, FLOAT32, slots.frames, output.hidden_states)
+                values.append(float(output.values))
+            assert real.changes[1, number, place] == pytest.approx(values[1] - values[0], abs=1e-4)
+    view.close()
+    assert (real.changes[0] != 0).any() and not real.changes[:, ~real.masks.any(axis=(2, 3))].any()
+
+
+def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy):
+    rows = rows_of(data, [(0, 3), (1, 4), (2, 2)])
+    rng = np.random.default_rng(0)
+    score = rng.random((3, 8, 8))
+    curves = deletion_curves(policy, FLOAT32, rows, [score, -score], VALUE)
+    mean = np.broadcast_to(rows.frames.mean(axis=0).round().astype(np.uint8), rows.frames.shape)
+    full, empty = (run_policy(policy, FLOAT32, each.copy(), torch.from_numpy(rows.entering)).values
+                   for each in (rows.frames, mean))
+    assert curves.shape == (3, 2, 2, POINTS)
+    np.testing.assert_allclose(curves[:, 0, 0, 0], full, atol=1e-4)
+    np.testing.assert_allclose(curves[:, 0, 0, -1], empty, atol=1e-4)
+    # What the reversed order deletes last it inserts first, from the other end.
+    np.testing.assert_allclose(curves[:, 1, 1], curves[:, 0, 0, ::-1], atol=1e-4)
+    first = np.argsort(-score[1].ravel())[:8]
+    picture = rows.frames[1].copy()
+    for block in first:
+        at = np.s_[block // 8 * 8:block // 8 * 8 + 8, block % 8 * 8:block % 8 * 8 + 8]
+        picture[at] = mean[1][at]
+    one = run_policy(policy, FLOAT32, picture[None], torch.from_numpy(rows.entering[1:2]))
+    assert curves[1, 0, 0, 1] == pytest.approx(float(one.values), abs=1e-4)
+
+
+# Comparisons
+
+def planted(number=60, kinds=3):
+    """Masks, changes, and maps of the right sign everywhere, and of any sign."""
+    rng = np.random.default_rng(1)
+    masks = np.zeros((number, kinds, 64, 64), bool)
+    for kind in range(kinds):
+        masks[:, kind, 10 * kind:10 * kind + 8, 4:12] = True
+    changes = rng.normal(size=(number, kinds))
+    said = -(masks * changes[..., None, None]).sum(axis=1)
+    noise = rng.normal(size=(number, 1, 1)) + 0.1 * rng.normal(size=(number, 64, 64))
+    return masks, changes, said, noise
+
+
+def test_agreement_is_the_share_of_right_signs():
+    masks, changes, said, _ = planted()
+    changes[5] = 0  # nothing changes
+    changes[6, 1] = 0
+    found = agreements(Map("right", 0, PIXELS, said), masks, changes)
+    assert np.isnan(found[5]) and (np.delete(found, 5) == 1).all()
+    assert (np.delete(agreements(Map("wrong", 0, PIXELS, -said), masks, changes), 5) == 0).all()
+    turned = said.copy()
+    turned[7, 10:18] *= -1  # the second of three objects
+    assert agreements(Map("partly", 0, PIXELS, turned), masks, changes)[7] == pytest.approx(2 / 3)
+    shifted = agreements(Map("moved", 0, PIXELS, np.roll(said, -4, axis=0)), masks, changes, 4)
+    assert (np.delete(shifted, 5) == 1).all()
+
+
+def test_a_planted_map_is_claimed_and_a_random_one_is_not():
+    masks, changes, said, noise = planted()
+    layer = Cut("fine", Layer("fine", (1, 32, 32), 2, 0.0))
+    right = said.reshape(60, 32, 2, 32, 2).sum(axis=(2, 4))
+    maps = [Map("layer", 0, layer, right), Map("noise", 0, PIXELS, noise),
+            Map("noise, 4 steps later", 4, PIXELS, noise)]
+    table = compared(maps, masks, {0: changes, 4: changes}, np.arange(60) // 2, 0)
+    own = table[~table["control"]].set_index(["map", "compared_with", "lag"])
+    assert len(own) == 6
+    for lag in (0, 4):
+        row = own.loc[("layer", CHANCE, lag)]
+        assert row["claimed"] and row["right"] == 1 and row["effect"] == 0.5
+    for name, lag in (("noise", 0), ("noise, 4 steps later", 4)):
+        assert not own.loc[(name, CHANCE, lag), "claimed"]
+        against = own.loc[(name, "layer", lag)]
+        assert against["claimed"] and against["effect"] < -0.3 and against["other"] == 1
+    controls = table[table["control"] & (table["compared_with"] != CHANCE)]
+    assert abs(controls["effect"].mean()) < 0.05  # both sides are shifted
+
+
+def test_deletion_table_measures_in_deviations_of_the_output():
+    rng = np.random.default_rng(0)
+    curves = np.zeros((40, 3, 2, 5))
+    curves[:, :, 0] = rng.normal(size=(40, 1, 1)) * 2
+    curves[:, :, 1] = curves[:, :, 0]
+    curves[:, 0, 0] -= 1  # the map's deletion lies one below, its insertion three above
+    curves[:, 0, 1] += 3
+    table = deletion_table(["map"], curves, 1, np.arange(40) // 2, 0)
+    deviation = curves[:, 0, 0, 0].std()
+    assert table["better"].tolist() == pytest.approx([1 / deviation, 3 / deviation])
+    assert table["above"].all()
+    curves[:, 0] = curves[:, 1]
+    assert not deletion_table(["map"], curves, 1, np.arange(40) // 2, 0)["above"].any()
+
+
+# The script
+
+def arguments(agent_path, simulator_file, data, folder, *more):
+    return [*map(str, (
+        "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
+        "tiny", "--data_dir", data, "--num_frames", 16, "--num_randomised", 1, "--layers",
+        "block3", "--device", "cpu", "--output_dir", folder, *more))]
+
+
+def test_report_and_tables_are_written(agent_path, simulator_file, data, tmp_path):
+    folder = tmp_path / "checks"
+    assert saliency_checks.main(arguments(agent_path, simulator_file, data, folder)) == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "agreement.csv", "objects.csv", "deletion.csv", "randomisation.csv", "checks.png",
+        "report.md", "settings.json"}
+    names = ["attribution to block3", "saliency", TIMES_IMAGE, "saliency, 2 steps later",
+             f"{TIMES_IMAGE}, 2 steps later"]
+    assert pd.read_csv(folder / "objects.csv")["map"].unique().tolist() == names
+    assert pd.read_csv(folder / "deletion.csv")["map"].unique().tolist() == names[:3]
+    randomisation = pd.read_csv(folder / "randomisation.csv")
+    assert randomisation["map"].unique().tolist() == names
+    assert randomisation["drawn_again"].unique().tolist() == [
+        "heads", "memory", "fc", "block3", "block2", "block1"]
+    agreement = pd.read_csv(folder / "agreement.csv")
+    assert (agreement["effect"] - (agreement["right"] - agreement["other"])).abs().max() < 1e-4
+    text = (folder / "report.md").read_text()
+    assert all(name in text for name in names) and "16 frames of" in text
+
+
+@pytest.mark.parametrize(("more", "sentence"), [
+    (["--layers", "embedder.fc"], "--layers names no layer with cells"),
+    (["--layers", "block9"], "the agent has no layer 'block9'")])
+def test_bad_input_is_one_sentence(agent_path, simulator_file, data, tmp_path, capsys, more,
+                                   sentence):
+    argv = arguments(agent_path, simulator_file, data, tmp_path / "checks", *more)
+    assert saliency_checks.main(argv) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1 and not (tmp_path / "checks").exists()
+
+
+def test_a_game_without_a_table_of_objects_is_refused(agent_path, simulator_file, recording,
+                                                      tmp_path, capsys):
+    argv = arguments(agent_path, simulator_file, recording / "data", tmp_path / "checks")
+    assert saliency_checks.main(argv) == 2
+    assert "has no objects of fruitbot" in capsys.readouterr().err
