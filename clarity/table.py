@@ -15,7 +15,7 @@ from interventions.findings_folder import FindingsFolder
 NOTES = (
     "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "
     "the row does not say otherwise. A change is given as the number without and with the edit. "
-    "Holds: by the interval; of row R7, by the rule of claims (interval, p after Holm, controls).",)
+    "Holds: by the interval; in row R7 what is claimed, by interval, p after Holm and controls.",)
 
 
 def parser() -> Parser:

@@ -133,7 +133,8 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
         judged = np.isfinite(row.p_holm)  # arms without controls are none of the row
         yield Finding(0, "levels", f"{row.label}: fails by {row.outcome}", row.effect, row.low_95,
                       row.high_95, 0, row.unaltered, row.p_holm, row.altered, row.p,
-                      row.p_control, shown=judged, holds=bool(row.claimed) if judged else None)
+                      row.p_control, shown=judged and max(row.unaltered, row.altered) > 0,
+                      holds=True if row.claimed else None)
 
 
 def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
