@@ -17,7 +17,7 @@ large is the error there, and is the object shown, that is, is the frame nearer 
 than to the same frame without the object (less than half of that one's squared error)?
 
 Letters in shape comments: T simulated steps, N windows, B windows of a batch, C H W a frame, K
-kinds of object, R resamplings, E episodes.
+kinds of object.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
+from common.two_numbers import correlation
 from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
@@ -50,6 +51,7 @@ RECORDED = "recorded"  # frames that no predictor made
 KINDS = ("image", "reward", "terminal", "agent_state", "kl")
 POLICY_KL, VALUE_CORRELATION, STATE_COSINE = AGENT_MEASURES = (
     "policy_kl", "value_correlation", "hidden_state_cosine")
+_CONSTANT = 1e-6  # range of values that do not vary
 OBJECT_ERROR, OBJECT_SHOWN = "object_", "shown_"  # followed by the kind of object
 IMAGE_MSE = "image_mse"  # a kind of the table only: the image loss per colour value of a pixel
 
@@ -369,36 +371,14 @@ def table_of(result: LossOverTime, seed: int) -> pd.DataFrame:
     for predictor in PREDICTORS if result.values else ():
         for step in np.flatnonzero(result.counted.any(axis=1)).tolist():
             at = result.counted[step]
-            pairs = (result.values[RECORDED][step, at], result.values[predictor][step, at])
-            correlation = _correlation(*pairs, result.episodes[at], seed)
-            if np.isfinite(correlation[0]):
-                rows.append((step, predictor, VALUE_CORRELATION, at.sum(), *correlation))
+            pair = [result.values[shown][step, at] for shown in (RECORDED, predictor)]
+            if min(map(np.ptp, pair)) > _CONSTANT:
+                episodes = result.episodes[at]
+                found = correlation(*pair, episodes, ClusterBootstrap(episodes, seed))
+                rows.append((step, predictor, VALUE_CORRELATION, at.sum(), found.value, np.nan,
+                             found.low, found.high))
     return pd.DataFrame(rows, columns=["step", "predictor", "kind", "windows", "mean",
                                        "standard_deviation", "low_95", "high_95"])
-
-
-def _correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray, seed: int
-                 ) -> tuple[float, float, float, float]:
-    """Pearson's correlation of values (N,), no deviation, and the ends of its interval; NaN if
-    one of the two is constant."""
-    x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)
-    names, number = np.unique(episodes, return_inverse=True)
-    moments = np.zeros((len(names), 6))
-    np.add.at(moments, number, np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1))
-
-    def of(draws: np.ndarray) -> np.ndarray:  # (R, E) to (R,)
-        count, sum_x, sum_y, xx, yy, xy = (draws @ moments).T
-        spread = np.clip(xx - sum_x ** 2 / count, 0, None) * np.clip(yy - sum_y ** 2 / count, 0,
-                                                                      None)
-        return np.divide(xy - sum_x * sum_y / count, np.sqrt(spread),
-                         out=np.full(len(draws), np.nan), where=spread > _CONSTANT)
-
-    ends = (ClusterBootstrap(episodes, seed).interval_of(of) if len(names) > 1
-            else np.full(2, np.nan))
-    return of(np.ones((1, len(names))))[0], np.nan, *ends
-
-
-_CONSTANT = 1e-12  # product of the squared deviations of two values, one of which is constant
 
 
 def _with_pixel_errors(result: LossOverTime) -> dict[tuple[str, str], np.ndarray]:

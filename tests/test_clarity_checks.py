@@ -24,9 +24,9 @@ from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_removal import objects_table
 from clarity.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from clarity.checking.taken_out import features_table
-from clarity.checking.two_numbers import rank_correlation, ratio, slope
 from common.agent_file import load_agent, save_agent
 from common.bootstrap import ClusterBootstrap
+from common.two_numbers import rank_correlation, ratio, slope
 
 # A linear function of a pixel's colour, from 0 to 1, that is above 0 for CoinRun's boxes alone.
 BOX, BIAS = (5.2, -6.7, -1.2), -0.06

@@ -22,6 +22,7 @@ from clarity.walking.bookmarks import spikes
 from clarity.walking.trajectories import Trajectories
 from common.bootstrap import ClusterBootstrap
 from common.outputs import VALUE
+from common.two_numbers import explained
 from interventions.findings import Finding
 
 PAIRS = 10  # of cell and feature, of row 2
@@ -147,11 +148,9 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     steps = studies.attributions.trajectories()
     value, episode, left = _steps_left(steps)
     if len(value) > 2:
-        low, high = ClusterBootstrap(episode, seed).interval_of(
-            lambda draws: _squared_correlation(draws @ _moments(value, left, episode)))
+        found = explained(left, value, episode, ClusterBootstrap(episode, seed))
         yield Finding(0, "steps of episodes that end", "share of V's variance by the steps left",
-                      _squared_correlation(_moments(value, left, episode).sum(axis=0)[None])[0],
-                      low, high, len(value), shown=True)
+                      *vars(found).values(), len(value), shown=True)
     for each in studies.layers:
         features = studies.features(each)
         yield Finding(0, "observations", f"share of the residual, {each}",
@@ -169,23 +168,6 @@ def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray
     known = last[number] >= 0
     left = (last[number] - np.arange(len(number)))[known]
     return steps.value[known].astype(np.float64), number[known], left.astype(np.float64)
-
-
-def _moments(x: np.ndarray, y: np.ndarray, episodes: np.ndarray) -> np.ndarray:
-    """Sums of 1, x, y, x², y² and x y by episode, (episodes, 6)."""
-    x, y = x - x.mean(), y - y.mean()
-    names, number = np.unique(episodes, return_inverse=True)
-    sums = np.zeros((len(names), 6))
-    np.add.at(sums, number, np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1))
-    return sums
-
-
-def _squared_correlation(sums: np.ndarray) -> np.ndarray:
-    """Of moments (…, 6)."""
-    count, x, y, xx, yy, xy = np.moveaxis(sums, -1, 0)
-    spread = (xx - x**2 / count) * (yy - y**2 / count)
-    return np.divide((xy - x * y / count) ** 2, spread, out=np.full(spread.shape, np.nan),
-                     where=spread > 0)
 
 
 def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:

@@ -23,10 +23,10 @@ from clarity.attributing.layers import Cut
 from clarity.checking.checked_frames import CheckedFrames
 from clarity.checking.object_scores import cells_of
 from clarity.checking.recorded_objects import painted
-from clarity.checking.two_numbers import rank_correlation, ratio
 from common.bootstrap import ClusterBootstrap
 from common.game_objects import GameObject
 from common.outputs import Output
+from common.two_numbers import rank_correlation, ratio
 
 MIN_FRAMES = 10  # with a kind, for its numbers
 

@@ -14,10 +14,10 @@ import pandas as pd
 import torch
 
 from clarity.checking.checked_frames import CheckedFrames, CheckedLayer
-from clarity.checking.two_numbers import rank_correlation, slope
 from common.bootstrap import ClusterBootstrap
 from common.edits import Edit
 from common.progress import Progress
+from common.two_numbers import rank_correlation, slope
 
 
 def changes_without_features(layer: CheckedLayer, frames: CheckedFrames) -> np.ndarray:

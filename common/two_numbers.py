@@ -19,7 +19,7 @@ class Measured:
 
     Attributes:
         value: of all frames; NaN where it is not defined.
-        low, high: ends of the interval.
+        low, high: ends of the interval; NaN with a single episode.
     """
 
     value: float
@@ -42,15 +42,31 @@ def slope(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
 def rank_correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
                      bootstrap: ClusterBootstrap) -> Measured:
     """Spearman's, of x and y (N,); in resamplings with the ranks among all frames."""
-    x, y = rankdata(x), rankdata(y)
-    return _measured(_correlation, np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y]), episodes,
-                     bootstrap)
+    return correlation(rankdata(x), rankdata(y), episodes, bootstrap)
+
+
+def correlation(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
+                bootstrap: ClusterBootstrap) -> Measured:
+    """Pearson's, of x and y (N,)."""
+    return _measured(_correlation, _moments(x, y), episodes, bootstrap)
+
+
+def explained(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
+              bootstrap: ClusterBootstrap) -> Measured:
+    """Share of the variance of y that x explains linearly (N,)."""
+    return _measured(lambda sums: _correlation(sums)**2, _moments(x, y), episodes, bootstrap)
 
 
 def ratio(x: np.ndarray, y: np.ndarray, episodes: np.ndarray,
           bootstrap: ClusterBootstrap) -> Measured:
     """Mean of x (N,) by mean of y (N,)."""
     return _measured(_ratio, np.stack([x, y]), episodes, bootstrap)
+
+
+def _moments(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """1, x, y, x², y² and x y (6, N), x and y less their means, which loses no digits."""
+    x, y = x - x.mean(dtype=np.float64), y - y.mean(dtype=np.float64)
+    return np.stack([np.ones(len(x)), x, y, x**2, y**2, x * y])
 
 
 def _measured(statistic, numbers: np.ndarray, episodes: np.ndarray,
@@ -61,8 +77,10 @@ def _measured(statistic, numbers: np.ndarray, episodes: np.ndarray,
         statistic: sums (…, K) to the number (…).
     """
     sums = by_episode(episodes, numbers)
-    return Measured(float(statistic(sums.sum(axis=0))),
-                    *bootstrap.interval_of(lambda draws: statistic(draws @ sums)).tolist())
+    ends = (np.nan, np.nan)
+    if bootstrap.num_episodes > 1:
+        ends = bootstrap.interval_of(lambda draws: statistic(draws @ sums)).tolist()
+    return Measured(float(statistic(sums.sum(axis=0))), *ends)
 
 
 def _slope(sums: np.ndarray) -> np.ndarray:
