@@ -265,6 +265,9 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
         counts["invisible_saw"] - counts["original"])
     assert blind["blindness"].tolist() == pytest.approx([expected, 0])
     assert blind["low_95"][0] < expected < blind["high_95"][0]
+    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, "original", ("saw", "lava"),
+                         0)[["blindness", "low_95", "high_95"]].to_numpy()
+    np.testing.assert_allclose(as_far, 1)
 
 
 @pytest.fixture(scope="module")
