@@ -13,10 +13,12 @@ export class Address {
     return fragment && fragment !== this.#written ? fragment : null
   }
 
-  /** Put a fragment there, a moment later. */
+  /** Put a fragment there, a moment later, unless the reader brings another until then. */
   put(fragment) {
     clearTimeout(this.#timer)
+    const before = location.hash
     this.#timer = setTimeout(() => {
+      if (location.hash !== before) return
       this.#written = fragment
       history.replaceState(null, '', `#${fragment}`)
     }, DELAY)
