@@ -143,6 +143,7 @@ def test_exact_neighbours_are_the_nearest_other_rows():
     np.testing.assert_allclose(found.distances, np.sort(distances, axis=1)[:, :7], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_approximate_neighbours_agree_with_exact_ones():
     rows, _ = blobs((700, 500, 300), dimensions=64)
     exact = nearest_neighbours(rows, 15, seed=0)

@@ -35,7 +35,8 @@ def test_signal_reaches_the_script(system, tmp_path):
     job = submit(system, ["train.py", "--exp_name", "'a b'" if system == "lsf" else "a b",
                           "--env_name", "fruitbot", "--param_name", "tiny", "--num_timesteps",
                           "1000000", "--num_checkpoints", "1", "--logdir", str(tmp_path)])
-    wait_for(lambda: list(tmp_path.glob("procgen/fruitbot/a b/*/log.csv")), job)
+    wait_for(lambda: any(path.read_text().count("\n") > 1  # a row: training has begun
+                         for path in tmp_path.glob("procgen/fruitbot/a b/*/log.csv")), job)
     job.send_signal(signal.SIGTERM)
     output, errors = job.communicate(timeout=120)
     assert job.returncode == 128 + signal.SIGTERM

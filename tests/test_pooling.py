@@ -77,8 +77,9 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
 
 
 @pytest.mark.parametrize("run", [
-    "from analysis.methods.neighbours import nearest_neighbours; "
-    "nearest_neighbours(torch.randn(300, 4).numpy(), 3, 0, exact_rows=10)",
+    pytest.param("from analysis.methods.neighbours import nearest_neighbours; "
+                 "nearest_neighbours(torch.randn(300, 4).numpy(), 3, 0, exact_rows=10)",
+                 marks=pytest.mark.slow),
     "from common.pooling import ParallelMaxPool; "
     "ParallelMaxPool.apply(torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16))"])
 def test_number_of_threads_stays(run):

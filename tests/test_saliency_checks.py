@@ -253,7 +253,7 @@ def test_deletion_table_measures_in_deviations_of_the_output():
 def arguments(agent_path, simulator_file, data, folder, *more):
     return [*map(str, (
         "--agent_file", agent_path, "--model_file", simulator_file, "--interpreting_params_name",
-        "tiny", "--data_dir", data, "--num_frames", 16, "--num_randomised", 1, "--layers",
+        "tiny", "--data_dir", data, "--num_frames", 24, "--num_randomised", 1, "--layers",
         "block3", "--device", "cpu", "--output_dir", folder, *more))]
 
 
@@ -274,7 +274,7 @@ def test_report_and_tables_are_written(agent_path, simulator_file, data, tmp_pat
     agreement = pd.read_csv(folder / "agreement.csv")
     assert (agreement["effect"] - (agreement["right"] - agreement["other"])).abs().max() < 1e-4
     text = (folder / "report.md").read_text()
-    assert all(name in text for name in names) and "16 frames of" in text
+    assert all(name in text for name in names) and "24 frames of" in text
 
 
 @pytest.mark.parametrize(("more", "sentence"), [

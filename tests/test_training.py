@@ -218,6 +218,7 @@ def test_signal_saves_and_stops(number, undisturbed, tmp_path):
     assert_same(weights_of(folder), weights_of(undisturbed))
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_bar_with_rate_and_remaining_time(tmp_path):
     """Elsewhere, as the other tests see, there are plain lines."""
     controller, terminal = pty.openpty()

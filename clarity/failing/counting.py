@@ -22,6 +22,8 @@ from interventions.effects import Arm, Outcome, judged, mcnemar_p, paired_effect
 
 ANY = "any"  # cause
 PER = 1000  # steps
+_RATES = ("arm", "label", "pattern", "control", "cause", "levels", "failures", "rate", "low_95",
+          "high_95", "steps_in_view", "per_1000", "per_1000_low_95", "per_1000_high_95")
 _PAIRED = ("arm", "label", "pattern", "control", "moved", "outcome", "unaltered", "altered",
            "effect", "low_95", "high_95", "p")
 _JUDGED = ("p_holm", "control_low", "control_high", "num_controls", "p_control", "claimed")
@@ -82,7 +84,7 @@ def rates(arms: Sequence[Arm], found: Mapping[str, Failures], causes: Sequence[s
                         row["per_1000_low_95"], row["per_1000_high_95"] = (
                             PER * _interval(bootstrap, failed, steps))
             rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=_RATES)
 
 
 def effects(arms: Sequence[Arm], moved: Mapping[str, float], found: Mapping[str, Failures],
