@@ -14,7 +14,6 @@ from agents.evaluation import evaluate
 from agents.likeness import described, likeness
 from agents.reference import played_reference
 from clarity.failing.causes import causes_of, what_is_known
-from clarity.failing.counting import wilson
 from clarity.failing.playing import with_fates
 from common.agent_file import load_agent
 from common.cli import (
@@ -34,6 +33,7 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, sha256, versions
 from common.progress import with_progress
+from interventions.findings import share
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.causes:
         failures = {"causes": {cause: {
             "failures": causes[cause], "rate": causes[cause] / len(levels),
-            "interval": wilson(causes[cause], len(levels))}
+            "interval": share(causes[cause], len(levels))[1:]}
             for cause in causes_of(config.env_name)}}
         if what_is_known(config.env_name):
             print(what_is_known(config.env_name))

@@ -20,7 +20,6 @@ from clarity.attributing.clarity_files import (
     Attributed,
     AttributedOverTime,
     AttributionFolder,
-    FeaturesFolder,
     Gradients,
     LayerFeatures,
     Reduced,
@@ -32,6 +31,7 @@ from clarity.attributing.flags import (
     add_agent_flags,
     add_integral_flags,
     add_output_flags,
+    features_of,
 )
 from clarity.attributing.gradients import frame_gradients
 from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
@@ -155,29 +155,6 @@ def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
                                                         args.tolerance)
     return outputs_named([PUBLISHED_POLICY if name == POLICY else name for name in args.outputs]
                          ), PUBLISHED
-
-
-def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
-    """The features of a layer of this agent, or of the one that it was edited from.
-
-    Raises:
-        UserError: if they are missing, damaged, or of another agent, game or layer.
-    """
-    features = FeaturesFolder(path, cut.name).read()
-    again = "; give --features_dir of this agent, or find them with python -m clarity.features"
-    for key, what, may_be in (("agent_sha256", "agent", opened.features_of),
-                              ("game", "game", {opened.description["game"]})):
-        found, ours = features.settings.get(key), opened.description[key]
-        if found not in may_be:
-            raise UserError(f"the features in {path / cut.name} are of the {what} "
-                            f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
-    if (features.settings.get("layer") != cut.layer.name
-            or features.mean_activations.shape != cut.shape):
-        raise UserError(f"the features in {path / cut.name} are of the layer "
-                        f"{features.settings.get('layer')} with "
-                        f"{features.mean_activations.shape} activations, not of {cut.layer.name} "
-                        f"with {cut.shape}{again}")
-    return features
 
 
 def steps_of(opened: Opened, args: argparse.Namespace) -> Trajectories:

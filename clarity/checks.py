@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clarity.attributing.clarity_files import AttributionFolder
-from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags, features_of
 from clarity.attributing.layers import find_cuts
 from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.check_report import report, verdict
 from clarity.checking.checked_frames import draw_frames
 from clarity.checking.checks_of_agent import AgentChecks, Subject
-from clarity.checking.sources import check_attributions, features_of
+from clarity.checking.sources import check_attributions
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import sha256, versions

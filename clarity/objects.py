@@ -12,11 +12,11 @@ import numpy as np
 
 from agents.object_masks import recorded_game
 from clarity.attributing.clarity_files import finished_layers
-from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags, features_of
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import kinds_in, painted
-from clarity.checking.sources import feature_activations, features_of
+from clarity.checking.sources import feature_activations
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("objects go with the cells of a layer, and "
                         f"{', '.join(cut.name for cut in opened.cuts)} has none; give --layers "
                         "with cells")
+    kinds = kinds_in(recorded_game(opened.recording.folder))
     features = {cut.name: features_of(args.features_dir, cut, opened) for cut in cuts}
     others = {cut.name: features_of(args.other_features_dir, cut, opened) for cut in cuts
               } if args.other_features_dir else {}
-    kinds = kinds_in(recorded_game(opened.recording.folder))
     names = [kind.name for kind in kinds]
     observations = opened.recording.observations(args.num_observations, args.seed)
     if args.dry_run:

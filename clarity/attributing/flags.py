@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
-from clarity.attributing.clarity_files import INPUT
+from clarity.attributing.clarity_files import INPUT, FeaturesFolder, LayerFeatures
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
@@ -122,3 +122,26 @@ class Opened:
         return (run_policy(self.policy, self.compute, rows.frames,
                            torch.from_numpy(rows.entering).to(self.compute.device)),
                 torch.from_numpy(rows.actions).to(self.compute.device))
+
+
+def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
+    """The features of a layer of this agent, or of the one that it was edited from.
+
+    Raises:
+        UserError: if they are missing, damaged, or of another agent, game or layer.
+    """
+    features = FeaturesFolder(path, cut.name).read()
+    again = "; give --features_dir of this agent, or find them with python -m clarity.features"
+    for key, what, may_be in (("agent_sha256", "agent", opened.features_of),
+                              ("game", "game", {opened.description["game"]})):
+        found, ours = features.settings.get(key), opened.description[key]
+        if found not in may_be:
+            raise UserError(f"the features in {path / cut.name} are of the {what} "
+                            f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
+    if (features.settings.get("layer") != cut.layer.name
+            or features.mean_activations.shape != cut.shape):
+        raise UserError(f"the features in {path / cut.name} are of the layer "
+                        f"{features.settings.get('layer')} with "
+                        f"{features.mean_activations.shape} activations, not of {cut.layer.name} "
+                        f"with {cut.shape}{again}")
+    return features

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import torch
 
 from clarity.attributing.clarity_files import (
     ATTRIBUTION_SCRIPT,
-    FEATURES_SCRIPT,
     AttributionFolder,
-    FeaturesFolder,
     LayerFeatures,
 )
 from clarity.attributing.flags import Opened
@@ -20,25 +16,6 @@ from clarity.attributing.recordings import batches, check_finite_frames
 from clarity.attributing.reduction import cells_first
 from common.errors import UserError
 from interventions.resumed import CutPass
-
-
-def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
-    """The features of a layer of an agent.
-
-    Raises:
-        UserError: if they are missing, damaged, or of another agent or layer.
-    """
-    features = FeaturesFolder(path, cut.name).read()
-    found, ours = features.settings.get("agent_sha256"), opened.description["agent_sha256"]
-    if found != ours:
-        raise UserError(f"the features in {path / cut.name} are of the agent {str(found)[:12]}, "
-                        f"and this one is {ours[:12]}; find its own with {FEATURES_SCRIPT}")
-    if (features.settings.get("layer") != cut.layer.name
-            or features.mean_activations.shape != cut.shape):
-        raise UserError(f"the features in {path / cut.name} are of the layer "
-                        f"{features.settings.get('layer')}, not of {cut.layer.name}; find them "
-                        f"again with {FEATURES_SCRIPT}")
-    return features
 
 
 def feature_activations(opened: Opened, cut: Cut, features: LayerFeatures,

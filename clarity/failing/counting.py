@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
 from common.bootstrap import ClusterBootstrap
 from interventions.effects import Arm, Outcome, judged, mcnemar_p, paired_effects
+from interventions.findings import share
 
 ANY = "any"  # cause
 PER = 1000  # steps
@@ -48,12 +48,6 @@ class Failures:
         return cls(causes_found.to_numpy()[:, None] == np.array(causes), in_view.to_numpy())
 
 
-def wilson(failures: int, levels: int) -> tuple[float, float]:
-    """Wilson's interval (1927) of a rate."""
-    interval = binomtest(int(failures), levels).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
 def rates(arms: Sequence[Arm], found: Mapping[str, Failures], causes: Sequence[str],
           seed: int) -> pd.DataFrame:
     """Failures of each arm by cause, and per steps at which the hazard was in view.
@@ -70,10 +64,10 @@ def rates(arms: Sequence[Arm], found: Mapping[str, Failures], causes: Sequence[s
         columns = {**dict(zip(causes, failures.by_cause.T)),
                    ANY: failures.by_cause.any(axis=1)}
         for place, (cause, failed) in enumerate(columns.items()):
-            low, high = wilson(failed.sum(), num_levels)
+            rate, low, high = share(failed.sum(), num_levels)
             row = {"arm": arm.name, "label": arm.label, "pattern": arm.pattern,
                    "control": arm.control, "cause": cause, "levels": num_levels,
-                   "failures": int(failed.sum()), "rate": failed.mean(), "low_95": low,
+                   "failures": int(failed.sum()), "rate": rate, "low_95": low,
                    "high_95": high}
             if place < failures.in_view.shape[1]:
                 steps = failures.in_view[:, place]
