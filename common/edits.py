@@ -30,7 +30,7 @@ class Edit:
 
     Directions of a layer with C channels are over C slots, or over 2 C, of which the first C are
     max(a, 0) and the others max(-a, 0): then the projection is one of slots, and a' is the first
-    half of what it leaves minus the second (CLARITY.md 8.1).
+    half of what it leaves minus the second.
 
     Attributes:
         layer: path of the layer.

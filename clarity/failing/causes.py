@@ -2,7 +2,7 @@
 
 Procgen says whether a level is solved, not what ended an episode. So the last step is repeated in
 a copy of the level, with all hazards of one kind near the player taken away: if the episode then
-goes on, that kind is the cause (CLARITY.md 8.2).
+goes on, that kind is the cause.
 """
 
 from __future__ import annotations
