@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     attributions = AttributionFolder(args.attribution_dir)
-    # What was checked before stays in the report, whatever is asked for now.
+    # Checks that were made before stay in the report, so every layer is opened.
     opened = Opened(argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
                     attributions.layers())
     check_attributions(attributions, opened)
@@ -103,7 +103,7 @@ def subjects_of(features_dir: Path, opened: Opened,
 
 def asked_of(args: argparse.Namespace, opened: Opened,
              subjects: Sequence[Subject]) -> list[Subject]:
-    """What the flags ask to check.
+    """Subjects that the flags ask for.
 
     Raises:
         UserError: if it is not attributed.

@@ -137,7 +137,7 @@ class Shown:
 
 
 def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path) -> Shown:
-    """What there is of an agent.
+    """An agent's attributions, features and recording, opened.
 
     Raises:
         UserError: if it is missing or damaged, or does not belong together.
@@ -150,7 +150,7 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
 
 
 def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
-    """What the page shows of an agent."""
+    """Content of the page for an agent."""
     labels = read_labels(args.labels, of.sources.features) if args.labels else {}
     return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
                   args.bookmarks, args.failure_causes,

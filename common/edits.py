@@ -70,7 +70,7 @@ class Edit:
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:
-        """What a unit along each column of the basis is in channels (C, R)."""
+        """The columns of the basis in channels (C, R)."""
         if self.signed(channels):
             return self.basis[:channels] - self.basis[channels:]
         return self.basis

@@ -239,7 +239,7 @@ def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
 
 @dataclasses.dataclass(frozen=True)
 class _Predictions:
-    """What the predictors show of a batch.
+    """Simulations and frames of the predictors for a batch.
 
     Attributes:
         imagined: by the two predictors that are simulations.

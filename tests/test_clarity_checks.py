@@ -297,7 +297,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
 
 
 def test_the_attributions_checked_are_those_on_disk(agent, run, made):
-    """What interventions expect is the stored totals."""
+    """Expected changes of interventions are the stored totals."""
     folder = AttributionFolder(run / "attribution")
     raw = np.load(made.raw_file("interventions", "value", "block3"))
     everything = np.concatenate([folder.attributed("block3", "value", number).totals

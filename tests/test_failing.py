@@ -130,7 +130,7 @@ def test_causes_of_other_games(game, seed, action, cause):
 
 @pytest.mark.parametrize("hazard", ["saw", "enemy_left"])
 def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
-    """Nor has an enemy's trail, which is drawn anew in every step."""
+    """Nor has an enemy's trail, which is drawn again in every step."""
     seed, length = KILLED[hazard]
     kind = next(kind for kind in hazards_of("coinrun") if kind.name == hazard)
     moving = hazard != "saw"

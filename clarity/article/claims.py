@@ -1,4 +1,4 @@
-"""What the article reports, row by row, with its numbers, and how it is measured here.
+"""Findings of the article, row by row, with its numbers, and how each is measured here.
 
 Source: Hilton, Cammarata, Carter, Goh and Olah (2020), "Understanding RL Vision", Distill,
 doi 10.23915/distill.00029, of one agent for CoinRun and 14 more.

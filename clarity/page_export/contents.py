@@ -199,7 +199,7 @@ class Sources:
                    for number in range(len(self.steps.bounds) - 1))
 
     def objects(self, layer: str) -> PageObjects | None:
-        """What kinds of object the features of a layer go with; None where that is not known."""
+        """Kinds of object that the features of a layer go with; None where they are not known."""
         if not self._objects.has(layer, self.features[layer].checksum):
             return None
         found = self._objects.names(layer)
@@ -219,7 +219,7 @@ class Sources:
         return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
-        """What there is along a trajectory: attributions, or what is shown beside them.
+        """Attributions along a trajectory, or activations or gradients in their place.
 
         Activations have no residual. Of gradients by the frame, colours are summed: how much the
         output changes if a pixel gets brighter.
@@ -466,7 +466,7 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
 
 
 def _why(cause: str) -> str:
-    """What it means that a cause ended an episode, for people."""
+    """Explanation of a cause of failure, for the page."""
     return {TIMEOUT: "Episodes that ended at the time limit.",
             MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without "
                       "all of them near, the last step, played again, would not have.",

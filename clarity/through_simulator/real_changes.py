@@ -1,5 +1,5 @@
-"""What the real game says: the output while an object, or a part of the picture, is hidden from the
-agent.
+"""Changes of the output in the real game when an object, or a part of the picture, is hidden from
+the agent.
 
 Letters in shape comments: N frames, K kinds of object, H W C a frame, L lags, M orders, P points of
 a curve, B blocks of a frame.

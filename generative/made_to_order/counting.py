@@ -1,4 +1,4 @@
-"""What starts made to order are worth: against recorded starts, and in the real game.
+"""Starts made to order compared with recorded starts, in the simulator and in the real game.
 
 Of each order the best start counts (score less penalty). Its ``score`` is the target in deviations
 from the mean over recorded starts, simulated, with the sign of the aim. An order is a row of the
@@ -253,7 +253,7 @@ def _shifts(shop: Workshop) -> list[int]:
 
 
 def _shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
-    """What each order's target is in the start of the order so many places on."""
+    """Each order's target in the start of the order so many places further."""
     number = np.arange(len(matrix))
     return matrix[(number + shift) % len(matrix), number]
 
