@@ -146,7 +146,8 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     causes = CausesFolder(path / "causes", "coinrun")
     causes.path.mkdir()
     pd.DataFrame([
-        {"arm": arm, "cause": "saw", "levels": 50, "rate": rate, "low_95": 0.01, "high_95": 0.2}
+        {"arm": arm, "label": arm, "control": False, "cause": "saw", "levels": 50,
+         "failures": int(50 * rate), "rate": rate, "low_95": 0.01, "high_95": 0.2}
         for arm, rate in (("original", 0.06), ("edited_no_saw", 0.3))]).to_csv(
             causes.causes_file, index=False)
     effect = {"outcome": "saw", "unaltered": 0.06, "altered": 0.3, "effect": 0.24, "low_95": 0.1,

@@ -57,7 +57,7 @@ def findings_of(studies: AgentStudies, layer: str, seed: int
 
 def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
-        for row in studies.density(each, VALUE).itertuples():
+        for row in studies.densities(each, VALUE).itertuples():
             if np.isnan(row.density):
                 continue
             shown = each == layer and row.kind in SHOWN
@@ -95,14 +95,14 @@ def _largest_pairs(cells: np.ndarray) -> np.ndarray:
 
 def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
-        entries = np.array(studies.features(each).found["largest_entry"])
+        entries = np.array(studies.features[each].found["largest_entry"])
         yield Finding(0, "features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
 
 
 def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
-        features = studies.features(each)
+        features = studies.features[each]
         for name, what in (("baseline", f"mean of G(0), {each}"), ("value", "mean of V")):
             if name == "value" and each != layer:
                 continue
@@ -114,7 +114,9 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 
 
 def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    table = studies.causes()
+    if not studies.causes.causes_file.exists():
+        return
+    table = studies.causes.rates()
     for row in table[table["arm"] == ORIGINAL].itertuples():
         what = "fails" if row.cause == ANY else f"fails by {row.cause}"
         yield Finding(0, "levels", what, row.rate, row.low_95, row.high_95, row.levels, shown=True)
@@ -129,7 +131,9 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    table = studies.effects()
+    if not studies.causes.effects_file.exists():
+        return
+    table = studies.causes.effects()
     for row in table[~table["control"].astype(bool)].itertuples():
         judged = np.isfinite(row.p_holm)  # arms without controls are none of the row
         yield Finding(0, "levels", f"{row.label}: fails by {row.outcome}", row.effect, row.low_95,
@@ -139,7 +143,9 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    for row in studies.blindness().itertuples():
+    if not studies.causes.blindness_file.exists():
+        return
+    for row in studies.causes.blindness().itertuples():
         yield Finding(0, "levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
                       row.low_95, row.high_95, 0, shown=True)
 
@@ -152,7 +158,7 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
         yield Finding(0, "steps of episodes that end", "share of V's variance by the steps left",
                       *vars(found).values(), len(value), shown=True)
     for each in studies.layers:
-        features = studies.features(each)
+        features = studies.features[each]
         yield Finding(0, "observations", f"share of the residual, {each}",
                       features.found["residual_share"], *_NO_ENDS, features.found["observations"],
                       shown=each == layer)

@@ -28,11 +28,13 @@ import pandas as pd
 from common.description import open_described_folder
 from common.files import atomic_path, read_arrays
 from common.locks import FolderLock
-from common.tables import write_table
+from common.tables import read_table, write_table
 
 SCRIPT = "python -m clarity.checks"
 COMPLETENESS, DELETION, RANDOMISATION, INTERVENTIONS, OBJECTS, FIDELITY = CHECKS = (
     "completeness", "deletion", "randomisation", "interventions", "objects", "fidelity")
+_DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
+    ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
 _OF = "of"  # array of a raw file: checksum of the features that its numbers belong to
 
 
@@ -102,6 +104,16 @@ class ChecksFolder:
         self._lock.check()
         with atomic_path(self.report_file) as temporary:
             temporary.write_text(text)
+
+    def densities(self) -> pd.DataFrame:
+        """Of the check of objects, how dense attributions are on each kind: some columns of its
+        table.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.table_file(OBJECTS), _DENSITIES, [
+            name for name, kind in _DENSITIES.items() if kind is float], SCRIPT)
 
     def add_table(self, check: str, table: pd.DataFrame) -> None:
         """Write the table of a check."""

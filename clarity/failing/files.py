@@ -47,6 +47,10 @@ _PARTS = f".parts{TEMPORARY_SUFFIX}"
 _IN_VIEW = "in_view_"
 _RATES = {"arm": str, "label": str, "control": bool, "cause": str, "levels": int, "failures": int,
           "rate": float, "low_95": float, "high_95": float}
+_EFFECTS = {"label": str, "outcome": str, "control": bool, "claimed": bool, **dict.fromkeys(
+    ("unaltered", "altered", "effect", "low_95", "high_95", "p", "p_holm", "p_control"), float)}
+_BLINDNESS = {"label": str, "hazard": str, **dict.fromkeys(
+    ("blindness", "low_95", "high_95"), float)}
 
 
 class CausesFolder:
@@ -160,6 +164,23 @@ class CausesFolder:
         """Steps at which each hazard was in view, by its name."""
         return episodes[[f"{_IN_VIEW}{name}" for name in self._hazards]].set_axis(
             self._hazards, axis=1)
+
+    def effects(self) -> pd.DataFrame:
+        """Some columns of ``effects.csv``.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.effects_file, _EFFECTS, ("p_holm", "p_control"), SCRIPT)
+
+    def blindness(self) -> pd.DataFrame:
+        """``blindness.csv``.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        return read_table(self.blindness_file, _BLINDNESS, ("blindness", "low_95", "high_95"),
+                          SCRIPT)
 
     def _part(self, arm: str) -> Path:
         return self.path / _PARTS / f"{arm}.csv"
