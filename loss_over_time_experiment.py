@@ -156,11 +156,14 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
     painter = ObjectPainter(config, kinds)
 
     def of(windows: np.ndarray) -> np.ndarray:
-        labels = dataset.batch(windows).frames[dataset.num_init_steps - 1:].numpy()
-        places = map(dataset.place, windows.tolist())
-        return np.stack([recorded_without(dataset.folder, painter, place.episode, place.frame,
-                                          labels[:, number])
-                         for number, place in enumerate(places)], axis=1)
+        batch, first = dataset.batch(windows), dataset.num_init_steps - 1
+        labels = batch.frames[first:].numpy()  # (T, B, C, H, W)
+        shown = (batch.terminals[first:].cumsum(dim=0) == 0).sum(dim=0).tolist()  # steps, (B,)
+        found = np.repeat(labels[:, :, None], len(kinds), axis=2)
+        for number, (place, steps) in enumerate(zip(map(dataset.place, windows.tolist()), shown)):
+            found[:steps, number] = recorded_without(
+                dataset.folder, painter, place.episode, place.frame, labels[:steps, number])
+        return found
 
     return ObjectFrames(tuple(kind.name for kind in kinds), of)
 

@@ -123,8 +123,7 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
     Args:
         painter: of K kinds, in the game of the recording.
         first: row of the first frame.
-        frames: as recorded, uint8 (T, C, H, W). From the terminal row on they are returned as
-            they are.
+        frames: as recorded, none of the terminal row, uint8 (T, C, H, W).
 
     Returns:
         uint8 (T, K, C, H, W).
@@ -133,8 +132,7 @@ def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int
         UserError: see ``replayed``.
     """
     found = np.repeat(frames[:, None], len(painter.kinds), axis=1)
-    terminal = len(folder.steps(episode)) - 1
-    for row, state in replayed(folder, episode, range(first, min(first + len(frames), terminal))):
+    for row, state in replayed(folder, episode, range(first, first + len(frames))):
         found[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
     return found
 

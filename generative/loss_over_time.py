@@ -133,7 +133,7 @@ class ObjectFrames:
     Attributes:
         kinds: names of K kinds of object.
         of: numbers of windows (B,) to the label frames of the simulated steps, each without one
-            kind of object, uint8 (T, B, K, C, H, W); what a terminal step shows is arbitrary.
+            kind of object, uint8 (T, B, K, C, H, W); from the terminal step on as recorded.
     """
 
     kinds: tuple[str, ...]

@@ -313,9 +313,8 @@ def test_correlation_of_values_is_over_the_windows_that_reach_a_step():
 def leaper(agent_path, tmp_path_factory):
     """A recording of a game whose objects are known."""
     logdir = tmp_path_factory.mktemp("leaper")
-    argv = record_arguments(agent_path, logdir, 6)
-    argv[argv.index("fruitbot")] = "leaper"
-    assert record.main([*argv, "--no_videos"]) == 0
+    assert record.main(record_arguments(agent_path, logdir, 6, "--env_name", "leaper",
+                                        "--no_videos")) == 0
     return logdir
 
 

@@ -23,7 +23,6 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import binomtest
 
 from common.rollout_files import RolloutFolder
 from generative.made_to_order.making import Workshop
@@ -39,6 +38,7 @@ from interventions.effects import (
     compare_outcomes,
     with_verdicts,
 )
+from interventions.findings import share
 
 QUANTILE = 0.999  # of recorded values, beyond which a start is extreme
 LEAST = 0.01  # deviations, by which it must be: units that saturate differ by rounding
@@ -258,9 +258,8 @@ def _shifted(matrix: np.ndarray, shift: int) -> np.ndarray:
     return matrix[(number + shift) % len(matrix), number]
 
 
-def share(values: pd.Series) -> str:
+def share_text(values: pd.Series) -> str:
     """A share with Wilson's 95 % interval (1927), as text."""
-    values = values.astype(bool)
-    ends = binomtest(int(values.sum()), len(values)).proportion_ci(0.95, method="wilson")
-    return (f"{100 * values.mean():.0f} % ({100 * ends.low:.0f} to {100 * ends.high:.0f}; "
-            f"{int(values.sum())} of {len(values)})")
+    found, low, high = share(int(values.astype(bool).sum()), len(values))
+    return (f"{100 * found:.0f} % ({100 * low:.0f} to {100 * high:.0f}; "
+            f"{round(found * len(values))} of {len(values)})")

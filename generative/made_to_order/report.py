@@ -19,7 +19,7 @@ from generative.made_to_order.counting import (
     SCORE,
     SHOWN,
     Counted,
-    share,
+    share_text,
 )
 from generative.made_to_order.making import Workshop
 from generative.made_to_order.recorded_density import TYPICAL_SHARE
@@ -57,14 +57,14 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
             (title, *(of(best[best["penalty"] == penalty]) for penalty in penalties))
             for title, of in (
                 (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
-                 lambda rows: share(rows["beyond_simulated"])),
+                 lambda rows: share_text(rows["beyond_simulated"])),
                 (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
-                 lambda rows: share(rows["beyond_real"])),
+                 lambda rows: share_text(rows["beyond_real"])),
                 (f"beyond the best of {shop.best_of} recorded starts",
-                 lambda rows: share(rows["beyond_best"])),
-                ("typical start", lambda rows: share(rows["typical"])),
+                 lambda rows: share_text(rows["beyond_best"])),
+                ("typical start", lambda rows: share_text(rows["typical"])),
                 ("the simulated episode has ended by the step (probability of 0.5 or more)",
-                 lambda rows: share(rows["end"] >= 0.5)),
+                 lambda rows: share_text(rows["end"] >= 0.5)),
                 ("score, median", lambda rows: f"{rows['score'].median():.2f}"),
                 ("score at the beginning, median",
                  lambda rows: f"{rows['begin_score'].median():.2f}"),
@@ -84,16 +84,16 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
                   f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "", *_table(
                       ("", *(f"penalty {penalty:g}" for penalty in penalties),
                        "best recorded start"), [
-                          ("shown", *(share(best[best["penalty"] == penalty]["real_percentile"]
+                          ("shown", *(share_text(best[best["penalty"] == penalty]["real_percentile"]
                                             >= SHOWN) for penalty in penalties),
-                           share(best[best["penalty"] == penalties[0]]["recorded_percentile"]
+                           share_text(best[best["penalty"] == penalties[0]]["recorded_percentile"]
                                  >= SHOWN)),
                           ("percentile, median", *(
                               f"{best[best['penalty'] == penalty]['real_percentile'].median():.2f}"
                               for penalty in penalties),
                            f"{best['recorded_percentile'].median():.2f}"),
                           ("ended before the step", *(
-                              share(best[best["penalty"] == penalty]["ended"])
+                              share_text(best[best["penalty"] == penalty]["ended"])
                               for penalty in penalties), "")])]
     return "\n".join([*lines, *_effects(counted.effects), *_orders(best), ""])
 
