@@ -31,7 +31,6 @@ from clarity.attributing.flags import (
     add_agent_flags,
     add_integral_flags,
     add_output_flags,
-    features_of,
 )
 from clarity.attributing.gradients import frame_gradients
 from clarity.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
@@ -106,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
                         "it out")
     steps = steps_of(opened, args)
     places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
-    features = {cut.name: features_of(args.features_dir, cut, opened) for cut in opened.cuts}
+    features = {cut.name: opened.features(args.features_dir, cut) for cut in opened.cuts}
     layers = [*([INPUT] if opened.wants_frame else []), *features]
     described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places)))} steps; "
                  f"layers: {', '.join(layers)}; outputs: "

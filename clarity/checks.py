@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clarity.attributing.clarity_files import AttributionFolder
-from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags, features_of
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.attributing.layers import find_cuts
 from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.check_report import report, verdict
@@ -91,7 +91,7 @@ def subjects_of(features_dir: Path, opened: Opened,
     for cut in opened.cuts:
         if not cut.layer.is_map:
             continue
-        features = features_of(features_dir, cut, opened)
+        features = opened.features(features_dir, cut)
         if attributions.layer_settings(cut.name).get("features_sha256") != features.checksum:
             raise UserError(f"the attributions in {attributions.path} to {cut.name} are of other "
                             f"features than those in {features_dir}; name the right "

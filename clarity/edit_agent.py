@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from clarity.attributing.clarity_files import FeaturesFolder, LayerFeatures
+from clarity.attributing.clarity_files import LayerFeatures
+from clarity.attributing.flags import features_of
 from clarity.attributing.layers import find_cuts
 from clarity.attributing.recordings import Recording
 from clarity.editing.random_edits import random_edits
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
     checksum = sha256(args.agent_file)
     root = origin.edited_from or checksum
     [cut] = find_cuts(policy, [args.layer], allow_partial=True)
-    features = features_of(args.features_dir, cut.name, {checksum, root})
+    features = features_of(args.features_dir, cut, {checksum, root})
     for number in args.features:
         if number >= features.number:
             raise UserError(f"there is no feature {number} of {cut.name}: they are numbered 0 to "
@@ -85,24 +86,6 @@ def main(argv: list[str] | None = None) -> None:
     save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
     print(f"wrote {args.output}: {args.agent_file} without {said}, strength {edit.strength:g}, "
           f"{'in its weights' if args.in_weights else 'as an edit'}")
-
-
-def features_of(path: Path, name: str, agents: set[str]) -> LayerFeatures:
-    """The features of a layer.
-
-    Args:
-        agents: checksums of the files whose features they may be.
-
-    Raises:
-        UserError: if they are missing, damaged or of another agent.
-    """
-    features = FeaturesFolder(path, name).read()
-    found = str(features.settings.get("agent_sha256"))
-    if found not in agents:
-        raise UserError(f"the features in {path / name} are of the agent {found[:12]}, and this "
-                        f"one is {' or '.join(sorted(each[:12] for each in agents))}; find them "
-                        "with python -m clarity.features")
-    return features
 
 
 def random_edit(edit: Edit, policy: Policy, features: LayerFeatures,

@@ -12,7 +12,7 @@ import numpy as np
 
 from agents.object_masks import recorded_game
 from clarity.attributing.clarity_files import finished_layers
-from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags, features_of
+from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import kinds_in, painted
@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> None:
                         f"{', '.join(cut.name for cut in opened.cuts)} has none; give --layers "
                         "with cells")
     kinds = kinds_in(recorded_game(opened.recording.folder))
-    features = {cut.name: features_of(args.features_dir, cut, opened) for cut in cuts}
-    others = {cut.name: features_of(args.other_features_dir, cut, opened) for cut in cuts
+    features = {cut.name: opened.features(args.features_dir, cut) for cut in cuts}
+    others = {cut.name: opened.features(args.other_features_dir, cut) for cut in cuts
               } if args.other_features_dir else {}
     names = [kind.name for kind in kinds]
     observations = opened.recording.observations(args.num_observations, args.seed)

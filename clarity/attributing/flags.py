@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,10 @@ class Opened:
             "agent_file": args.agent_file.name, "agent_sha256": checksum,
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
+    def features(self, path: Path, cut: Cut) -> LayerFeatures:
+        """The features of one of the layers, from the folder of all layers; see ``features_of``."""
+        return features_of(path, cut, self.features_of, self.recording.game)
+
     def run(self, places: np.ndarray) -> tuple[PolicyOutput, Tensor]:
         """The agent's output on rows of the recording (B, 2), and the actions taken (B,)."""
         rows = self.recording.rows(places)
@@ -124,20 +129,26 @@ class Opened:
                 torch.from_numpy(rows.actions).to(self.compute.device))
 
 
-def features_of(path: Path, cut: Cut, opened: Opened) -> LayerFeatures:
-    """The features of a layer of this agent, or of the one that it was edited from.
+def features_of(path: Path, cut: Cut, agents: Collection[str], game: str | None = None
+                ) -> LayerFeatures:
+    """The features of a layer.
+
+    Args:
+        agents: checksums of the agent files whose features they may be.
+        game: that they must be of, if given.
 
     Raises:
         UserError: if they are missing, damaged, or of another agent, game or layer.
     """
     features = FeaturesFolder(path, cut.name).read()
     again = "; give --features_dir of this agent, or find them with python -m clarity.features"
-    for key, what, may_be in (("agent_sha256", "agent", opened.features_of),
-                              ("game", "game", {opened.description["game"]})):
-        found, ours = features.settings.get(key), opened.description[key]
-        if found not in may_be:
-            raise UserError(f"the features in {path / cut.name} are of the {what} "
-                            f"{str(found)[:12]}, and this one is {str(ours)[:12]}{again}")
+    found = str(features.settings.get("agent_sha256"))
+    if found not in agents:
+        raise UserError(f"the features in {path / cut.name} are of the agent {found[:12]}, and "
+                        f"this one is {' or '.join(sorted(each[:12] for each in agents))}{again}")
+    if game not in (None, features.settings.get("game")):
+        raise UserError(f"the features in {path / cut.name} are of the game "
+                        f"{features.settings.get('game')}, and this one is {game}{again}")
     if (features.settings.get("layer") != cut.layer.name
             or features.mean_activations.shape != cut.shape):
         raise UserError(f"the features in {path / cut.name} are of the layer "
