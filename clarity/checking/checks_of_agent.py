@@ -33,6 +33,7 @@ from clarity.checking.checked_frames import (
 )
 from clarity.checking.deletion import Curves, deletion_curves, deletion_table
 from clarity.checking.fidelity import fidelity_of
+from clarity.checking.object_files import packed, unpacked
 from clarity.checking.object_removal import objects_table, removals
 from clarity.checking.randomisation import (
     randomisation_correlations,
@@ -40,7 +41,6 @@ from clarity.checking.randomisation import (
     stages_of,
 )
 from clarity.checking.taken_out import changes_without_features, features_table
-from common.game_constants import FRAME_SIZE
 from common.game_objects import GameObject, objects_of
 from common.outputs import Output
 
@@ -199,10 +199,10 @@ class AgentChecks:
         if not outputs:
             return
         found = removals(self._opened, self._frames, self._kinds, outputs)
-        bits = np.packbits(found.masks.reshape(*found.masks.shape[:2], -1), axis=-1)
+        masks = packed(found.masks)
         for output, changes in zip(outputs, found.changes):
             self._folder.add_raw(self._folder.raw_file(OBJECTS, output.name),
-                                 self._opened.description["agent_sha256"], masks=bits,
+                                 self._opened.description["agent_sha256"], masks=masks,
                                  changes=changes)
 
     # Rows of tables.
@@ -240,11 +240,9 @@ class AgentChecks:
         return features_table(raw["changes"], raw["totals"], self._frames.episodes, self._seed)
 
     def _objects_rows(self, subject: Subject, raw: dict[str, np.ndarray]) -> pd.DataFrame:
-        bits = np.unpackbits(raw["masks"], axis=-1).astype(bool)
         return objects_table(
-            bits.reshape(*bits.shape[:2], FRAME_SIZE, FRAME_SIZE), raw["changes"],
-            self._cells(subject).sum(axis=-1), subject.cut, [kind.name for kind in self._kinds],
-            self._frames.episodes, self._seed)
+            unpacked(raw["masks"]), raw["changes"], self._cells(subject).sum(axis=-1), subject.cut,
+            [kind.name for kind in self._kinds], self._frames.episodes, self._seed)
 
     def _fidelity_rows(self, subject: Subject, raw: dict[str, np.ndarray]) -> pd.DataFrame:
         infidelity, sensitivity = np.nanmedian(raw["values"], axis=0)

@@ -35,7 +35,7 @@ from common.errors import UserError
 from common.files import atomic_path, read_arrays, read_json, save_json
 from common.game_constants import FRAME_SIZE
 from common.locks import FolderLock
-from common.tables import write_table
+from common.tables import read_table, write_table
 
 SCRIPT = "python -m clarity.objects"
 COLUMNS = ("feature", "kind", "auc", "low_95", "high_95", "chance", "chance_low", "chance_high",
@@ -80,10 +80,9 @@ class ObjectsFolder:
     def add_masks(self, observations: np.ndarray, masks: np.ndarray) -> None:
         """Write masks bool (O, K, 64, 64) of observations (O, 2)."""
         self._lock.check()
-        packed = np.packbits(masks.reshape(*masks.shape[:2], -1), axis=-1)
-        with atomic_path(self.masks_file, packed.nbytes) as temporary:
-            np.savez(temporary, observations=observations.astype(np.int32),
-                                masks=packed)
+        bits = packed(masks)
+        with atomic_path(self.masks_file, bits.nbytes) as temporary:
+            np.savez(temporary, observations=observations.astype(np.int32), masks=bits)
 
     def kinds(self) -> list[str]:
         """Names of the kinds of object (K,)."""
@@ -101,8 +100,7 @@ class ObjectsFolder:
                                          FRAME_SIZE**2 // 8)):
             raise UserError(f"{self.masks_file} is damaged: it does not hold masks; {SCRIPT} "
                             "--overwrite makes it again")
-        bits = np.unpackbits(found["masks"], axis=-1).astype(bool)
-        return found["observations"], bits.reshape(*bits.shape[:2], FRAME_SIZE, FRAME_SIZE)
+        return found["observations"], unpacked(found["masks"])
 
     def add_scores(self, layer: str, path: str, features_sha256: str,
                    scores: ObjectScores) -> None:
@@ -158,6 +156,17 @@ class ObjectsFolder:
         """Short names of the layers whose features have scores."""
         return sorted(path.parent.name for path in self.path.glob("*/names.json"))
 
+    def scores(self, layer: str) -> pd.DataFrame:
+        """Scores of a layer's features: the columns of COLUMNS.
+
+        Raises:
+            UserError: if the file is missing or damaged.
+        """
+        numbers = COLUMNS[2:-1]
+        return read_table(self.scores_file(layer), {
+            "feature": int, "kind": str, **dict.fromkeys(numbers, float), COLUMNS[-1]: int},
+            numbers, SCRIPT)
+
     def names(self, layer: str) -> dict:
         """``names.json`` of a layer.
 
@@ -169,6 +178,17 @@ class ObjectsFolder:
             raise UserError(f"{self.names_file(layer)} is damaged; {SCRIPT} --overwrite makes it "
                             "again")
         return found
+
+
+def packed(masks: np.ndarray) -> np.ndarray:
+    """Masks bool (O, K, 64, 64) as bits, uint8 (O, K, 512)."""
+    return np.packbits(masks.reshape(*masks.shape[:2], -1), axis=-1)
+
+
+def unpacked(bits: np.ndarray) -> np.ndarray:
+    """The masks of ``packed``."""
+    masks = np.unpackbits(bits, axis=-1).astype(bool)
+    return masks.reshape(*masks.shape[:2], FRAME_SIZE, FRAME_SIZE)
 
 
 def _number(value: float) -> float | None:

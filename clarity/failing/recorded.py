@@ -26,9 +26,10 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
     found = {}
     with contextlib.closing(Coroner(recorded_game(folder))) as coroner:
         for episode in episodes:
-            last = len(folder.steps(episode)) - 2  # behind it is the terminal row
+            actions = folder.steps(episode)["action"]
+            last = len(actions) - 2  # behind it is the terminal row
             [(_, state)] = replayed(folder, episode, [last])
-            cause = coroner.cause(state.to_bytes(), int(folder.steps(episode)["action"].iloc[last]))
+            cause = coroner.cause(state.to_bytes(), int(actions.iloc[last]))
             if cause is not None:
                 found[episode] = cause
     return found

@@ -59,7 +59,6 @@ from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
 from common.settings import SETTINGS_NAME, load_settings
-from common.tables import read_table
 
 PRODUCTS = "gradient_activation:"  # before the name of an output
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
@@ -203,8 +202,7 @@ class Sources:
         if not self._objects.has(layer, self.features[layer].checksum):
             return None
         found = self._objects.names(layer)
-        table = read_table(self._objects.scores_file(layer), {
-            "feature": int, "kind": str, **dict.fromkeys(_SCORES, float)}, gaps=_SCORES)
+        table = self._objects.scores(layer)[["feature", "kind", *_SCORES]]
         kinds = [[row._asdict() for row in rows.itertuples(index=False)] for rows in (
             table[(table["feature"] == feature) & table["auc"].notna()].sort_values(
                 "auc", ascending=False).drop(columns="feature")
