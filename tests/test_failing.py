@@ -191,6 +191,17 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
     assert (sampled % STEPS_A_STATE == 0).all() and sampled.sum()
 
 
+def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
+    """Sixteen times the same episode: each of its steps is looked at in one of them."""
+    levels = [(number, KILLED["saw"][0]) for number in range(STEPS_A_STATE)]
+    play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4, greedy=True)
+    sampled = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
+    monkeypatch.setattr(playing, "STEPS_A_STATE", 1)
+    exact = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
+    assert (exact == exact[0]).all() and exact[0].any()
+    np.testing.assert_array_equal(sampled.sum(axis=0), exact.sum(axis=0))
+
+
 def test_a_recordings_failures_have_the_causes_that_playing_found(tmp_path, capsys):
     save_agent(tmp_path / "model.pth", hopping())
     common = ["--model_file", str(tmp_path / "model.pth"), "--distribution_mode", "hard",
