@@ -14,12 +14,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from agents.object_masks import ObjectPainter, recorded_game, recorded_without
+from agents.object_masks import ObjectPainter, recorded_without
 from common.cli import Parser, add_save_dir_flag, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.game_objects import objects_of
+from common.replay import recorded_game
 from common.video import write_strip
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset

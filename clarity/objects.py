@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.object_masks import recorded_game
 from clarity.attributing.clarity_files import finished_layers
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.checking.object_files import ObjectsFolder
@@ -20,6 +19,7 @@ from clarity.checking.sources import feature_activations
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
+from common.replay import recorded_game
 
 
 def parser() -> Parser:

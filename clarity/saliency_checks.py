@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from agents.object_masks import recorded_game
 from clarity.attributing.layers import find_cuts
-from clarity.attributing.recordings import Recording
+from clarity.attributing.recordings import Recording, Rows
 from clarity.checking.object_removal import objects_table
 from clarity.checking.randomisation import (
     drawn_again,
@@ -33,6 +32,7 @@ from common.errors import UserError, script_main
 from common.files import sha256
 from common.output_folder import Output
 from common.outputs import ANSWERS, VALUE, outputs_named
+from common.replay import recorded_game
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
                                                           saliency.sigma)
 
     def all_maps(agent, some: slice) -> list[Map]:
-        few = type(rows)(rows.frames[some], rows.entering[some], rows.actions[some])
+        few = Rows(rows.frames[some], rows.entering[some], rows.actions[some])
         with with_agent(simulator, agent):
             return [*attribution_maps(agent, compute, cuts, output, few),
                     *simulated_maps(simulator, compute, dataset, windows[some], function, lags,

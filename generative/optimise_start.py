@@ -20,6 +20,7 @@ from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.parameters import ParameterSet
+from common.replay import recorded_game
 from common.rollout_files import RolloutFolder
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
@@ -28,7 +29,6 @@ from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.made_to_order.counting import count as count_starts
 from generative.made_to_order.files import MadeToOrderFolder
 from generative.made_to_order.making import Workshop, make, write_picture
-from generative.made_to_order.real_game import env_of
 from generative.made_to_order.recorded_density import RecordedDensity
 from generative.made_to_order.recorded_starts import drawn_windows, recorded_starts
 from generative.made_to_order.report import plot, report
@@ -133,7 +133,10 @@ def main(argv: list[str] | None = None) -> int:
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, num_steps)
     recording = None if args.no_real_game else RolloutFolder(Path(common.data_dir))
     if recording is not None:
-        env_of(recording)  # now and not after the search
+        try:  # now and not after the search
+            recorded_game(recording)
+        except UserError as error:
+            raise UserError(f"{error}; --no_real_game leaves the real game out") from None
     windows = drawn_windows(dataset, args.num_recorded, step, args.seed)
     best_of = args.best_of if "best_of" in explicit else min(args.best_of, len(windows) // 2)
     if not 0 < best_of < len(windows):

@@ -12,7 +12,6 @@ from conftest import small_policy
 from sklearn.metrics import roc_auc_score
 
 import record
-from agents.object_masks import replayed
 from clarity import features, objects
 from clarity.attributing.layers import find_cuts
 from clarity.checking.object_files import ObjectsFolder
@@ -21,6 +20,7 @@ from clarity.checking.recorded_objects import painted
 from common.agent_file import save_agent
 from common.errors import UserError
 from common.game_objects import objects_of
+from common.replay import replayed
 from common.rollout_files import RolloutFolder
 
 

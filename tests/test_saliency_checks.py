@@ -9,7 +9,6 @@ import torch
 from conftest import FLOAT32
 
 from agents.acting import run_policy
-from agents.object_masks import replayed
 from clarity import saliency_checks
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Rows
@@ -29,6 +28,7 @@ from common.files import sha256
 from common.game_objects import objects_of, undrawn
 from common.outputs import outputs_named
 from common.parameters import ParameterSet
+from common.replay import replayed
 from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset

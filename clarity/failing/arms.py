@@ -162,7 +162,6 @@ def invisible_hazards(names: Sequence[str], game: str, original: FailureArm,
     return arms
 
 
-
 def hiding(game: str, kind: GameObject) -> LevelEdit:
     """Makes a hazard invisible: at the level's start, or after every step if it may turn around,
     so that it becomes another kind, or draws a trail."""

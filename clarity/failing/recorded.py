@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from agents.object_masks import recorded_game, replayed
 from clarity.failing.causes import Coroner
+from common.replay import recorded_game, replayed
 from common.rollout_files import RolloutFolder
 
 
@@ -21,7 +21,7 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
 
     Raises:
         UserError: if a frame or an end differs from the recording; see
-            ``agents.object_masks.replayed``.
+            ``common.replay.replayed``.
     """
     found = {}
     with contextlib.closing(Coroner(recorded_game(folder))) as coroner:

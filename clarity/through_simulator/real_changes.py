@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from agents.acting import run_policy
-from agents.object_masks import ObjectPainter, recorded_game, replayed
+from agents.object_masks import ObjectPainter
 from clarity.attributing.recordings import Rows
 from clarity.through_simulator.maps import BLOCK
 from common.devices import Compute
@@ -25,6 +25,7 @@ from common.game_objects import GameObject
 from common.networks import Policy
 from common.outputs import Output
 from common.progress import Progress
+from common.replay import recorded_game, replayed
 from common.rollout_files import RolloutFolder
 
 POINTS = 9  # of a curve, both ends among them

@@ -10,29 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from common.config import typed
 from common.devices import Compute
-from common.env import EnvConfig, LevelSlots
-from common.errors import UserError
+from common.env import LevelSlots
 from common.networks import to_images
+from common.replay import recorded_game, replay
 from common.rollout_files import RolloutFolder
 from generative.agent_inside import AgentInside
 from generative.dataset import WindowPlace
 from generative.made_to_order.targets import Answers
 from interventions.scopes import recorded
-
-
-def env_of(folder: RolloutFolder) -> EnvConfig:
-    """The game of a recording.
-
-    Raises:
-        UserError: if the recording does not say it.
-    """
-    found = folder.description().get("env")
-    if not found:
-        raise UserError(f"{folder.path} does not say which game it is of, so nothing can be "
-                        "replayed; give --no_real_game, or record it with record.py")
-    return typed(EnvConfig, found, str(folder.description_file))
 
 
 def play_on(agent: AgentInside, compute: Compute, folder: RolloutFolder,
@@ -52,30 +38,18 @@ def play_on(agent: AgentInside, compute: Compute, folder: RolloutFolder,
     Raises:
         UserError: if a replay shows other frames than the recording, naming episode and step.
     """
-    slots = LevelSlots(env_of(folder), len(places))
+    slots = LevelSlots(recorded_game(folder), len(places))
     hidden = np.zeros((len(places), agent.policy.hidden_state_size), np.float32)
     try:
         for slot, place in enumerate(places):
-            hidden[slot] = _replay(slots, slot, folder, place)
+            for _ in replay(slots, slot, folder, place.episode, place.frame):
+                pass
+            states = folder.array_files(place.episode).hidden_states
+            hidden[slot] = states.rows(place.frame, place.frame + 1)[0]
         return _played(agent, compute, slots, torch.from_numpy(hidden).to(compute.device), step,
                        layers)
     finally:
         slots.close()
-
-
-def _replay(slots: LevelSlots, slot: int, folder: RolloutFolder, place: WindowPlace) -> np.ndarray:
-    """Bring a slot to a recorded frame; returns the state that entered the agent there (D,)."""
-    files, steps = folder.array_files(place.episode), folder.steps(place.episode)
-    frames = files.frames.rows(0, place.frame + 1)  # (…, C, H, W)
-    slots.start(slot, int(steps["level_seed"].iloc[0]))
-    for t, action in enumerate(steps["action"].iloc[:place.frame + 1]):
-        if not np.array_equal(slots.frames[slot], np.moveaxis(frames[t], 0, -1)):
-            raise UserError(f"episode {place.episode} of {folder.path} replays differently at its "
-                            f"step {t}: was it recorded with another version of Procgen, or on "
-                            "edited levels? --no_real_game leaves the real game out")
-        if t < place.frame:
-            slots.step(slot, int(action))
-    return files.hidden_states.rows(place.frame, place.frame + 1)[0]
 
 
 @torch.no_grad()
