@@ -99,6 +99,11 @@ def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
         entries = np.array(studies.features[each].found["largest_entry"])
         yield Finding(0, "features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
+        compared = studies.objects.difference(each)
+        if compared.get("difference") is not None:
+            yield Finding(0, "observations", f"object score minus that of features of activations, "
+                          f"{each}", *(compared[name] for name in (
+                              "difference", "low_95", "high_95")), 0, shown=each == layer)
 
 
 def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
