@@ -13,8 +13,7 @@ from common.locks import LOCK_NAME, FolderLock
 # Plain names of the entries whose keys do not explain themselves.
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
             "recording_sha256": "recording behind it",
-            "model_sha256": "simulator", "num_steps": "number of steps",
-            "divided": "division of the work"}
+            "model_sha256": "simulator", "num_steps": "number of steps"}
 
 
 def read_description(path: Path) -> dict:

@@ -37,6 +37,7 @@ from common.locks import LOCK_NAME, FolderLock, check_unlocked
 
 _NOTES = ".shards"
 _NOTE = "shard.json"
+_DIVIDED = "divided"  # among the settings, what decides which shard does what
 _NOTE_PATTERN = f"{_NOTES}*/*/*"
 
 Item = TypeVar("Item")
@@ -126,7 +127,7 @@ class ShardNotes:
                 if other.parts != shard.parts:
                     raise UserError(f"{self.folder} holds shards of {other.parts}, to which "
                                     f"--shard {shard} does not belong; {way_out}")
-                key = first_difference(note["settings"], settings, informative)
+                key = _difference(note["settings"], settings, informative)
                 if key:
                     raise UserError(f"{self.folder} holds shard {other} with another "
                                     f"{READABLE.get(key, key)}; {way_out}")
@@ -135,7 +136,8 @@ class ShardNotes:
         is_new = not own.exists()
         own.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(own)
-        save_json(own / _NOTE, {"settings": settings, "finished": False})
+        save_json(own / _NOTE, {"settings": settings, "informative": list(informative),
+                                "finished": False})
         try:
             check()  # once more, for those that have begun in between
         except UserError:
@@ -150,7 +152,8 @@ class ShardNotes:
         save_json(path, {**read_description(path), "finished": True})
 
     def settings(self) -> dict:
-        """Settings of all shards, which have finished.
+        """Settings of all shards, which have finished; of those of ``SharedFolder`` the ones that
+        divide the work are under "divided".
 
         Raises:
             UserError: naming the shards that have not, or that differ from the others.
@@ -169,13 +172,13 @@ class ShardNotes:
                             f"{'has' if one else 'have'} not been run to the end; run "
                             f"{'it' if one else 'them'} with --shard {missing[0]}"
                             + ("" if one else " and so on"))
-        first = notes[Shard(1, parts)]["settings"]
+        first = notes[Shard(1, parts)]
         for shard, note in notes.items():
-            if shard.parts != parts or first_difference(
-                    note["settings"], first, ("versions",)) is not None:
+            if shard.parts != parts or _difference(note["settings"], first["settings"],
+                                                   first["informative"]):
                 raise UserError(f"shard {shard} in {self.folder} has other settings than the rest; "
                                 "delete the folder, and run the shards again")
-        return first
+        return first["settings"]
 
     def join(self, make: Callable[[dict, Path], None], is_joined: Callable[[], bool]) -> None:
         """Join the shards, unless that is done already, and remove the notes.
@@ -222,6 +225,12 @@ class ShardNotes:
         return notes
 
 
+def _difference(found: dict, settings: dict, informative: Sequence[str]) -> str | None:
+    """The first key in which settings differ, if any; how work is divided comes last."""
+    return (first_difference(found, settings, (*informative, _DIVIDED))
+            or first_difference(found.get(_DIVIDED, {}), settings.get(_DIVIDED, {}), ()))
+
+
 class SharedFolder:
     """A described folder that is written by one process, or by one for each shard.
 
@@ -240,6 +249,9 @@ class SharedFolder:
         divided: what else decides which shard does what, and what joining needs.
         is_done: whether the folder holds all that any shard would write, and is joined.
 
+    Attributes:
+        is_open: whether there is anything to be written; False where shards are joined already.
+
     Raises:
         FolderInUse: if another process is at work there, or does the same shard.
         UserError: if the folder holds anything else, or shards of another number or other settings.
@@ -250,7 +262,7 @@ class SharedFolder:
                  shard: Shard = WHOLE, divided: dict | None = None,
                  is_done: Callable[[], bool] = lambda: False):
         self._shard, self._notes, folder = shard, ShardNotes(path.parent), path.parent
-        self._noted, self._lock = False, None
+        self.is_open, self._noted, self._lock = True, False, None
         way_out = f"choose another {flag}, or delete the folder"
         if shard == WHOLE:
             if self._notes.exist() and not overwrite:
@@ -273,10 +285,11 @@ class SharedFolder:
                             f"{way_out}")
         folder.mkdir(parents=True, exist_ok=True)
         if found and not self._notes.exist() and is_done():
+            self.is_open = False
             return
         self._noted = True
         self._lock = self._notes.begin(
-            shard, {**description, "divided": divided or {}}, way_out, informative)
+            shard, {**description, _DIVIDED: divided or {}}, way_out, informative)
 
     def check(self) -> None:
         """See that the folder is still there.

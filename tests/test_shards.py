@@ -52,7 +52,7 @@ def test_shards_give_the_recording_of_one_run(recording, run, agent_path, tmp_pa
             (["--shard", "1/4"], f"{data} holds shards of 3, to which --shard 1/4 does not belong; "
                                  "choose another --logdir, or delete the folder"),
             (["--shard", "1/3", "--seed", "4"], "holds shard 2/3 with another seed"),
-            (["--shard", "1/3", "--num_episodes", "13"], "another division of the work"),
+            (["--shard", "1/3", "--num_episodes", "13"], "with another num_episodes"),
             (["--shard", "3/3", "--overwrite"], "throw away what other shards have written")):
         before = bytes_of_files(data)
         run(*more, status=2)
