@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, at_work_in, bytes_of_files, killed_at, record_arguments
 
 import record
+from common import rollout_files
 from common.errors import UserError
 from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.shards import Shard, ShardNotes
@@ -190,6 +191,23 @@ def test_many_processes_join_at_once(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert not errors
+    assert bytes_of_files(data) == bytes_of_files(expected)
+
+
+def test_a_join_goes_on_where_another_one_has_written_in_between(tmp_path, monkeypatch):
+    write_shards(tmp_path / "pieces", 4, 2)
+    expected = shutil.copytree(tmp_path / "pieces", tmp_path / "expected")
+    join_recording(expected)
+    data, read = tmp_path / "pieces", rollout_files.read_bytes
+
+    def read_later(path):
+        monkeypatch.setattr(rollout_files, "read_bytes", read)
+        with killed_at(ShardNotes, "remove", 1), pytest.raises(KeyboardInterrupt):
+            join_recording(data)  # the other one, which has deleted what is to be read
+        return read(path)
+
+    monkeypatch.setattr(rollout_files, "read_bytes", read_later)
+    join_recording(data)
     assert bytes_of_files(data) == bytes_of_files(expected)
 
 
