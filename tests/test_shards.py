@@ -54,7 +54,7 @@ def test_shards_give_the_recording_of_one_run(recording, run, agent_path, tmp_pa
                                  "choose another --logdir, or delete the folder"),
             (["--shard", "1/3", "--seed", "4"], "holds shard 2/3 with another seed"),
             (["--shard", "1/3", "--num_episodes", "13"], "with another num_episodes"),
-            (["--shard", "3/3", "--overwrite"], "throw away what other shards have written")):
+            (["--shard", "3/3", "--overwrite"], "throw away what shards have written")):
         before = bytes_of_files(data)
         run(*more, status=2)
         lines = capsys.readouterr().err.splitlines()
