@@ -1,5 +1,9 @@
 """Runs of train.py and train_gen_model.py that a test makes by one process and, through torchrun,
-by several: ``torchrun tests/rank_runs.py FOLDER AGENT_FILE DATA_DIR``."""
+by several: of a smaller parameter set than those of the files.
+
+    torchrun tests/rank_runs.py all FOLDER AGENT_FILE DATA_DIR
+    torchrun tests/rank_runs.py agent|simulator FLAGS OF THE SCRIPT
+"""
 
 from __future__ import annotations
 
@@ -11,36 +15,48 @@ from conftest import tiny_config
 import train
 import train_gen_model
 
-STEPS_AN_UPDATE = 8 * 64
-UPDATES = 4
-BATCHES = 8
+UPDATES, BATCHES = 4, 8
+STEPS_AN_UPDATE = 8 * 24
 
 
 def agent_arguments(logdir: Path, teacher: Path) -> list[str]:
-    """A recurrent agent with a teacher, validation, and a learned initial state."""
+    """A teacher, validation, and an agent file of every update."""
     return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
             "--num_timesteps", str(UPDATES * STEPS_AN_UPDATE), "--val_interval", "3",
-            "--teacher_file", str(teacher), "--precision", "float32", "--device", "cpu",
-            "--num_threads", "1", "--logdir", str(logdir)]
+            "--num_checkpoints", str(UPDATES), "--teacher_file", str(teacher), "--precision",
+            "float32", "--device", "cpu", "--num_threads", "1", "--logdir", str(logdir)]
 
 
 def simulator_arguments(log_dir_base: Path, agent: Path, data: Path) -> list[str]:
-    """A simulator with weights of rare colours and a batch that two processes share unevenly."""
+    """Weights of rare colours, and a batch that two processes cannot share evenly."""
     return ["--agent_file", str(agent), "--data_dir", str(data), "--log_dir_base",
             str(log_dir_base), "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t",
             "--seed", "4", "--log_interval", "2", "--max_batches", str(BATCHES), "--batch_size",
-            "5", "--image_rarity", "0.5", "--precision", "float32", "--device", "cpu"]
+            "3", "--image_rarity", "0.5", "--precision", "float32", "--device", "cpu"]
 
 
-def make_all(folder: Path, agent: Path, data: Path) -> None:
-    """Train a recurrent agent, a feed-forward one, and a simulator, in folders of these names."""
-    assert train.main(agent_arguments(folder / "recurrent", agent)) == 0
+def train_agent(argv: list[str], recurrent: bool = True) -> int:
+    """train.py with short rollouts, and steps that are small because Adam makes as much of the
+    rounding of a gradient near 0 as of a gradient. Two processes have minibatches of a recurrent
+    agent of which one has no environment."""
     of_file = train.load_agent_config
-    train.load_agent_config = lambda name: tiny_config(recurrent=False)
-    assert train.main(agent_arguments(folder / "feed-forward", agent)) == 0
-    train.load_agent_config = of_file
-    assert train_gen_model.main(simulator_arguments(folder / "simulator", agent, data)) == 0
+    train.load_agent_config = lambda name: tiny_config(
+        architecture="nature", n_steps=24, learning_rate=1e-4, recurrent=recurrent)
+    try:
+        return train.main(argv)
+    finally:
+        train.load_agent_config = of_file
+
+
+def make_all(folder: Path, agent: Path, data: Path) -> int:
+    """Train a recurrent agent, a feed-forward one, and a simulator, in folders of these names."""
+    return (train_agent(agent_arguments(folder / "recurrent", agent))
+            or train_agent(agent_arguments(folder / "feed-forward", agent), recurrent=False)
+            or train_gen_model.main(simulator_arguments(folder / "simulator", agent, data)))
 
 
 if __name__ == "__main__":
-    make_all(*map(Path, sys.argv[1:]))
+    what, *words = sys.argv[1:]
+    if what == "all":
+        raise SystemExit(make_all(*map(Path, words)))
+    raise SystemExit(train_agent(words) if what == "agent" else train_gen_model.main(words))
