@@ -15,7 +15,7 @@ from conftest import tiny_config
 import train
 import train_gen_model
 
-UPDATES, BATCHES = 4, 8
+UPDATES, BATCHES = 4, 6
 STEPS_AN_UPDATE = 8 * 24
 
 

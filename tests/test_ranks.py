@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
 from rank_runs import (
+    BATCHES,
     STEPS_AN_UPDATE,
     UPDATES,
     agent_arguments,
@@ -137,7 +138,7 @@ def test_processes_play_levels_of_their_own_and_together_those_of_one():
         for seen, workers in zip(levels, ([whole], parts)):
             states = [state for worker in workers for state in worker.env.get_state()]
             for each, state in zip(seen, states):
-                each.add(int(LevelState.parse(state).env["current_level_seed"]))
+                each.add(int(LevelState.parse(state).step["current_level_seed"]))
         frames = [np.concatenate([worker.env.observe().frames for worker in workers])
                   for workers in ([whole], parts)]
         assert np.array_equal(*frames)
@@ -253,7 +254,8 @@ def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_tw
     wait_for(lambda: (run / f"model_{2 * STEPS_AN_UPDATE}.pth").exists(), process)
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=60)
-    assert f"stopped after {3 * STEPS_AN_UPDATE} steps" in output, errors
+    assert f"stopped after {log_of(run)['timesteps'].iloc[-1]} steps" in output, errors
+    assert len(log_of(run)) < UPDATES
     assert f"torchrun --standalone --nproc_per_node=2 train.py --resume {run}" in output
 
     process = by_torchrun("agent", "--resume", run, "--device", "cpu")
@@ -274,7 +276,7 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agen
     batches = int(re.search(r"stopped after (\d+) batches", output)[1])
     assert f"exitcode  : {128 + signal.SIGUSR1}" in errors
     run = simulator_run(tmp_path)
-    assert torch.load(checkpoints(run)[-1], weights_only=True)["batches"] == batches < 8
+    assert torch.load(checkpoints(run)[-1], weights_only=True)["batches"] == batches < BATCHES
     with caplog.at_level(logging.WARNING):
         assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(run),
                                      "--device", "cpu"]) == 0
