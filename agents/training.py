@@ -381,8 +381,9 @@ class TrainingRun:
         absent = sorted(own - state.keys())
         if absent:
             raise UserError(f"{where} has no '{absent[0]}', so no run can go on from it")
-        check_like({name: state[name] for name in ("timesteps", "updates", "wall_time")},
-                   {"timesteps": 0, "updates": 0, "wall_time": 0.0}, where)
+        numbers = {name: state[name] for name in ("timesteps", "updates", "wall_time")}
+        check_like({**numbers, "ranks": state.get("ranks", 1)},
+                   {"timesteps": 0, "updates": 0, "wall_time": 0.0, "ranks": 1}, where)
         check_like(state["model_state_dict"], self.policy.state_dict(),
                    f"{where}: 'model_state_dict'")
         check_optimizer(state["optimizer_state_dict"], self.optimizer,

@@ -163,8 +163,9 @@ class SimulatorTraining:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
         check_generator(state["generator"], self._generator, f"{path}: 'generator'")
-        check_like({name: state[name] for name in ("batches", "wall_time")},
-                   {"batches": 0, "wall_time": 0.0}, str(path))
+        numbers = {name: state[name] for name in ("batches", "wall_time")}
+        check_like({**numbers, "ranks": state.get("ranks", 1)},
+                   {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
         if not isinstance(state["unlogged"], list):
             raise UserError(f"{path}: 'unlogged' is no list")
         figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
 from rank_runs import (
     BATCHES,
@@ -220,12 +221,12 @@ def test_what_processes_cannot_meet_by_is_refused_in_a_sentence(variables, messa
 
 @pytest.mark.slow
 def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # torchrun's part
     processes = []
     for rank in range(2):
         for name, value in {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": port}.items():
+                            "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": "True",
+                            }.items():
             monkeypatch.setenv(name, str(value))
         processes.append(start("train.py", *agent_arguments(tmp_path, agent_path), "--seed",
                                str(7 + rank)))
