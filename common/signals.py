@@ -14,11 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def deferred_signals(until: str) -> Iterator[list[int]]:
+def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
     """Collect the signals that ask to stop in a list; a second one acts at once.
 
     Args:
         until: what is finished first, for the message: "stopping after this update".
+        second_acts: False where others send the same signal on, as torchrun does: a second one
+            then has no effect.
     """
     received: list[int] = []
     previous = {}
@@ -27,7 +29,7 @@ def deferred_signals(until: str) -> Iterator[list[int]]:
         received.append(number)
         logger.warning("stopping after this %s (signal %d)", until, number)
         for each in previous:
-            signal.signal(each, previous[each])
+            signal.signal(each, previous[each] if second_acts else signal.SIG_IGN)
 
     for number in STOP_SIGNALS:
         previous[number] = signal.signal(number, note)
