@@ -14,7 +14,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.config import yaml_given
-from common.signals import STOP_SIGNALS
 from pipeline.records import Experiment
 
 
@@ -52,9 +51,6 @@ def run_stage(folder: Path, module: str, argv: list[str], log_file: Path,
             its records tell; the script gets these, whatever the files hold by now.
         torchrun: how the script runs in several processes, which read the files themselves.
     """
-    for number in STOP_SIGNALS:  # a fork has its parent's handlers
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT
-                      else signal.SIG_DFL)
     os.setpgid(0, 0)
     parent = multiprocessing.parent_process()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which a killed stage leaves behind

@@ -373,12 +373,10 @@ class Pipeline:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "a") as log:
             log.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
-        # The scripts are imported once; each stage is a fork of the process that has done it. A
-        # job has but one, and has imported much of it already.
-        context = multiprocessing.get_context("fork" if self._part else "forkserver")
-        if not self._part:
-            context.set_forkserver_preload(sorted({stage.script for stage in self.stages
-                                                   if stage.name in self._chosen}))
+        context = multiprocessing.get_context("forkserver")
+        # The scripts are imported once; each stage is a fork of the process that has done it.
+        context.set_forkserver_preload(sorted({stage.script for stage in self.stages
+                                               if stage.name in self._chosen}))
         process = context.Process(target=run_stage, args=(self.experiment.path, module, argv,
                                                           log_file, self._hyperparams, torchrun))
         passed_on = signal.SIGTERM if self._part else None

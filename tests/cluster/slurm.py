@@ -88,6 +88,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         for command in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in NODES)):
             _start(command, folder, stack, environment)
         _wait(lambda: _nodes(environment).count("idle") == len(NODES), folder)
+        stack.callback(_end_jobs, environment)
         yield environment
 
 
@@ -142,6 +143,16 @@ def _stop(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _end_jobs(environment: dict[str, str]) -> None:
+    """Cancel every job and wait until its processes have gone, which outlive the daemons."""
+    subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], env=environment)
+    subprocess.run(["scancel", "--user=root"], env=environment)
+    end = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < end and subprocess.run(
+            ["squeue", "--noheader"], env=environment, capture_output=True).stdout.strip():
+        time.sleep(0.2)
 
 
 def _nodes(environment: dict[str, str]) -> list[str]:
