@@ -78,9 +78,21 @@ class _LockFile:
 _held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
 
 
-def _lock(file: TextIO, folder: Path) -> None:
+def check_unlocked(folder: Path) -> None:
+    """See that no other process has locked a folder, without locking it.
+
+    Raises:
+        FolderInUse: naming the process and the host.
+    """
+    if folder.resolve() in _held:
+        return
+    with contextlib.suppress(FileNotFoundError), open(folder / LOCK_NAME) as file:
+        _lock(file, folder, fcntl.LOCK_SH)
+
+
+def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _IN_USE:
             file.seek(0)
