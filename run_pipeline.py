@@ -5,13 +5,13 @@ the stages are jobs of a cluster."""
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 
 from common.cli import Parser, count
 from common.config import yaml_given
 from common.errors import UserError, nearest, script_main
+from common.shards import shard
 from pipeline.child import Torchrun
 from pipeline.cluster.config import CLUSTER_FILE, load_cluster
 from pipeline.cluster.schedulers import SCHEDULERS, TIME_IS_UP
@@ -120,8 +120,8 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     experiment.check(args.preset)
     part = None
     if args.in_job:
-        shard, shards = args.shard or (0, args.join or 0)
-        part = Part(args.only[0], shards, shard)
+        part = Part(args.only[0], args.shard.parts, args.shard.part) if args.shard else Part(
+            args.only[0], args.join or 0)
     pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
@@ -205,14 +205,6 @@ def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
         print(f"the time of job {job} is up for the {sittings}th time; submit it again to go on",
               file=sys.stderr)
     return status
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Which part of how many, as an argparse type."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
-    return int(match[1]), int(match[2])
 
 
 def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[str]:

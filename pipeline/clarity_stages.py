@@ -51,7 +51,7 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
                "--num_episodes", str(config.num_episodes), "--no_action_noise", "--no_videos",
                *seed, "--logdir", f"{OUTPUT}/{RECORDING}"),
               (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
-              files=(AGENT,), clears=(RECORDING,)),
+              files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes),
         Stage("clarity_features", "clarity.features",
               (*inputs, *layers, "--num_observations", str(config.num_observations),
                "--nmf_features", str(config.nmf_features), *seed, "--output_dir",
