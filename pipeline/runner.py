@@ -373,8 +373,9 @@ class Pipeline:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "a") as log:
             log.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
-        context = multiprocessing.get_context("forkserver")
-        # The scripts are imported once; each stage is a fork of the process that has done it.
+        # The scripts are imported once; each stage is a fork of the process that has done it. The
+        # signals of a cancelled job would end that process first, so a job does without.
+        context = multiprocessing.get_context("spawn" if self._part else "forkserver")
         context.set_forkserver_preload(sorted({stage.script for stage in self.stages
                                                if stage.name in self._chosen}))
         process = context.Process(target=run_stage, args=(self.experiment.path, module, argv,

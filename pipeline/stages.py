@@ -168,8 +168,8 @@ class _Builder:
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
-                  max_shards=number, parameters={**flattened(vars(load_action_noise()), "action_noise."),
-                              "agent.n_envs": slots})]
+                  parameters={**flattened(vars(load_action_noise()), "action_noise."),
+                              "agent.n_envs": slots}, max_shards=number)]
 
     def simulator(self) -> list[Stage]:
         training = self._preset.simulator_training
