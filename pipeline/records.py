@@ -184,7 +184,7 @@ class Sitting:
         exit_status: None while it runs.
         shards: into how many the stage is divided; 0 if it is not.
         key: of what the shard was made of, as of a ``Record``; empty for other parts.
-        seconds: of all sittings of the shard that were not killed, or of this one.
+        seconds: of all sittings of the shard that were not killed; 0 for other parts.
     """
 
     job: str

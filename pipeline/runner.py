@@ -182,7 +182,7 @@ class Pipeline:
         with self.experiment.beginning(stage.name):
             decision = self.decide(stage)
             if decision.action != SKIP:
-                argv, _ = self._begin(stage, decision)
+                argv, record = self._begin(stage, decision)
             self._digests.save()
         now = dataclasses.replace(now, key=decision.basis.key)
         if last is not None and (last.shards, last.key) == (now.shards, now.key):
@@ -193,7 +193,8 @@ class Pipeline:
             print(f"{part.name}: skipped, it is done", flush=True)
             return dataclasses.replace(now, status=DONE, exit_status=0)
         self.experiment.save_sitting(part, now)
-        status, seconds = self._say_and_run(stage, decision, argv)
+        verb = "runs" if last is None else "continues"
+        status, seconds = self._say_and_run(stage, verb, record.why, argv)
         return dataclasses.replace(now, status=_meaning(status), exit_status=status,
                                    seconds=round(now.seconds + seconds, 1))
 
@@ -304,7 +305,8 @@ class Pipeline:
         if part is not None and part.shards:
             sittings = map(experiment.sitting, part.of_shards())
             record = dataclasses.replace(record, seconds=sum(each.seconds for each in sittings))
-        status, seconds = self._say_and_run(stage, decision, argv, torchrun)
+        verb = "continues" if decision.action == CONTINUE else "runs"
+        status, seconds = self._say_and_run(stage, verb, record.why, argv, torchrun)
         record = dataclasses.replace(record, exit_status=status, status=_meaning(status),
                                      seconds=round(record.seconds + seconds, 1))
         if status == 0:
@@ -330,6 +332,8 @@ class Pipeline:
             experiment.forget_shards(stage.name)
         record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None,
                         self._log_of(stage), _now(), decision.why)
+        if decision.action == CONTINUE and self._part is not None and self._part.shards:
+            record = dataclasses.replace(record, why=experiment.record(stage.name).why)
         experiment.save(stage.name, record)
         more = self._part.argv if self._part is not None else ()
         return [*(argv if continued is None else continued), *more], record
@@ -338,12 +342,11 @@ class Pipeline:
         return self.experiment.log_name(self.stages.index(stage) + 1,
                                         self._part.name if self._part else stage.name)
 
-    def _say_and_run(self, stage: Stage, decision: Decision, argv: list[str],
+    def _say_and_run(self, stage: Stage, verb: str, why: str, argv: list[str],
                      torchrun: Torchrun | None = None) -> tuple[int, float]:
         """Run a stage's script, or a part of its work; returns its status and its seconds."""
         name = self._part.name if self._part else stage.name
-        verb = "continues" if decision.action == CONTINUE else "runs"
-        print(f"\n{name}: {verb}, because {decision.why}", flush=True)
+        print(f"\n{name}: {verb}, because {why}", flush=True)
         begin, log = time.monotonic(), self.experiment.path / self._log_of(stage)
         status = self._run_script(stage.script, argv, log, torchrun)
         if status:

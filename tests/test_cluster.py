@@ -3,7 +3,9 @@
 import dataclasses
 import re
 import shlex
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -459,3 +461,38 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
     for script in set(dividing.values()):
         flags = __import__(script, fromlist=["parser"]).parser()
         assert {"shard", "join"} <= {action.dest for action in flags._actions}, script
+
+
+# What jobs do
+
+def test_shards_that_are_missing_are_not_joined(tmp_path, capsys):
+    folder = tmp_path / "out"
+    Experiment(folder).describe({"preset": "demo", "name": "demo"})
+    join = ["--preset", "demo", "--output_dir", str(folder), "--only", "record", "--in_job",
+            "slurm", "--join", "2"]
+    assert run_pipeline.main(join) == 2
+    assert capsys.readouterr().err == (
+        "error: the shards of record cannot be joined: shard 1 of 2 is not done; submit the stage "
+        "again\n")
+    found = Experiment(folder).sitting(Part("record", 2))
+    assert (found.status, found.exit_status, found.number) == ("failed", 2, 1)
+    assert not (folder / "rollouts").exists()
+
+
+@pytest.mark.parametrize(("received", "status", "sittings", "expected"), [
+    ([signal.SIGUSR1], 143, 1, 75), ([signal.SIGUSR1], 143, 3, 143), ([signal.SIGTERM], 143, 1, 143),
+    ([signal.SIGUSR1], 0, 1, 0), ([signal.SIGUSR1], 2, 1, 2)])
+def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
+        tmp_path, monkeypatch, received, status, sittings, expected):
+    """LSF starts a job again that ends with 75."""
+    monkeypatch.setenv("LSB_JOBID", "12")
+    experiment, part, jobs = Experiment(tmp_path), Part("train_agent"), []
+
+    def run_part(job, torchrun):
+        jobs.append(job)
+        experiment.save_sitting(part, dataclasses.replace(sitting("stopped"), number=sittings))
+        return status
+    pipeline = SimpleNamespace(experiment=experiment, received=received, run_part=run_part)
+    args = SimpleNamespace(in_job="lsf", processes=1, seconds_to_stop=60, max_sittings=3)
+    assert run_pipeline.run_job(args, pipeline, part) == expected
+    assert jobs == ["12"]
