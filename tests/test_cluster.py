@@ -480,7 +480,8 @@ def test_shards_that_are_missing_are_not_joined(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("received", "status", "sittings", "expected"), [
-    ([signal.SIGUSR1], 143, 1, 75), ([signal.SIGUSR1], 143, 3, 143), ([signal.SIGTERM], 143, 1, 143),
+    ([signal.SIGUSR1], 143, 1, 75), ([signal.SIGUSR1], 143, 3, 143),
+    ([signal.SIGTERM], 143, 1, 143),
     ([signal.SIGUSR1], 0, 1, 0), ([signal.SIGUSR1], 2, 1, 2)])
 def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
         tmp_path, monkeypatch, received, status, sittings, expected):
