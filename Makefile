@@ -47,6 +47,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.mazes
 	$(BIN)/python -m benchmarks.attribution
+	$(BIN)/python -m benchmarks.failures
 
 web:
 	cd web && npm ci --no-audit --no-fund && npm run build

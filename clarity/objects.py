@@ -1,5 +1,6 @@
-"""Name the features of an agent's layers by the kind of object that each goes with, and score them:
-by exact masks of the objects in recorded frames, from the real game played once more.
+"""Name the features of an agent's layers by the kind of object that each goes with, score them, and
+list the frames in which they are active without it: by exact masks of the objects in recorded
+frames, from the real game played once more.
 
 A killed run continues after the masks and after each layer; more layers can be added later.
 """
@@ -12,6 +13,7 @@ import numpy as np
 
 from clarity.attributing.clarity_files import finished_layers
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
+from clarity.checking.hallucinations import hallucinations
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import kinds_in, painted
@@ -72,8 +74,12 @@ def main(argv: list[str] | None = None) -> None:
             activations = feature_activations(opened, cut, own, observations)
             touched = np.moveaxis(cells_of(masks, cut), 1, -1)
         if not has_scores:
-            folder.add_scores(cut.name, cut.layer.name, own.checksum, object_scores(
-                activations, touched, observations[:, 0], args.seed))
+            scores = object_scores(activations, touched, observations[:, 0], args.seed)
+            folder.add_scores(cut.name, cut.layer.name, own.checksum, scores, {
+                int(feature): hallucinations(activations[..., feature],
+                                             touched[..., scores.best[feature]],
+                                             observations[:, 0], args.seed)
+                for feature in np.flatnonzero(scores.named)}, observations)
         if other:
             folder.add_difference(cut.name, own.checksum, other.checksum, score_difference(
                 activations, feature_activations(opened, cut, other, observations), touched,

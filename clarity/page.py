@@ -77,6 +77,10 @@ def parser() -> Parser:
                        help="folder of clarity.features")
     flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
                        help="folder of clarity.attribution")
+    flags.add_argument("--activations", nargs="*", metavar="LAYER",
+                       help="layers, by short name, of whose features the page also has the "
+                            "activations; those of at most 16 x 16 cells if not given, since of "
+                            "larger ones they take more room than the attributions")
     flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
                        help="folder of clarity.objects, by which features are named, if it is of "
                             "these features")
@@ -145,7 +149,7 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
     policy, checksum = load_agent(agent), sha256(agent)
     recording = Recording(data, policy, checksum)
     sources = Sources(AttributionFolder(attributions), args.features_dir, recording, checksum,
-                      ObjectsFolder(args.objects_dir))
+                      ObjectsFolder(args.objects_dir), args.activations)
     return Shown(agent.name, checksum, policy.recurrent, sources, recorded_rows(recording))
 
 
@@ -182,6 +186,7 @@ def main(argv: list[str] | None = None) -> None:
             "exp_name": args.exp_name, "agent_sha256": first.checksum,
             "recording_sha256": first.sources.recording.sha256,
             "beside_agent_sha256": beside and beside.checksum, "bookmarks": args.bookmarks,
+            "activations": args.activations,
             "features": {name: each.checksum for name, each in first.sources.features.items()},
             "unit": content.unit, "labels": content.labels}) as temporary:
         write_page(temporary, content)

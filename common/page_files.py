@@ -2,16 +2,16 @@
 
 A page that is opened from disk may read neither files nor modules, only classic scripts. So every
 file of data is one, which calls ``panelData(name, content)`` with JSON, and the page adds it to
-itself when it needs it. Arrays in it are [type, base64 of their little-endian numbers], or [type,
-base64 of a gzip file of these, "gzip"]. Names that a user chose are values there, never keys, and
-pages show them as text.
+itself when it needs it. Arrays in it are [type, letters of their little-endian numbers], or [type,
+letters of a gzip file of these, "gzip"]; see ``letters``. Names that a user chose are values there,
+never keys, and pages show them as text.
 
 ``web/shared/lib/data.js`` is the reader.
 """
 
 from __future__ import annotations
 
-import base64
+import codecs
 import gzip
 import json
 import shutil
@@ -24,6 +24,7 @@ import numpy as np
 from common.errors import UserError
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
+BITS, FIRST_LETTER = 15, 0x4000  # in a letter of packed bytes; the letters up to 0xBFFF all exist
 _TYPES = {"float32": "<f4", "int8": "i1", "int16": "<i2", "int32": "<i4", "uint8": "u1",
           "uint32": "<u4"}
 
@@ -67,25 +68,29 @@ class PageFolder:
         return page
 
 
-def data_script(path: Path, content: dict) -> str:
-    """The text of a file of data, which is plain ASCII.
+def data_script(path: Path, content: dict) -> bytes:
+    """A file of data: plain ASCII, or UTF-16 with the mark that tells browsers so.
 
     Args:
         path: of the file, whose name without ending the page asks for.
         content: that JSON can hold.
     """
-    return f"panelData({json.dumps(path.stem)}, {json.dumps(content, separators=(',', ':'))});\n"
+    inside = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    text = f"panelData({json.dumps(path.stem)}, {inside});\n"
+    if text.isascii():
+        return text.encode("ascii")
+    return codecs.BOM_UTF16_LE + text.encode("utf-16-le", "surrogatepass")
 
 
 def encoded(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """Arrays by name, of one of the types that pages read, as [type, base64]."""
-    return {name: [array.dtype.name, base64_text(_little_endian(array))]
+    """Arrays by name, of one of the types that pages read, as [type, letters]."""
+    return {name: [array.dtype.name, letters(_little_endian(array))]
             for name, array in arrays.items()}
 
 
 def packed(**arrays: np.ndarray) -> dict[str, list[str]]:
-    """The same as [type, base64, "gzip"], compressed: for large arrays."""
-    return {name: [array.dtype.name, base64_text(_compressed(array)), "gzip"]
+    """The same as [type, letters, "gzip"], compressed: for large arrays."""
+    return {name: [array.dtype.name, letters(_compressed(array)), "gzip"]
             for name, array in arrays.items()}
 
 
@@ -102,5 +107,14 @@ def _little_endian(array: np.ndarray) -> bytes:
     return array.astype(_TYPES[array.dtype.name]).tobytes()
 
 
-def base64_text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+def letters(data: bytes) -> str:
+    """Bytes as text, for scripts in UTF-16: 15 bits a letter, where base64 has 6 in 8.
+
+    The first two letters are the number of bytes, then come their bits, filled up with zeros.
+    """
+    bits = np.unpackbits(np.frombuffer(data, np.uint8))
+    bits = np.pad(bits, (0, -len(bits) % BITS)).reshape(-1, BITS)
+    codes = np.packbits(np.pad(bits, ((0, 0), (1, 0)))).view(">u2")
+    size = [len(data) >> BITS, len(data) & (1 << BITS) - 1]
+    return (np.concatenate([size, codes]) + FIRST_LETTER).astype("<u2").tobytes().decode(
+        "utf-16-le")

@@ -14,20 +14,22 @@ from common import rollout_files
 from common.game_objects import hazards_of, objects_of
 from common.parameters import ParameterSet
 from interventions.findings_folder import FindingsFolder
-from pipeline.presets import AGENT, Preset
+from pipeline.presets import AGENT, SIMULATOR, Preset
 from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
 
 ROOM = "analysis/clarity"  # below the output folder
 RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from
 DATA = f"{OUTPUT}/{RECORDING}/data"
-FEATURES, ATTRIBUTION, OBJECTS, CHECKS, PAGE, EDITS, CAUSES, TABLE = (
-    f"{ROOM}/{name}" for name in ("features", "attribution", "objects", "checks", "page", "edits",
-                                  "causes", "table"))
+FEATURES, OTHERS, ATTRIBUTION, OBJECTS, CHECKS, MAPS, PAGE, EDITS, CAUSES, TABLE = (
+    f"{ROOM}/{name}" for name in (
+        "features", "features_of_activations", "attribution", "objects", "checks",
+        "saliency_checks", "page", "edits", "causes", "table"))
 
 
 def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> list[Stage]:
-    """A recording of the agent's own policy, features, attributions, checks of them, the page,
-    what the agent fails by with and without a feature, and the article's table."""
+    """A recording of the agent's own policy, features, attributions, checks of them and of maps
+    through the simulator, the page, what the agent fails by with and without a feature, and the
+    article's table."""
     config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
     edited = f"{EDITS}/without_{failing.layer}_{failing.feature}.pth"
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
@@ -44,6 +46,10 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
     known = bool(objects_of(preset.env_name))
     named = {"clarity_objects": (f"{OBJECTS}/**/*.*",)} if known else {}
     checks = [check for check in config.checks if known or check != OBJECT_CHECK]
+    sizes = ("--num_observations", str(config.num_observations), "--nmf_features",
+             str(config.nmf_features))
+    compared = known and config.compare_activations
+    others = ("--other_features_dir", f"{OUTPUT}/{OTHERS}") if compared else ()
     return [
         Stage("clarity_record", "record",
               ("--model_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
@@ -53,11 +59,14 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
               (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
               files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes),
         Stage("clarity_features", "clarity.features",
-              (*inputs, *layers, "--num_observations", str(config.num_observations),
-               "--nmf_features", str(config.nmf_features), *seed, "--output_dir",
-               f"{OUTPUT}/{FEATURES}"),
+              (*inputs, *layers, *sizes, *seed, "--output_dir", f"{OUTPUT}/{FEATURES}"),
               (f"{FEATURES}/**/*.*",), number_of(f"{FEATURES}/*/directions.npy", "layers"),
               needs=recorded, files=(AGENT,), clears=(FEATURES,)),
+        *([Stage("clarity_activation_features", "clarity.features",
+                 (*inputs, *layers, *sizes, "--nmf_of", "activations", *seed, "--output_dir",
+                  f"{OUTPUT}/{OTHERS}"),
+                 (f"{OTHERS}/**/*.*",), number_of(f"{OTHERS}/*/directions.npy", "layers"),
+                 needs=recorded, files=(AGENT,), clears=(OTHERS,))] if compared else []),
         Stage("clarity_attribution", "clarity.attribution",
               (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--outputs", *config.outputs,
                "--num_trajectories", str(config.num_trajectories), "--num_steps",
@@ -67,16 +76,29 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
               needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
               clears=(ATTRIBUTION,)),
         *([Stage("clarity_objects", "clarity.objects",
-                 (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", "--num_observations",
-                  str(config.num_masked), *seed, "--output_dir", f"{OUTPUT}/{OBJECTS}"),
+                 (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", *others,
+                  "--num_observations", str(config.num_masked), *seed, "--output_dir",
+                  f"{OUTPUT}/{OBJECTS}"),
                  (f"{OBJECTS}/**/*.*",), number_of(f"{OBJECTS}/*/names.json", "layers with names"),
-                 needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
-                 clears=(OBJECTS,))] if known else []),
+                 needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
+                        **({"clarity_activation_features": (f"{OTHERS}/**/*.*",)}
+                           if compared else {})},
+                 files=(AGENT,), clears=(OBJECTS,))] if known else []),
         Stage("clarity_checks", "clarity.checks",
               (*attributed, "--checks", *checks, "--num_frames", str(config.num_checked), *seed,
                "--output_dir", f"{OUTPUT}/{CHECKS}"),
               (f"{CHECKS}/**/*.*",), number_of(f"{CHECKS}/*.csv", "checks"), needs=studied,
               files=(AGENT,), clears=(CHECKS,)),
+        *([Stage("saliency_checks", "clarity.saliency_checks",
+                 ("--agent_file", AGENT, "--model_file", SIMULATOR, "--interpreting_params_name",
+                  preset.parameters, "--data_dir", DATA, *layers, "--num_frames",
+                  str(config.num_maps), *seed, "--output_dir", f"{OUTPUT}/{MAPS}"),
+                 (f"{MAPS}/*.*",), number_of(f"{MAPS}/*.csv", "checks"), needs=recorded,
+                 files=(AGENT, SIMULATOR),
+                 parameters=parameters.flattened("analysis.saliency.common_timesteps",
+                                                 "analysis.saliency.gaussian_kernel_size",
+                                                 "analysis.saliency.sigma"),
+                 clears=(MAPS,))] if known and config.num_maps else []),
         Stage("clarity_page", "clarity.page",
               (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",
                f"{OUTPUT}/{CHECKS}", *(("--failure_causes",) if hazards else ()), "--exp_name",

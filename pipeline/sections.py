@@ -190,6 +190,10 @@ SECTIONS = (
         Files("clarity_checks", (f"{CLARITY}/checks/report.md", f"{CLARITY}/checks/*.png"),
               "Are the attributions right? Cells deleted in their order, and objects taken out of "
               "the real game.", 2),
+        Files("saliency_checks", (f"{CLARITY}/saliency_checks/report.md",
+                                  f"{CLARITY}/saliency_checks/checks.png"),
+              "Maps through the simulator beside attributions to layers: which is right more often "
+              "about the real game?"),
         Files("clarity_table", (f"{CLARITY}/table/table.md",),
               "What the article found, and what this agent shows."))),
     Section("causes", "What the agent fails by", "failure_causes", (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -102,13 +101,6 @@ def exported(run: ClarityRun, output: Path, *more: str) -> ClarityFolder:
     """The page of a run."""
     assert page.main(run.arguments(output, *more)) == 0
     return ClarityFolder(output)
-
-
-def read_script(path: Path) -> dict:
-    """The content of a file of a page's data."""
-    text = path.read_text()
-    assert text.startswith(f'panelData("{path.stem}", ') and text.endswith(");\n")
-    return json.loads(text[len(f'panelData("{path.stem}", '):-3])
 
 
 def hues(count: int) -> np.ndarray:

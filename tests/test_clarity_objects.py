@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 import record
 from clarity import features, objects
 from clarity.attributing.layers import find_cuts
+from clarity.checking.hallucinations import hallucinations
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import painted
@@ -202,6 +203,24 @@ def test_scores_of_two_kinds_of_features_are_compared_in_the_same_frames():
                                      seed=0)).all()
 
 
+def test_a_feature_that_is_active_without_its_object_is_listed():
+    rng = np.random.default_rng(0)
+    touched = np.zeros((200, 8, 8), bool)
+    touched[:, 3, 3] = True
+    activations = 0.1 * rng.random((200, 8, 8))
+    activations[:, 3, 3] += 1
+    activations[:, 3, 4] += 5  # beside it
+    activations[50, 7, 0], activations[51, 7, 0], activations[120, 0, 5] = 20, 30, 25
+    episodes = np.arange(200) // 10
+    found = hallucinations(activations, touched, episodes, seed=0)
+    assert found.threshold == np.quantile(activations, 0.99, method="higher") > 1.1
+    assert found.rate == 15 and 0 <= found.low < 15 < found.high
+    assert found.frames.tolist() == [51, 120], "one an episode, strongest first"
+    assert found.cells.tolist() == [[7, 0], [0, 5]] and found.strengths.tolist() == [30, 25]
+    none = hallucinations(activations, np.ones_like(touched), episodes, seed=0)
+    assert (none.rate, len(none.frames)) == (0, 0)
+
+
 def arguments_of(agent: Path, data: Path, found: Path, folder: Path, *more: str) -> list[str]:
     return ["--agent_file", str(agent), "--data_dir", str(data), "--device", "cpu",
             "--features_dir", str(found), "--num_observations", "120", "--output_dir", str(folder),
@@ -230,6 +249,17 @@ def test_objects_of_a_recording_are_written_and_read(agent, data, found, tmp_pat
         assert feature["kind"] == best["kind"]
         assert feature["score"] == pytest.approx(best["auc"], rel=1e-5)
         assert feature["name"] == (best["kind"] if best["low_95"] > best["chance_high"] else None)
+        assert (feature["name"] is None) == (feature["hallucinations"] is None)
+    listed = pd.read_csv(folder.hallucinations_file("block3"))
+    assert {row.feature for row in listed.itertuples()} == {
+        number for number, feature in enumerate(names["features"]) if feature["hallucinations"]}
+    assert (listed["activation"] > listed["threshold"]).all()
+    kinds = dict(enumerate(folder.kinds()))
+    for row in listed.itertuples():
+        [frame] = np.flatnonzero((observations == (row.episode, row.row)).all(axis=1))
+        [kind] = [number for number, name in kinds.items() if name == row.kind]
+        assert not masks[frame, kind, 8 * row.cell_row:8 * row.cell_row + 4,
+                         8 * row.cell_column:8 * row.cell_column + 4].any()
     before = {path: path.read_bytes() for path in (tmp_path / "objects").rglob("*.*")}
     (tmp_path / "objects" / "block3" / "names.json").unlink()
     assert objects.main(arguments) == 0  # as after a kill

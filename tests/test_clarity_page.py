@@ -1,7 +1,5 @@
 """The clarity page in a real browser, over a real export of a small run."""
 
-import base64
-import io
 import json
 import re
 import shutil
@@ -19,11 +17,11 @@ from clarity_run import (
     NUM_STEPS,
     exported,
     hues,
-    read_script,
     write_edited,
     write_run,
 )
 from conftest import tiny_config, tiny_policy
+from page_data import picture_of, read_script
 from PIL import Image
 
 from agents.training import TrainSettings
@@ -32,13 +30,15 @@ from clarity.attributing.clarity_files import INPUT, FeaturesFolder
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import ObjectScores
 from clarity.failing.recorded import recorded_causes
+from clarity.page_export import contents
 from clarity.page_export.contents import Unit, unit_of
-from clarity.page_export.files import LEVELS, TILES
+from clarity.page_export.files import FORMAT, LEVELS, TILES
 from clarity.walking.advantages import advantages_of, scale_of_rewards
 from common.agent_file import AgentOrigin, load_agent, save_agent
 from common.doctor import chromium
 from common.env import EnvConfig
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
+from common.page_files import data_script
 from common.settings import save_settings
 
 NAME = "<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> & 'x' \u2028"
@@ -144,7 +144,7 @@ class Reference:
 
     def frame(self, trajectory, step):
         sheet = read_script(self.folder.frames_file(trajectory, step // TILES**2))["sheet"]
-        image = np.asarray(Image.open(io.BytesIO(base64.b64decode(sheet))).convert("RGB"))
+        image = picture_of(sheet)
         i, j = divmod(step % TILES**2, TILES)
         return image[64 * i:64 * i + 64, 64 * j:64 * j + 64].astype(float)
 
@@ -243,6 +243,25 @@ def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_pa
     (tmp_path / "attribution" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
     assert "trajectory_00001.npz is truncated" in refused(
         run, output, capsys, attribution_dir=tmp_path / "attribution")
+
+
+def shown_activations(folder):
+    """Names of the layers whose activations a page has."""
+    manifest = read_script(folder.data_file("manifest"))
+    kinds = [output["kind"] for output in manifest["outputs"]]
+    return [layer["name"] for layer in manifest["layers"]
+            if "activation" in [kinds[output] for output in layer["outputs"]]]
+
+
+def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(
+        run, folder, tmp_path, capsys, monkeypatch):
+    assert shown_activations(folder) == [MAP, UNITS]
+    assert shown_activations(exported(run, tmp_path / "one", "--activations", MAP)) == [MAP]
+    assert shown_activations(exported(run, tmp_path / "none", "--activations")) == []
+    assert "a layer 'block4' whose activations could be shown (did you mean 'block3'?)" in refused(
+        run, tmp_path / "page", capsys, "--activations", "block4")
+    monkeypatch.setattr(contents, "MOST_CELLS", 63)  # of block3's 64
+    assert shown_activations(exported(run, tmp_path / "small")) == [UNITS]
 
 
 @pytest.mark.parametrize(("labels", "words"), [
@@ -455,8 +474,8 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
     scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
                           auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
     checksum = FeaturesFolder(run.folder / "features", MAP).read().checksum
-    objects.add_scores(MAP, "embedder.relu3", checksum, scores)
-    objects.add_scores(UNITS, UNITS, "0" * 64, scores)  # of other features
+    objects.add_scores(MAP, "embedder.relu3", checksum, scores, {}, [])
+    objects.add_scores(UNITS, UNITS, "0" * 64, scores, {}, [])  # of other features
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "report.md").write_text("all is well")
     (tmp_path / "checks" / "deletion.csv").write_text("layer,output")
@@ -1077,7 +1096,8 @@ def test_missing_and_other_data_is_said(browser, folder, tmp_path):
     message = browser_page.get_by_role("alert").inner_text()
     assert "attribution_01_00_00000.js is missing or damaged" in message
     manifest = copy / "data" / "manifest.js"
-    manifest.write_text(manifest.read_text().replace('"format":2', '"format":99'))
+    other = {**read_script(manifest), "format": FORMAT + 1}
+    manifest.write_bytes(data_script(manifest, other))
     browser_page.reload()
     assert "another version" in browser_page.get_by_role("alert").inner_text()
     browser_page.close()

@@ -140,9 +140,14 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
         {**objects, "kind": "saw", "density": 1.2, "density_low_95": 0.9, "attribution_sign": -.2},
         {**objects, "kind": "lava", "frames": 3},
     ]).to_csv(ChecksFolder(path / "checks").table_file(OBJECTS), index=False)
+    none = {"name": None, "hallucinations": None}
+    coin = {"name": "coin", "hallucinations": 7.5, "hallucinations_low_95": 5.0,
+            "hallucinations_high_95": 9.0}
     save_json(ObjectsFolder(path / "objects").names_file("block2"), {
-        "features": [], "score": 0.8, "score_low_95": 0.7, "score_high_95": 0.9,
+        "features": [none, coin], "score": 0.8, "score_low_95": 0.7, "score_high_95": 0.9,
         "score_chance": 0.5})
+    save_json(ObjectsFolder(path / "objects").compared_file("block2"),
+              {"difference": 0.03, "low_95": -0.01, "high_95": 0.07})
     causes = CausesFolder(path / "causes", "coinrun")
     causes.path.mkdir()
     pd.DataFrame([
@@ -159,7 +164,13 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
             causes.effects_file, index=False)
     pd.DataFrame([{"label": "no saw", "hazard": "saw", "blindness": 0.4, "low_95": 0.2,
                    "high_95": 0.6}]).to_csv(causes.blindness_file, index=False)
+    found, lines = made(path, tmp_path, "--labels", "mine", "--layer", "block2")
+    assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
+            in lines[2])
+    assert ("block2, feature 2 (coin): frames in 1 000 with it strongly active away from one: "
+            "7.500 (5 to 9)" in lines[5]) and "feature 1" not in lines[5]
     found, lines = made(path, tmp_path, "--labels", "mine")
+    assert "block2" not in lines[2] + lines[5]
     assert (found["agent"] == "mine").all()
     assert "coin, block3: density: 2.250 (1.100 to 3.500): **holds**" in lines[0]
     assert "saw, block3: density: 1.200 (0.900 to 3.500): does not hold" in lines[0]

@@ -1,7 +1,5 @@
 """export_panel.py: the contents of a panel's files, and every mistake as one sentence."""
 
-import base64
-import io
 import json
 import re
 import shutil
@@ -9,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_data import array_of, picture_of, read_script
 from panel_run import (
     BEHAVIOUR_SAMPLES,
     BEHAVIOURS,
@@ -29,7 +28,6 @@ from panel_run import (
     sample_folder,
     write_run,
 )
-from PIL import Image
 
 import export_panel
 from analysis.behaviours.files import BehavioursFolder
@@ -62,24 +60,13 @@ def exported(tmp_path_factory):
 
 def content(folder: PanelFolder, name: str) -> dict:
     """Content that a file of data gives to the page."""
-    text = folder.data_file(name).read_text(encoding="ascii")
-    match = re.fullmatch(r'panelData\("([\w]+)", (.*)\);\n', text)
-    assert match and match[1] == name
-    return json.loads(match[2])
-
-
-def array(pair: list[str]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(pair[1]), np.dtype(pair[0]).newbyteorder("<"))
-
-
-def picture(text: str) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB"))
+    return read_script(folder.data_file(name))
 
 
 def test_coordinates_are_those_worked_out_by_hand(exported):
     run, folder = exported
     steps = content(folder, "steps")
-    found = array(steps["coordinates"]).reshape(TOTAL, NUM_STEPS, 3)
+    found = array_of(steps["coordinates"]).reshape(TOTAL, NUM_STEPS, 3)
     np.testing.assert_allclose(found, run.coordinates, rtol=1e-5, atol=1e-6)
     hx = run.samples.hidden_states[3, 2]
     assert found[3, 2, 0] == pytest.approx((hx[0] - 1) / 4, rel=1e-5)
@@ -88,10 +75,10 @@ def test_coordinates_are_those_worked_out_by_hand(exported):
 def test_gradients_are_those_worked_out_by_hand_and_nan_where_missing(exported):
     run, folder = exported
     for index, name in enumerate(TYPES):
-        found = array(content(folder, f"gradients_{index:02d}")["gradients"])
+        found = array_of(content(folder, f"gradients_{index:02d}")["gradients"])
         np.testing.assert_allclose(found.reshape(TOTAL, NUM_STEPS, 3),
                                    coordinate_gradients(run.gradients[name]), rtol=1e-5, atol=1e-6)
-    missing = np.isnan(array(content(folder, "gradients_01")["gradients"])).reshape(TOTAL, -1)
+    missing = np.isnan(array_of(content(folder, "gradients_01")["gradients"])).reshape(TOTAL, -1)
     assert missing.all(axis=1).tolist() == [n == 5 for n in range(9)] + [True] * NUM_SWAPPED
     assert not missing[:5].any()
 
@@ -100,18 +87,18 @@ def test_numbers_of_the_steps(exported):
     run, folder = exported
     steps, samples = content(folder, "steps"), run.samples
     for name in ("rewards", "terminals", "values"):
-        np.testing.assert_array_equal(array(steps[name]), getattr(samples, name).ravel())
-    np.testing.assert_array_equal(array(steps["entered"]), samples.actions.ravel())
-    np.testing.assert_array_equal(array(steps["answers"]), samples.log_probs.argmax(2).ravel())
-    np.testing.assert_allclose(array(steps["probabilities"]),
+        np.testing.assert_array_equal(array_of(steps[name]), getattr(samples, name).ravel())
+    np.testing.assert_array_equal(array_of(steps["entered"]), samples.actions.ravel())
+    np.testing.assert_array_equal(array_of(steps["answers"]), samples.log_probs.argmax(2).ravel())
+    np.testing.assert_allclose(array_of(steps["probabilities"]),
                                np.exp(samples.log_probs).max(2).ravel(), rtol=1e-6)
-    has = array(steps["has_saliency"]).reshape(TOTAL, len(TYPES)).astype(bool)
+    has = array_of(steps["has_saliency"]).reshape(TOTAL, len(TYPES)).astype(bool)
     expected = np.ones((TOTAL, len(TYPES)), bool)
     expected[LACKING[0], 1] = False
     expected[NUM_SAMPLES:, 1:] = False
     np.testing.assert_array_equal(has, expected)
     of_samples = [*BEHAVIOURS, *[NO_BEHAVIOUR] * (TOTAL - len(BEHAVIOURS))]
-    assert array(steps["behaviours"]).tolist() == of_samples
+    assert array_of(steps["behaviours"]).tolist() == of_samples
 
 
 def test_pictures_are_the_steps_from_left_to_right(exported):
@@ -119,14 +106,14 @@ def test_pictures_are_the_steps_from_left_to_right(exported):
     for sample in range(TOTAL):
         pictures = content(folder, f"pictures_{sample:05d}")
         strip = np.concatenate(list(run.samples.frames[sample]), axis=1)
-        found = picture(pictures["frames"])
+        found = picture_of(pictures["frames"])
         assert found.shape == strip.shape
         assert np.abs(found.astype(int) - strip).mean() < 3
         lacks = [1] if sample == LACKING[0] else [1, 2, 3] if sample >= NUM_SAMPLES else []
         assert [i for i, each in enumerate(pictures["saliency"]) if each is None] == lacks
         for index, each in enumerate(pictures["saliency"]):
             if each is not None:
-                blue = picture(each)[..., 2].mean()
+                blue = picture_of(each)[..., 2].mean()
                 assert blue == pytest.approx(80 + 50 * index, abs=4)
 
 
@@ -190,7 +177,7 @@ def test_recorded_states_are_evenly_spaced_and_counted(run, tmp_path):
     output = PanelFolder(tmp_path / "panel")
     assert export_panel.main(run.arguments("--output_dir", str(output.path), "--max_states",
                                            "4")) == 0
-    found = array(content(output, "recorded")["coordinates"]).reshape(-1, 3)
+    found = array_of(content(output, "recorded")["coordinates"]).reshape(-1, 3)
     np.testing.assert_array_equal(found, run.recorded[[0, 100, 199, 299]])
     assert content(output, "manifest")["recorded"] == {"shown": 4, "of": NUM_RECORDED}
 
@@ -206,7 +193,7 @@ def test_positions_of_the_recorded_states_are_there_if_they_were_recorded(tmp_pa
     found = content(output, "recorded")
     assert list(found) == ["coordinates", "player_x", "player_y"]
     for name, column in zip(("player_x", "player_y"), positions.T):
-        np.testing.assert_allclose(array(found[name]), column[[0, 100, 199, 299]], rtol=1e-6)
+        np.testing.assert_allclose(array_of(found[name]), column[[0, 100, 199, 299]], rtol=1e-6)
     hidden = HiddenStatesFolder(run.folder / "hx_analysis_precomp", NUM_EPISODES)
     np.save(hidden.file("sources"), hidden.read("sources")[:-1])
     assert export_panel.main(flags) == 2
@@ -222,8 +209,8 @@ def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):
     output = PanelFolder(tmp_path / "panel")
     assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
     steps, manifest = content(output, "steps"), content(output, "manifest")
-    assert set(array(steps["entered"])) == {NOT_RECORDED}
-    assert array(steps["behaviours"])[:6].tolist() == BEHAVIOURS.tolist()
+    assert set(array_of(steps["entered"])) == {NOT_RECORDED}
+    assert array_of(steps["behaviours"])[:6].tolist() == BEHAVIOURS.tolist()
     assert [each["steps"] for each in manifest["saliency"]] == [[]] * 4
     assert [each["samples"] for each in manifest["saliency"]] == [TOTAL - 1, 8, 9, 9]
     assert [each["unaltered"] for each in manifest["sets"]] == [None, None]

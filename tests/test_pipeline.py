@@ -410,6 +410,9 @@ def test_every_preset_and_set_has_its_stages():
             assert preset.parameters == name.removeprefix("section:")
         names = [stage.name for stage in all_stages(preset, name)]
         assert ("train_agent" in names) == is_trained
+        # The game of tiny has no kinds of object, and the demo has no time for these.
+        for stage in ("saliency_checks", "clarity_activation_features"):
+            assert (stage in names) == (name not in ("demo", "tiny"))
     for name in ("maze", "maze-tiny"):
         check_stages(all_stages(load_preset(name), name))
         assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]

@@ -12,7 +12,7 @@ Layout::
 
 Files of data are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain; that
 of ``steps``, ``recorded`` and ``gradients`` is arrays; in ``pictures`` a strip of pictures, from
-the first step to the last, is base64 of a WebP file. Samples and saliency types are numbered from
+the first step to the last, is letters of a WebP file. Samples and saliency types are numbered from
 0.
 
 ``web/panel/lib/data.js`` is the reader.
@@ -34,10 +34,10 @@ import numpy as np
 from PIL import Image
 
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
-from common.page_files import PageFolder, base64_text, data_script, encoded
+from common.page_files import PageFolder, data_script, encoded, letters
 from common.progress import with_progress
 
-FORMAT = 1  # that web/panel/lib/data.js reads
+FORMAT = 2  # that web/panel/lib/data.js reads
 NOT_RECORDED = 255  # an action that a published sample does not store
 NO_BEHAVIOUR = -1
 # Measured on simulated frames: strips of 640 x 64 pixels take 10 and 3.5 kB, lossless ones 50 kB;
@@ -191,13 +191,13 @@ def write_panel(path: Path, content: PanelContent) -> None:
     folder = PanelFolder(path)
     folder.copy_page()
     for file, of_file in _whole_files(folder, content):
-        file.write_text(data_script(file, of_file))
+        file.write_bytes(data_script(file, of_file))
     rows = content.first_rows
     gradients = np.full((len(content.types), rows[-1], content.num_ics), np.nan, dtype=np.float32)
 
     def write_sample(number: int) -> None:
         sample = content.sample(number)
-        folder.pictures_file(number).write_text(_pictures_script(folder, content, number, sample))
+        folder.pictures_file(number).write_bytes(_pictures_script(folder, content, number, sample))
         for index, of_type in sample.gradients.items():
             gradients[index, rows[number]:rows[number + 1]] = of_type
 
@@ -208,7 +208,7 @@ def write_panel(path: Path, content: PanelContent) -> None:
             pass
     for index, of_type in enumerate(gradients):
         file = folder.gradients_file(index)
-        file.write_text(data_script(file, encoded(gradients=of_type)))
+        file.write_bytes(data_script(file, encoded(gradients=of_type)))
 
 
 def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[Path, dict]]:
@@ -236,7 +236,7 @@ def _whole_files(folder: PanelFolder, content: PanelContent) -> Iterator[tuple[P
 
 
 def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
-                     sample: PanelSample) -> str:
+                     sample: PanelSample) -> bytes:
     pictures = [sample.pictures.get(index) for index in range(len(content.types))]
     return data_script(folder.pictures_file(number), {
         "frames": _strip(sample.frames, _FRAME_QUALITY),
@@ -245,8 +245,8 @@ def _pictures_script(folder: PanelFolder, content: PanelContent, number: int,
 
 
 def _strip(pictures: np.ndarray, quality: int) -> str:
-    """Pictures (T, H, W, C) side by side, as base64 of a WebP file."""
+    """Pictures (T, H, W, C) side by side, as letters of a WebP file."""
     buffer = io.BytesIO()
     Image.fromarray(np.concatenate(list(pictures), axis=1)).save(
         buffer, "WEBP", quality=quality, method=_EFFORT)
-    return base64_text(buffer.getvalue())
+    return letters(buffer.getvalue())

@@ -23,7 +23,8 @@ CLAIMS = {
     5: Claim("fails about 1 of 200 levels, for reasons that one can see",
              "rate of failure by cause, by counterfactual replay; Wilson's interval"),
     6: Claim("hallucinations: the value jumps by .03 and .09 for one step",
-             "|V(t) - (V(t-1) + V(t+1)) / 2|, in deviations of V"),
+             "|V(t) - (V(t-1) + V(t+1)) / 2|, in deviations of V; frames in which a feature is "
+             "in its top 1 % in a cell away from its object"),
     7: Claim("edits are targeted (10 000 levels; failures by saw, enemy moving left, right, other "
              "in %): .37, .16, .12, .08; blind to saws 12.76, .16, .08, .05; blind to enemies "
              "moving left .36, 4.69, .97, .07",

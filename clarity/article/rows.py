@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 
 from clarity.article.agent_studies import AgentStudies
 from clarity.attributing.clarity_files import AttributionFolder
+from clarity.checking.object_files import RATES
 from clarity.failing.counting import ANY
 from clarity.failing.files import ORIGINAL
 from clarity.walking.advantages import advantages_of, scale_of_rewards
@@ -98,6 +99,11 @@ def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
         entries = np.array(studies.features[each].found["largest_entry"])
         yield Finding(0, "features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
+        compared = studies.objects.difference(each)
+        if compared.get("difference") is not None:
+            yield Finding(0, "observations", f"object score minus that of features of activations, "
+                          f"{each}", *(compared[name] for name in (
+                              "difference", "low_95", "high_95")), 0, shown=each == layer)
 
 
 def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
@@ -128,6 +134,13 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     yield Finding(0, "steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
                   shown=True)
     yield Finding(0, "steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
+    for each in studies.objects.layers():
+        for number, feature in enumerate(studies.objects.names(each)["features"], start=1):
+            rate, low, high = (feature.get(name) for name in RATES)
+            if rate is not None:
+                yield Finding(0, "observations", f"{each}, feature {number} ({feature['name']}): "
+                              "frames in 1 000 with it strongly active away from one", rate, low,
+                              high, 0, shown=each == layer)
 
 
 def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:

@@ -27,10 +27,14 @@ class ClarityConfig:
     num_masked: int
     checks: tuple[str, ...]
     num_checked: int
+    num_maps: int
+    compare_activations: bool
 
     def __post_init__(self):
         positive(self, "num_episodes", "num_observations", "nmf_features", "num_trajectories",
                  "num_steps", "num_masked", "num_checked")
+        if self.num_maps < 0:
+            raise UserError(f"num_maps must not be negative, as {self.num_maps} is")
         if not self.outputs:
             raise UserError("outputs must name what is attributed, such as value")
         for check in self.checks:

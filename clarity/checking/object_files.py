@@ -7,6 +7,8 @@
                                    uint8 (O, K, 512), the bits of 64 x 64 pixels, row by row, as
                                    numpy.packbits gives them
     objects/<layer>/scores.csv     a row a feature (counted from 0) and kind: see COLUMNS
+    objects/<layer>/hallucinations.csv  frames in which a feature that has a name is strongly
+                                   active away from its object, see HALLUCINATION_COLUMNS
     objects/<layer>/names.json     the features' names and scores, see below; written last
     objects/<layer>/compared.json  if asked for: ``features_sha256``, ``other_features_sha256``,
                                    and ``difference``, ``low_95`` and ``high_95`` of the layer's
@@ -16,9 +18,11 @@
 settings of attributions), ``features``: of each, in their order, ``name`` (kind of object, or null
 if its score is not above chance), ``kind`` (the one with the best score; null if no kind can be
 told from its place), ``score`` (area under the ROC), ``low_95``, ``high_95`` and ``chance_high`` of
-that score (null likewise); and of the layer ``score`` (object score: mean over the features),
-``score_low_95``, ``score_high_95``, ``score_chance`` (the same with the masks of other frames),
-null if a feature has none.
+that score (null likewise), and, of a feature with a name, ``hallucinations`` (frames in 1 000 in
+which it is strongly active away from its object, see ``clarity.checking.hallucinations``),
+``hallucinations_low_95`` and ``hallucinations_high_95`` (null without one); and of the layer
+``score`` (object score: mean over the features), ``score_low_95``, ``score_high_95``,
+``score_chance`` (the same with the masks of other frames), null if a feature has none.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from clarity.checking.hallucinations import Hallucinations
 from clarity.checking.object_scores import ObjectScores
 from common.description import open_described_folder, read_description
 from common.errors import UserError
@@ -40,6 +45,10 @@ from common.tables import read_table, write_table
 SCRIPT = "python -m clarity.objects"
 COLUMNS = ("feature", "kind", "auc", "low_95", "high_95", "chance", "chance_low", "chance_high",
            "frames")
+# A feature (from 0), its kind, a frame, its cell with the strongest activation, and that.
+HALLUCINATION_COLUMNS = ("feature", "kind", "episode", "row", "cell_row", "cell_column",
+                         "activation", "threshold")
+RATES = ("hallucinations", "hallucinations_low_95", "hallucinations_high_95")  # of a feature
 _KINDS = "kinds"
 _MASKS_KINDS = {"observations": np.int32, "masks": np.uint8}
 
@@ -60,6 +69,9 @@ class ObjectsFolder:
     def scores_file(self, layer: str) -> Path:
         return self.path / layer / "scores.csv"
 
+    def hallucinations_file(self, layer: str) -> Path:
+        return self.path / layer / "hallucinations.csv"
+
     def names_file(self, layer: str) -> Path:
         return self.path / layer / "names.json"
 
@@ -74,7 +86,8 @@ class ObjectsFolder:
         """
         self._lock = open_described_folder(
             self.settings_file, description,
-            ("settings.json", "masks.npz", "*/scores.csv", "*/names.json", "*/compared.json"),
+            ("settings.json", "masks.npz", "*/scores.csv", "*/hallucinations.csv", "*/names.json",
+             "*/compared.json"),
             "objects", "--output_dir", overwrite, ("versions", "agent_file"))
 
     def add_masks(self, observations: np.ndarray, masks: np.ndarray) -> None:
@@ -102,12 +115,14 @@ class ObjectsFolder:
                             "--overwrite makes it again")
         return found["observations"], unpacked(found["masks"])
 
-    def add_scores(self, layer: str, path: str, features_sha256: str,
-                   scores: ObjectScores) -> None:
+    def add_scores(self, layer: str, path: str, features_sha256: str, scores: ObjectScores,
+                   found: dict[int, Hallucinations], observations: np.ndarray) -> None:
         """Write the scores of a layer's features, their names last.
 
         Args:
             layer, path: its short name and its path.
+            found: hallucinations of the features that have a name.
+            observations: that they are of (O, 2).
         """
         self._lock.check()
         kinds = self.kinds()
@@ -117,18 +132,32 @@ class ObjectsFolder:
             for feature in range(len(scores.auc)) for kind, name in enumerate(kinds)],
             columns=COLUMNS)
         write_table(self.scores_file(layer), table)
+        self._write_hallucinations(layer, {
+            feature: (kinds[scores.best[feature]], each) for feature, each in found.items()},
+            observations)
         features = []
         for feature, (best, named) in enumerate(zip(scores.best, scores.named)):
             number = {key: _number(array[feature, best]) if best >= 0 else None for key, array in (
                 ("score", scores.auc), ("low_95", scores.low), ("high_95", scores.high),
                 ("chance_high", scores.chance_high))}
             kind = kinds[best] if best >= 0 else None
-            features.append({"name": kind if named else None, "kind": kind, **number})
+            away = found.get(feature)
+            rate = (None,) * 3 if away is None else map(_number, (away.rate, away.low, away.high))
+            features.append({"name": kind if named else None, "kind": kind, **number,
+                             **dict(zip(RATES, rate, strict=True))})
         score, low, high = map(_number, scores.score)
         save_json(self.names_file(layer), {
             "layer": path, "features_sha256": features_sha256, "features": features,
             "score": score, "score_low_95": low, "score_high_95": high,
             "score_chance": _number(scores.score_chance)})
+
+    def _write_hallucinations(self, layer: str, found: dict[int, tuple[str, Hallucinations]],
+                              observations: np.ndarray) -> None:
+        rows = [(feature, kind, *observations[frame], *cell, strength, each.threshold)
+                for feature, (kind, each) in found.items()
+                for frame, cell, strength in zip(each.frames, each.cells, each.strengths)]
+        write_table(self.hallucinations_file(layer),
+                    pd.DataFrame(rows, columns=HALLUCINATION_COLUMNS))
 
     def add_difference(self, layer: str, features_sha256: str, other_sha256: str,
                        difference: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,7 @@ from common.settings import SETTINGS_NAME, load_settings
 PRODUCTS = "gradient_activation:"  # before the name of an output
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
 MAX_NAME = 60  # letters of a feature's name
+MOST_CELLS = 256  # of a layer whose activations are shown unasked: of larger ones they are large
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
     "action": "log-probability of the likeliest action",
@@ -137,14 +139,16 @@ class Sources:
         recording: of the agent.
         agent_sha256: checksum of its file.
         objects: names and scores of the features, of which those of other features are left out.
+        activations: names of the layers of which activations are shown as well; None for those of
+            at most ``MOST_CELLS`` cells.
 
     Raises:
         UserError: if they do not belong together, or nothing is finished; both checksums are
-            named.
+            named; or there is no such layer.
     """
 
     def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agent_sha256: str, objects: ObjectsFolder):
+                 agent_sha256: str, objects: ObjectsFolder, activations: list[str] | None = None):
         self.attributions, self.recording = attributions, recording
         self._objects = objects
         found = attributions.settings()
@@ -170,6 +174,14 @@ class Sources:
                                 f"are of features with the checksum {str(expected)[:12]}, and "
                                 f"those in {folder.path} have {features.checksum[:12]}; make the "
                                 "attributions again, or name the right --features_dir")
+        for name in activations or ():
+            if name not in self.features:
+                raise UserError(f"there are no features of a layer '{name}' whose activations "
+                                f"could be shown{nearest(name, self.features)}")
+        self._with_activations = {
+            name for name, features in self.features.items()
+            if math.prod(features.found["grid"]) <= MOST_CELLS
+        } if activations is None else {*activations}
         self.steps = attributions.trajectories()
         there = [self.gradients, *map(self._outputs_at, self.layers)]
         self.outputs = [*dict.fromkeys(itertools.chain(*there))]
@@ -193,9 +205,11 @@ class Sources:
         return [*outputs, *products, *([ACTIVATIONS] if self.has_activations(layer) else [])]
 
     def has_activations(self, layer: str) -> bool:
-        """Whether the activations of a layer's features are there, for all trajectories."""
-        return all(self.attributions.file(layer, ACTIVATIONS, number).is_file()
-                   for number in range(len(self.steps.bounds) - 1))
+        """Whether the activations of a layer's features are to be shown, and are there for all
+        trajectories."""
+        return layer in self._with_activations and all(
+            self.attributions.file(layer, ACTIVATIONS, number).is_file()
+            for number in range(len(self.steps.bounds) - 1))
 
     def objects(self, layer: str) -> PageObjects | None:
         """Kinds of object that the features of a layer go with; None where they are not known."""

@@ -38,10 +38,10 @@ from PIL import Image
 from clarity.walking.bookmarks import best_of_episodes
 from clarity.walking.trajectories import Trajectories
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
-from common.page_files import PageFolder, base64_text, data_script, encoded, packed
+from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress
 
-FORMAT = 2  # that web/clarity/lib/data.js reads
+FORMAT = 3  # that web/clarity/lib/data.js reads
 TILES = 16  # of a sheet along both sides
 STRIP_COLUMNS = slice(42, 44)  # of a frame, as published: a little ahead of the player
 STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
@@ -289,7 +289,7 @@ def write_page(path: Path, content: PageContent) -> None:
         frames = content.frames(trajectory)
         for sheet, picture in enumerate(_sheets(frames)):
             file = folder.frames_file(trajectory, sheet)
-            file.write_text(data_script(file, {"sheet": picture}))
+            file.write_bytes(data_script(file, {"sheet": picture}))
         return _strip(frames)
 
     # Reading, encoding and compressing all let other threads work.
@@ -312,7 +312,7 @@ def write_page(path: Path, content: PageContent) -> None:
 
 
 def _write(file: Path, content: dict) -> None:
-    file.write_text(data_script(file, content))
+    file.write_bytes(data_script(file, content))
 
 
 def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
@@ -417,7 +417,7 @@ def _examples(examples: PageExamples) -> dict:
 
 
 def _sheets(frames: np.ndarray) -> Iterator[str]:
-    """Frames (T, H, W, 3) in sheets of TILES x TILES, as base64 of WebP files."""
+    """Frames (T, H, W, 3) in sheets of TILES x TILES, as letters of WebP files."""
     size = TILES * TILES
     for begin in range(0, len(frames), size):
         part = frames[begin:begin + size]
@@ -444,4 +444,4 @@ def _strip(frames: np.ndarray) -> str:
 def _webp(picture: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "WEBP", quality=_QUALITY, method=_EFFORT)
-    return base64_text(buffer.getvalue())
+    return letters(buffer.getvalue())

@@ -30,7 +30,7 @@ from interventions.layers import all_layers
 from maze.field.stamps import Stamps
 from maze.level.state import WORLD_DIMS, MazeState
 
-FORMAT = 1  # that web/maze/lib/data.js reads
+FORMAT = 2  # that web/maze/lib/data.js reads
 
 
 class MazePageFolder(PageFolder):
@@ -113,7 +113,7 @@ def write_page(path: Path, agents: Sequence[PageAgent], levels: Sequence[PageLev
     folder.copy_page()
 
     def write(file: Path, content: dict) -> None:
-        file.write_text(data_script(file, content))
+        file.write_bytes(data_script(file, content))
 
     write(folder.data_file("manifest"), {
         "format": FORMAT, "actions": ACTION_LABELS,

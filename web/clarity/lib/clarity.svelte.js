@@ -10,7 +10,7 @@ import {
 import { cellsOfPixels, kernel, palette } from './paint.js'
 import { Place } from './place.js'
 
-const MOST_BYTES = 80e6 // of decoded files that are kept
+const MOST_BYTES = 50e6 // of decoded files that are kept
 const MOST_ROWS = 8
 
 export class Clarity {

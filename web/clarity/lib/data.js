@@ -2,9 +2,9 @@
 
 import { arrays, bytes, load, unpacked } from '../../shared/lib/data.js'
 
-export const FORMAT = 2
+export const FORMAT = 3
 
-const picture = (base64) => createImageBitmap(new Blob([bytes(base64)], { type: 'image/webp' }))
+const picture = (letters) => createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 const digits = (number, many) => String(number).padStart(many, '0')
 
 export const loadSteps = async () => arrays(await load('steps'))

@@ -1,7 +1,6 @@
 // The state of the page: what is loaded, the maze and the patches with their history, and the answers.
 
 import { Address } from '../../shared/lib/address.js'
-import { bytes } from '../../shared/lib/data.js'
 import { read, write } from './address.js'
 import { loadManifest, loadStamps, loadWeights } from './data.js'
 import { Field } from './field.js'
@@ -56,7 +55,8 @@ export class Page {
     this.#theme = theme
     this.#worker.onmessage = ({ data }) => this.#hear(data)
     this.#worker.onerror = (event) => { this.error = `The worker of this page ended: ${event.message}` }
-    this.#worker.postMessage({ wasm: bytes(wasm).buffer })
+    const code = Uint8Array.from(atob(wasm), (each) => each.charCodeAt(0))
+    this.#worker.postMessage({ wasm: code.buffer })
   }
 
   get colours() {

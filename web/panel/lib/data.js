@@ -2,11 +2,11 @@
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 
-export const FORMAT = 1
+export const FORMAT = 2
 
 /** A strip of pictures. It comes from the script's own bytes, so that canvases stay exportable. */
-async function strip(base64) {
-  return createImageBitmap(new Blob([bytes(base64)], { type: 'image/webp' }))
+async function strip(letters) {
+  return createImageBitmap(new Blob([bytes(letters)], { type: 'image/webp' }))
 }
 
 const two = (number) => String(number).padStart(2, '0')
@@ -29,8 +29,8 @@ export class Pictures {
     else {
       const content = load(`pictures_${five(sample)}`)
       const strips = new Map()
-      const once = (key, base64) => {
-        if (!strips.has(key)) strips.set(key, base64 === null ? null : strip(base64))
+      const once = (key, letters) => {
+        if (!strips.has(key)) strips.set(key, letters === null ? null : strip(letters))
         return strips.get(key)
       }
       found = {

@@ -34,26 +34,37 @@ export async function loadManifest(format) {
   return manifest
 }
 
-export function bytes(base64) {
-  const text = atob(base64)
-  const found = new Uint8Array(text.length)
-  for (let i = 0; i < text.length; i++) found[i] = text.charCodeAt(i)
+const [BITS, FIRST_LETTER] = [15, 0x4000]
+
+/** Bytes from the letters that hold them: their number in two, then 15 bits in each. */
+export function bytes(letters) {
+  const code = (i) => letters.charCodeAt(i) - FIRST_LETTER
+  const found = new Uint8Array((code(0) << BITS) | code(1))
+  let [held, bits, next] = [0, 0, 2]
+  for (let i = 0; i < found.length; i++) {
+    if (bits < 8) {
+      held = ((held & 0xff) << BITS) | code(next++) // less than 8 bits were left
+      bits += BITS
+    }
+    bits -= 8
+    found[i] = held >> bits
+  }
   return found
 }
 
-/** Arrays by name, from [type, base64]. */
+/** Arrays by name, from [type, letters]. */
 export function arrays(content) {
   return Object.fromEntries(Object.entries(content).map(
-    ([name, [type, base64]]) => [name, new TYPES[type](bytes(base64).buffer)]))
+    ([name, [type, letters]]) => [name, new TYPES[type](bytes(letters).buffer)]))
 }
 
-async function inflated(base64) {
-  const stream = new Blob([bytes(base64)]).stream().pipeThrough(new DecompressionStream('gzip'))
+async function inflated(letters) {
+  const stream = new Blob([bytes(letters)]).stream().pipeThrough(new DecompressionStream('gzip'))
   return new Response(stream).arrayBuffer()
 }
 
-/** Arrays by name, from [type, base64, 'gzip']. */
+/** Arrays by name, from [type, letters, 'gzip']. */
 export async function unpacked(content) {
   return Object.fromEntries(await Promise.all(Object.entries(content).map(
-    async ([name, [type, base64]]) => [name, new TYPES[type](await inflated(base64))])))
+    async ([name, [type, letters]]) => [name, new TYPES[type](await inflated(letters))])))
 }

@@ -1,0 +1,158 @@
+"""How the time of each stage grows with its work, and what a second process gains.
+
+Each script is run as its users run it, with one thread, on three sizes; a straight line through the
+times says what the start of a script costs and what a unit of its work does. The largest size is
+then divided among two processes: stages that a cluster divides as two shards at the same time, the
+trainings by torchrun. Prints a table in Markdown; time is wall time, so nothing else may run.
+
+    python -m benchmarks.growth                    everything, about 20 minutes on two cores
+    python -m benchmarks.growth record             one stage, after what it needs
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+AGENT = ROOT / "pretrained/coinrun_easy/model.pth"
+SIMULATOR = ROOT / "pretrained/coinrun_easy_simulator/model.pt"
+SET = ("--interpreting_params_name", "demo")
+INSIDE = ("--agent_file", str(AGENT), *SET)
+RECORDED, SIMULATED = 300, 64  # that later stages read
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A stage and how it is called.
+
+    Attributes:
+        script: of the root, without its ending.
+        unit: of its work, in the plural.
+        sizes: that are measured, in these units.
+        arguments: for a size and a new folder to write to.
+        torchrun: whether processes share one training; else each does a shard.
+        divides: whether a second process can help at all.
+    """
+
+    script: str
+    unit: str
+    sizes: tuple[int, int, int]
+    arguments: Callable[[int, Path], Sequence[str]]
+    torchrun: bool = False
+    divides: bool = True
+
+
+def stages(work: Path) -> dict[str, Stage]:
+    """All stages; later ones read what was made in ``work`` at first."""
+    data, samples = work / "recorded" / "data", work / "simulated"
+    simulated = (*INSIDE, "--model_file", str(SIMULATOR), "--data_dir", str(data))
+    return {
+        "train": Stage("train", "environment steps", (8192, 16384, 32768), lambda n, folder: (
+            "--env_name", "coinrun", "--distribution_mode", "easy", "--param_name", "demo",
+            "--num_timesteps", str(n), "--val_interval", "100", "--seed", "0", "--num_threads",
+            "1", "--logdir", str(folder)), torchrun=True),
+        "evaluate": Stage("evaluate", "levels", (64, 128, 256), lambda n, folder: (
+            "--model_file", str(AGENT), "--env_name", "coinrun", "--distribution_mode", "easy",
+            "--num_episodes", str(n)), divides=False),
+        "record": Stage("record", "episodes", (64, 128, 256), lambda n, folder: (
+            "--model_file", str(AGENT), "--num_episodes", str(n), "--no_videos", "--logdir",
+            str(folder))),
+        "train_gen_model": Stage("train_gen_model", "batches of 12 windows", (10, 20, 40),
+                                 lambda n, folder: (
+            *INSIDE, "--data_dir", str(data), "--max_batches", str(n), "--log_dir_base",
+            str(folder)), torchrun=True),
+        "record_gen_samples": Stage("record_gen_samples", "samples", (48, 96, 192),
+                                    lambda n, folder: (
+            *simulated, "--num_samples", str(n), "--no_videos", "--generated_data_dir",
+            str(folder))),
+        "saliency_experiments": Stage("saliency_experiments", "samples of two functions",
+                                      (6, 12, 24), lambda n, folder: (
+            *simulated, "--samples_dir", str(copied(samples, folder)), "--saliency_func_type",
+            "value", "action", "--sample_ids", "0", "to", str(n), "--no_videos")),
+    }
+
+
+def copied(samples: Path, folder: Path) -> Path:
+    """A copy of the samples, into which saliency is written; two shards share one."""
+    target = folder / "samples"
+    if not target.exists():
+        subprocess.run(["cp", "-r", str(samples), str(target)], check=True)
+    return target
+
+
+def command(stage: Stage, size: int, folder: Path, *more: str,
+            processes: int = 1) -> list[str]:
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone",
+                     f"--nproc_per_node={processes}"]
+    return [*launcher, f"{stage.script}.py", *stage.arguments(size, folder), *more]
+
+
+def seconds_of(*commands: Sequence[str]) -> float:
+    """Wall time of commands that run beside each other."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    begin = time.perf_counter()
+    running = [subprocess.Popen(each, cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE) for each in commands]
+    for each, arguments in zip(running, commands, strict=True):
+        _, error = each.communicate()
+        assert each.returncode == 0, f"{' '.join(arguments)}: {error.decode()[-2000:]}"
+    return time.perf_counter() - begin
+
+
+def measure(name: str, stage: Stage, work: Path) -> None:
+    """Print a row of the table."""
+    times = []
+    for size in stage.sizes:
+        folder = work / f"{name}_{size}"
+        folder.mkdir()
+        times.append(seconds_of(command(stage, size, folder)))
+    slope, fixed = np.polyfit(stage.sizes, times, 1)
+    gained = "cannot be divided"
+    if stage.divides:
+        folder, size = work / f"{name}_two", stage.sizes[-1]
+        folder.mkdir()
+        if stage.torchrun:
+            together = seconds_of(command(stage, size, folder, processes=2))
+        else:
+            together = seconds_of(*(command(stage, size, folder, "--shard", f"{part}/2")
+                                    for part in (1, 2)))
+            together += seconds_of(command(stage, size, folder, "--join"))
+        gained = f"{times[-1] / together:.2f}"
+    measured = ", ".join(f"{size}: {each:.1f} s" for size, each in zip(stage.sizes, times))
+    print(f"| `{stage.script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
+          f"{1000 * slope:.3g} s | {gained} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = list(stages(Path()))
+    parser.add_argument("stage", nargs="?", choices=names, help="all of them if not given")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        found = stages(work)
+        (work / "samples").mkdir()
+        seconds_of(command(found["record"], RECORDED, work / "recorded"))
+        seconds_of(command(found["record_gen_samples"], SIMULATED, work / "samples"))
+        (work / "samples" / "informed_init").rename(work / "simulated")
+        print("| script | time | to start | 1 000 units | two processes, times as fast |\n"
+              "| --- | --- | --- | --- | --- |", flush=True)
+        for each in names if args.stage is None else [args.stage]:
+            measure(each, found[each], work)
+
+
+if __name__ == "__main__":
+    main()
