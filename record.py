@@ -11,7 +11,7 @@ import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
-from agents.episodes import Episode, play_episodes
+from agents.episodes import FRAMES_A_PASS, Episode, play_episodes
 from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
@@ -33,7 +33,7 @@ from common.rollout_files import (
     RolloutWriter,
     join_recording,
 )
-from common.shards import add_shard_flags
+from common.shards import WHOLE, add_shard_flags
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
@@ -115,6 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     config = env_config(args)
     edit = cheese_region(config, args.cheese_region)
     num_slots = load_agent_config(args.param_name).n_envs
+    if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
+        num_slots = min(num_slots, FRAMES_A_PASS)
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise()
     if args.no_action_noise or not noise.enabled:

@@ -248,9 +248,11 @@ class SharedFolder:
         shard: which one this process does.
         divided: what else decides which shard does what, and what joining needs.
         is_done: whether the folder holds all that any shard would write, and is joined.
+        join: whether one process is to go on, as if it had written itself what all shards have.
 
     Attributes:
         is_open: whether there is anything to be written; False where shards are joined already.
+        through: folder for temporary files that other shards write, too; None for one process.
 
     Raises:
         FolderInUse: if another process is at work there, or does the same shard.
@@ -260,10 +262,17 @@ class SharedFolder:
     def __init__(self, path: Path, description: dict, patterns: tuple[str, ...], what: str,
                  flag: str, overwrite: bool, informative: tuple[str, ...] = ("versions",),
                  shard: Shard = WHOLE, divided: dict | None = None,
-                 is_done: Callable[[], bool] = lambda: False):
+                 is_done: Callable[[], bool] = lambda: False, join: bool = False):
         self._shard, self._notes, folder = shard, ShardNotes(path.parent), path.parent
-        self.is_open, self._noted, self._lock = True, False, None
+        self.is_open, self.through, self._noted, self._lock = True, None, False, None
         way_out = f"choose another {flag}, or delete the folder"
+        settings = {**description, _DIVIDED: divided or {}}
+        if overwrite and (join or shard != WHOLE):
+            raise UserError(f"--overwrite would throw away what shards have written to {folder}; "
+                            f"leave it out, and {way_out}")
+        if join:
+            self._notes.join(lambda found, through: self._describe(
+                path, found, settings, informative, through), path.exists)
         if shard == WHOLE:
             if self._notes.exist() and not overwrite:
                 raise UserError(f"{folder} holds shards that are not joined; run this with --join, "
@@ -271,9 +280,6 @@ class SharedFolder:
             self._lock = open_described_folder(path, description, (*patterns, _NOTE_PATTERN),
                                                what, flag, overwrite, informative)
             return
-        if overwrite:
-            raise UserError(f"--overwrite would throw away what other shards have written to "
-                            f"{folder}; leave it out, and {way_out}")
         found = read_description(path)
         check_unlocked(folder)
         holds = set(os.listdir(folder)) - {_NOTES, LOCK_NAME} if folder.exists() else set()
@@ -288,8 +294,18 @@ class SharedFolder:
             self.is_open = False
             return
         self._noted = True
-        self._lock = self._notes.begin(
-            shard, {**description, _DIVIDED: divided or {}}, way_out, informative)
+        self._lock = self._notes.begin(shard, settings, way_out, informative)
+        self.through = self._lock.folder
+
+    def _describe(self, path: Path, found: dict, asked: dict, informative: Sequence[str],
+                  through: Path) -> None:
+        """Write the description of shards, which must be what is asked for."""
+        key = _difference(found, asked, informative)
+        if key:
+            raise UserError(f"the shards in {path.parent} have another {READABLE.get(key, key)}; "
+                            "give --join with their flags")
+        save_json(path, {name: value for name, value in found.items() if name != _DIVIDED},
+                  through=through)
 
     def check(self) -> None:
         """See that the folder is still there.

@@ -420,7 +420,7 @@ def test_shards_give_the_samples_of_one_run(run, simulator_file, agent_path, rec
                         (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
                         (["--shard", "1/3", "--seed", 6], "holds shard 2/3 with another seed"),
                         (["--shard", "1/3", "--batch_size", 3], "with another batch_size"),
-                        (["--shard", "3/3", "--overwrite"], "what other shards have written")):
+                        (["--shard", "3/3", "--overwrite"], "what shards have written")):
         assert record(shards, *more) == 2
         assert words in error(capsys)
     assert record(shards, "--shard", "3/3") == record(shards, "--shard", "1/3") == 0

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, at_work_in, bytes_of_files, killed_at, record_arguments
 
 import record
+from common import rollout_files
 from common.errors import UserError
 from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.shards import Shard, ShardNotes
@@ -53,7 +54,7 @@ def test_shards_give_the_recording_of_one_run(recording, run, agent_path, tmp_pa
                                  "choose another --logdir, or delete the folder"),
             (["--shard", "1/3", "--seed", "4"], "holds shard 2/3 with another seed"),
             (["--shard", "1/3", "--num_episodes", "13"], "with another num_episodes"),
-            (["--shard", "3/3", "--overwrite"], "throw away what other shards have written")):
+            (["--shard", "3/3", "--overwrite"], "throw away what shards have written")):
         before = bytes_of_files(data)
         run(*more, status=2)
         lines = capsys.readouterr().err.splitlines()
@@ -93,14 +94,6 @@ def test_a_shard_that_is_killed_is_repeated(recording, run, agent_path, tmp_path
     assert bytes_of_files(data) == bytes_of_files(recording / "data")
 
 
-def test_a_recording_is_extended_by_shards(recording, agent_path, tmp_path):
-    data = tmp_path / "data"
-    assert record.main(record_arguments(agent_path, tmp_path, 5)) == 0
-    for more in (["--shard", "2/2"], ["--shard", "1/2"], ["--join"]):
-        assert record.main(record_arguments(agent_path, tmp_path, 12, *more)) == 0
-    assert bytes_of_files(data) == bytes_of_files(recording / "data")
-
-
 def test_shards_keep_away_from_other_work(run, tmp_path, capsys):
     data = tmp_path / "shards" / "data"
     data.mkdir(parents=True)
@@ -120,22 +113,38 @@ def test_shards_keep_away_from_other_work(run, tmp_path, capsys):
     assert "holds other data" in capsys.readouterr().err
 
 
-def write_shards(path, num_episodes, parts, description=None):
+def write_shards(path, num_episodes, parts):
     """Pieces and notes of shards, by the writer, of tiny random episodes."""
-    rng = np.random.default_rng(0)
     for part in range(1, parts + 1):
-        writer = RolloutWriter(path, description or {"kind": "test"}, shard=Shard(part, parts),
-                               num_episodes=num_episodes)
-        for number in Shard(part, parts).of(range(num_episodes)):
-            writer.add(number, random_episode(rng, number))
+        own = Shard(part, parts)
+        writer = RolloutWriter(path, {"kind": "test"}, shard=own, num_episodes=num_episodes)
+        for number in own.of(range(num_episodes)):
+            if not writer.has(number):
+                writer.add(number, random_episode(number))
         writer.finish()
 
 
-def random_episode(rng, number):
+def write_whole(path, num_episodes):
+    """The same episodes by one process."""
+    writer = RolloutWriter(path, {"kind": "test"})
+    for number in range(num_episodes):
+        writer.add(number, random_episode(number))
+
+
+def random_episode(number):
+    rng = np.random.default_rng(number)
     steps = pd.DataFrame({"level_seed": number, "episode_step": np.arange(3), "done": [0, 0, 1],
                           "reward": 0.0, "value": rng.normal(size=3), "action": 4})
     return EpisodeArrays(rng.integers(0, 256, (3, 64, 64, 3), dtype=np.uint8),
                          np.zeros((4, 8), np.float32), np.zeros((3, 15), np.float32), steps)
+
+
+def test_a_recording_is_extended_by_shards(tmp_path):
+    write_whole(tmp_path / "one", 9)
+    write_whole(tmp_path / "more", 4)
+    write_shards(tmp_path / "more", 9, 2)
+    join_recording(tmp_path / "more")
+    assert bytes_of_files(tmp_path / "more") == bytes_of_files(tmp_path / "one")
 
 
 def test_a_join_that_is_killed_anywhere_is_repeated(tmp_path, monkeypatch):
@@ -190,6 +199,23 @@ def test_many_processes_join_at_once(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert not errors
+    assert bytes_of_files(data) == bytes_of_files(expected)
+
+
+def test_a_join_goes_on_where_another_one_has_written_in_between(tmp_path, monkeypatch):
+    write_shards(tmp_path / "pieces", 4, 2)
+    expected = shutil.copytree(tmp_path / "pieces", tmp_path / "expected")
+    join_recording(expected)
+    data, read = tmp_path / "pieces", rollout_files.read_bytes
+
+    def read_later(path):
+        monkeypatch.setattr(rollout_files, "read_bytes", read)
+        with killed_at(ShardNotes, "remove", 1), pytest.raises(KeyboardInterrupt):
+            join_recording(data)  # the other one, which has deleted what is to be read
+        return read(path)
+
+    monkeypatch.setattr(rollout_files, "read_bytes", read_later)
+    join_recording(data)
     assert bytes_of_files(data) == bytes_of_files(expected)
 
 
