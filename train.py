@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import random
@@ -26,6 +27,7 @@ from common.cli import (
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
+from common.ranks import Ranks, joined_ranks
 from common.settings import load_settings
 from maze.level.regions import add_cheese_region_flag, cheese_region
 
@@ -72,34 +74,45 @@ def main(argv: list[str] | None = None) -> int:
     flags = parser()
     args = flags.parse_args(argv)
     set_up_logging(args.log_level)
-    compute = resolve_compute(args.device, args.gpu_device, args.precision)
+    with joined_ranks() as ranks:
+        return train(args, flags.explicit(argv), ranks)
+
+
+def train(args: argparse.Namespace, explicit: set[str], ranks: Ranks) -> int:
+    """Train as the flags say, together with the other processes."""
+    compute = resolve_compute(args.device, args.gpu_device, args.precision, ranks.local_rank)
     if args.resume:
         folder = args.resume
-        settings = resumed_settings(args, flags.explicit(argv))
+        settings = resumed_settings(args, explicit)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
-        run_seed = random.randrange(10_000) if args.seed is None else args.seed
+        run_seed = ranks.of_first(random.randrange(10_000)) if args.seed is None else args.seed
         settings = TrainSettings(
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
             run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
             compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file),
             args.keep_optimizer, args.cheese_region, args.val_cheese_region)
-        now = datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S")
+        now = ranks.of_first(datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S"))
         experiment = args.logdir / "procgen" / args.env_name / args.exp_name
         folder = experiment / f"seed_{run_seed}_{now}"
+    ranks.require_same({**vars(args), **dataclasses.asdict(settings)})
 
     keep_freed_memory()
+    ranks.connect_gpus(compute.device)
     run = TrainingRun(folder, settings, compute,
                       cheese_region(settings.env, settings.cheese_region),
-                      cheese_region(settings.env, settings.val_cheese_region))
-    print(f"training on {compute.device} in {compute.precision}; writing to {run.folder}",
-          flush=True)
+                      cheese_region(settings.env, settings.val_cheese_region), ranks)
+    if ranks.is_first:
+        print(f"training on {compute.device} in {compute.precision}{ranks.in_words}; writing to "
+              f"{run.folder}", flush=True)
     status = run.train()
-    speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
-    print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
-          f"agent: {agent_files(run.folder)[-1]}")
-    if not run.finished:
-        print(f"to go on:\n    python train.py --resume {shlex.quote(str(run.folder))}")
+    if ranks.is_first:
+        speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
+        print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
+              f"agent: {agent_files(run.folder)[-1]}")
+        if not run.finished:
+            print(f"to go on:\n    {ranks.launcher} train.py --resume "
+                  f"{shlex.quote(str(run.folder))}")
     return status
 
 

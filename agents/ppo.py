@@ -1,6 +1,7 @@
 """Proximal policy optimisation (Schulman et al. 2017) for feed-forward and recurrent agents.
 
-Letters in shape comments: T steps of a rollout, N environments, H W C a frame, D hidden state.
+Letters in shape comments: T steps of a rollout, N environments (of this process, where several
+train together), H W C a frame, D hidden state.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from agents.config import AgentConfig
 from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
 from common.devices import Compute
 from common.networks import Policy, PolicyOutput
+from common.ranks import ALONE, Ranks
 
 
 class Rollout:
@@ -128,19 +130,31 @@ def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
                            rollout.masks[:, envs])
 
 
-def minibatches(config: AgentConfig, generator: torch.Generator) -> Iterator[list[Tensor]]:
+def minibatches(config: AgentConfig, generator: torch.Generator,
+                ranks: Ranks = ALONE) -> Iterator[list[Tensor]]:
     """One pass over a rollout, as gradient steps made of micro-batches of indices.
 
     A recurrent agent is trained on whole environments; otherwise an index is t * N + n. The
     micro-batches of a gradient step hold at most ``mini_batch_size`` frames each (but at least
     one environment).
+
+    Where several processes train, all draw the same gradient steps over all environments, and each
+    takes what it has of them: more or less than others, or nothing.
     """
     frames_per_index = config.n_steps if config.recurrent else 1
-    units = config.n_envs * config.n_steps // frames_per_index
-    order = torch.randperm(units, generator=generator)
+    order = torch.randperm(_units(config), generator=generator)
     micro_batch = max(1, config.mini_batch_size // frames_per_index)
+    own = ranks.own(config.n_envs)
     for indices in order.chunk(config.mini_batch_per_epoch):
-        yield list(indices.split(micro_batch))
+        steps, envs = indices // config.n_envs, indices % config.n_envs  # all steps 0 if recurrent
+        mine = (envs >= own.start) & (envs < own.stop)
+        indices = (steps * (own.stop - own.start) + envs - own.start)[mine]
+        yield list(indices.split(micro_batch)) if len(indices) else []
+
+
+def _units(config: AgentConfig) -> int:
+    """The things that minibatches are made of: whole environments, or frames."""
+    return config.n_envs * (1 if config.recurrent else config.n_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,18 +182,29 @@ class UpdateSummary:
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
            config: AgentConfig, compute: Compute, generator: torch.Generator,
-           guidance: Guidance | None = None) -> UpdateSummary:
+           guidance: Guidance | None = None, ranks: Ranks = ALONE) -> UpdateSummary:
     """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
 
+    Where several processes train, advantages are normalised over the environments of all, and a
+    gradient step is the mean over the frames of all: gradients are weighted by the number of
+    frames, added up, and then clipped.
+
     Args:
-        generator: of the minibatches.
+        rollout: of this process's environments.
+        generator: of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout.
     """
-    advantage = advantages(rollout.rewards, rollout.values, rollout.ended, config.gamma,
-                           config.lmbda, config.use_gae)
-    returns = advantage + rollout.values[:-1]
+    values, rewards, ended = (ranks.gather(own, config.n_envs, dim=1) for own in (
+        rollout.values, rollout.rewards, rollout.ended))
+    advantage = advantages(rewards, values, ended, config.gamma, config.lmbda, config.use_gae)
+    returns = advantage + values[:-1]
+    residual = returns - values[:-1]
+    missing = torch.tensor(math.nan, device=compute.device)
+    explained = 1 - residual.var() / returns.var() if returns.var() > 0 else missing
     if config.normalize_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    own = ranks.own(config.n_envs)
+    advantage, returns = advantage[:, own], returns[:, own]
 
     def losses_of(indices: Tensor) -> tuple[Losses, KickstartLosses | None]:
         if config.recurrent:
@@ -202,12 +227,12 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         return losses, kickstart_losses(output, select(guidance.log_probs),
                                         select(guidance.values))
 
+    size = _units(config) // config.mini_batch_per_epoch  # of a minibatch of all processes
+    parameters = list(policy.parameters())
     sums = torch.zeros(8, device=compute.device)
-    missing = torch.tensor(math.nan, device=compute.device)
     steps = 0
     for _ in range(config.epoch):
-        for micro_batches in minibatches(config, generator):
-            size = sum(map(len, micro_batches))
+        for micro_batches in minibatches(config, generator, ranks):
             optimizer.zero_grad(set_to_none=True)
             for indices in micro_batches:
                 losses, kickstart = losses_of(indices.to(compute.device))
@@ -221,9 +246,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
                     sums[:7] += share * torch.stack([
                         losses.policy, losses.value, losses.entropy, losses.approx_kl,
                         losses.clip_fraction, *distances])
-            sums[7] += torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip_norm)
+            ranks.sum_gradients(parameters)
+            sums[7] += torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip_norm)
             optimizer.step()
             steps += 1
-    residual = returns - rollout.values[:-1]
-    explained = 1 - residual.var() / returns.var() if returns.var() > 0 else missing
+    sums[:7] = ranks.sum(sums[:7])
     return UpdateSummary(*(sums / steps).tolist(), explained_variance=float(explained))

@@ -1,7 +1,8 @@
 """A whole training run: collect, validate, update, log, save, stop, resume.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
-the same weights and the same log as leaving it alone.
+the same weights and the same log as leaving it alone. On several processes (``common.ranks``),
+which share the environments, it gives those of one process, up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.networks import Policy, PolicyOutput, build_policy
 from common.progress import Progress
+from common.ranks import ALONE, Ranks
 from common.saved_state import check_generator, check_like, check_optimizer
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
@@ -104,15 +106,27 @@ class TrainSettings:
 
 
 class Worker:
-    """Environments, with the agent's hidden state in each of them."""
+    """Environments, with the agent's hidden state in each of them.
+
+    Args:
+        num_envs: N of all processes, among whom they are divided; those of this one are M.
+        seed: of the levels and actions of all N, which do not depend on the number of processes.
+        edit: of new levels.
+    """
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
-                 seed: int, num_threads: int, edit: LevelEdit | None = None):
+                 seed: int, num_threads: int, edit: LevelEdit | None = None, ranks: Ranks = ALONE):
         self.policy = policy
         self.compute = compute
-        self.env = ProcgenVectorEnv(env_config, num_envs, seed, num_threads, edit)
+        self.ranks = ranks
+        self.num_envs = num_envs
+        self.own = ranks.own(num_envs)
+        own_envs = self.own.stop - self.own.start
+        self.env = ProcgenVectorEnv(env_config, own_envs, seed, num_threads, edit)
+        if not ranks.is_alone:
+            self.env.set_state(_new_states(env_config, num_envs, seed, num_threads)[self.own])
         self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
-        self.hidden = policy.initial_states(num_envs)  # (N, D)
+        self.hidden = policy.initial_states(own_envs)  # (M, D)
         self.statistics = EpisodeStatistics(num_envs)
         self.normalizer = RewardNormalizer(num_envs)
         self.observation = self.env.observe()
@@ -121,11 +135,12 @@ class Worker:
         """Take ``n_steps`` steps in every environment, storing them in ``rollout`` if given."""
         if rollout is not None:
             rollout.hidden.copy_(self.hidden)
+        earned = torch.zeros(2, n_steps, len(self.hidden))  # rewards, and 1 where an episode ended
         for t in range(n_steps):
             frames, first, output = self._run()
             self.hidden = output.hidden_states
-            draws = torch.rand(len(first), generator=self.generator).to(self.compute.device)
-            actions = draw_actions(output.log_probs, draws)
+            draws = torch.rand(self.num_envs, generator=self.generator)[self.own]
+            actions = draw_actions(output.log_probs, draws.to(self.compute.device))
             self.env.act(actions.to("cpu", torch.int32).numpy())
             if rollout is not None:  # stored while the environments step
                 rollout.frames[t] = frames
@@ -134,13 +149,16 @@ class Worker:
                 rollout.log_probs[t] = output.log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
                 rollout.values[t] = output.values
             self.observation = self.env.observe()
-            rewards, ended = self.observation.rewards, self.observation.first
+            earned[0, t] = torch.from_numpy(self.observation.rewards)
+            earned[1, t] = torch.from_numpy(self.observation.first)
+        everyones = self.ranks.gather(earned, self.num_envs, dim=2).numpy()  # (2, T, N)
+        for t, (rewards, ended) in enumerate(zip(everyones[0], everyones[1] == 1)):
             self.statistics.update(rewards, ended)
             if rollout is not None:
                 if normalize:
                     rewards = self.normalizer(rewards, ended)
-                rollout.rewards[t] = torch.from_numpy(rewards)
-                rollout.ended[t] = torch.from_numpy(ended)
+                rollout.rewards[t] = torch.from_numpy(rewards[self.own])
+                rollout.ended[t] = torch.from_numpy(ended[self.own])
         if rollout is not None:
             rollout.values[n_steps] = self._run()[2].values
 
@@ -152,9 +170,11 @@ class Worker:
         return frames, first, run_policy(self.policy, self.compute, frames, hidden_in)
 
     def state_dict(self) -> dict:
-        return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8)
-                        for state in self.env.get_state()],
-                "generator": self.generator.get_state(), "hidden": self.hidden.cpu(),
+        """The state of all environments, in order; complete at rank 0 alone."""
+        states = self.ranks.gather_list(self.env.get_state())
+        return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states],
+                "generator": self.generator.get_state(),
+                "hidden": self.ranks.gather(self.hidden.cpu(), self.num_envs),
                 "statistics": self.statistics.state_dict(),
                 "normalizer": self.normalizer.state_dict()}
 
@@ -175,24 +195,38 @@ class Worker:
                 isinstance(each, Tensor) and each.dtype == torch.uint8 and each.ndim == 1
                 for each in env):
             raise UserError(f"{where}: 'env' is no list of states of environments")
+        if len(env) != self.num_envs:
+            raise UserError(f"{where}: 'env': there are {len(env)} states for {self.num_envs} "
+                            "environments")
         try:
-            self.env.check_states(_bytes_of(env))
+            self.env.check_states(_bytes_of(env[self.own]))
         except UserError as error:
             raise UserError(f"{where}: 'env': {error}") from None
         check_generator(state["generator"], self.generator, f"{where}: 'generator'")
-        check_like(state["hidden"], self.hidden.cpu(), f"{where}: 'hidden'")
+        check_like(state["hidden"], self.policy.initial_states(self.num_envs).cpu(),
+                   f"{where}: 'hidden'")
         self.statistics.check_state_dict(state["statistics"], f"{where}: 'statistics'")
         if "normalizer" in state:
             self.normalizer.check_state_dict(state["normalizer"], f"{where}: 'normalizer'")
 
     def load_state_dict(self, state: dict) -> None:
-        self.env.set_state(_bytes_of(state["env"]))
+        self.env.set_state(_bytes_of(state["env"][self.own]))
         self.generator.set_state(state["generator"])
-        self.hidden = state["hidden"].to(self.compute.device)
+        self.hidden = state["hidden"][self.own].to(self.compute.device)
         self.statistics.load_state_dict(state["statistics"])
         if "normalizer" in state:  # validation has none, but for files of before
             self.normalizer.load_state_dict(state["normalizer"])
         self.observation = self.env.observe()
+
+
+def _new_states(config: EnvConfig, num_envs: int, seed: int, num_threads: int) -> list[bytes]:
+    """States of a new vector of environments. The levels that an environment plays depend on the
+    number of environments beside it, so those of a part of them are read off the whole."""
+    whole = ProcgenVectorEnv(config, num_envs, seed, num_threads)
+    whole.observe()
+    states = whole.get_state()
+    whole.close()
+    return states
 
 
 def _bytes_of(states: list[Tensor]) -> list[bytes]:
@@ -210,33 +244,44 @@ class TrainingRun:
         compute: where to compute.
         edit, val_edit: edits of new levels in training and in validation: those that the settings
             ask for.
+        ranks: the processes that train together; each makes its own run in the same folder, into
+            which rank 0 writes.
 
     Raises:
         FolderInUse: if another process is at work in the folder.
-        UserError: if a file to start from cannot be used.
+        UserError: if a file to start from cannot be used, or the processes cannot share the
+            environments evenly.
     """
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
-                 edit: LevelEdit | None = None, val_edit: LevelEdit | None = None):
+                 edit: LevelEdit | None = None, val_edit: LevelEdit | None = None,
+                 ranks: Ranks = ALONE):
         for size, given in ((settings.cheese_region, edit),
                             (settings.val_cheese_region, val_edit)):
             if bool(size) != (given is not None):
                 raise ValueError("the edits of levels are not those that the settings ask for")
+        num_envs = settings.agent.n_envs
+        if num_envs % ranks.size:
+            raise UserError(f"{ranks.size} processes cannot share the {num_envs} environments of "
+                            f"the parameter set '{settings.param_name}' evenly; start a number of "
+                            f"them that divides {num_envs}")
         self.folder = folder
         self.settings = settings
         self.compute = compute
+        self.ranks = ranks
         self.timesteps = 0
         self.updates = 0
         self._elapsed = 0.0
-        self._saved_at = time.monotonic()
+        self._saved_at, self._seconds_to_save = time.monotonic(), 0.0
 
         _seed_everything(settings.seed)
         agent = settings.agent
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
                                    agent.learned_initial_state, agent.width)
         resume = folder / RESUME_NAME
-        lock = FolderLock(folder) if resume.exists() else None
-        state = load_tensors(resume, "resume file") if lock else None
+        resumes = ranks.of_first(resume.exists())
+        lock = FolderLock(folder) if resumes and ranks.is_first else None
+        state = load_tensors(resume, "resume file") if resumes else None
         if state is None and settings.model_file:
             source = Path(settings.model_file)
             began = load_agent(source)
@@ -257,24 +302,28 @@ class TrainingRun:
             int, np.random.SeedSequence(settings.seed).generate_state(3))
         self.minibatch_generator = torch.Generator().manual_seed(minibatch_seed)
         self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs, train_seed,
-                                   settings.num_threads, edit)
+                                   settings.num_threads, edit, ranks)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
-                                 val_seed, settings.num_threads, val_edit)
+                                 val_seed, settings.num_threads, val_edit, ranks)
         if state is not None:
             self._check_state_dict(state, str(resume))
         self.teacher = self._open_teacher(state)
-        self.rollout = Rollout(agent.n_steps, agent.n_envs,
+        self.rollout = Rollout(agent.n_steps, len(self.train_worker.hidden),
                                self.train_worker.observation.frames.shape[1:],
                                self.policy.hidden_state_size, compute.device)
         self._resume_file_timesteps = -1  # at which the resume file was written
         if state is not None:
             self._load_state_dict(state)
             self._resume_file_timesteps = self.timesteps
-        self._lock = lock or claim_folder(folder, SETTINGS_NAME)
-        self.folder = self._lock.folder
-        save_settings(self.folder, settings)
-        self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
-                              None if state is None else self.timesteps)
+            ranks.warn_of_another_number(state.get("ranks", 1), resume)
+        self._lock, self.log = None, None
+        if ranks.is_first:
+            self._lock = lock or claim_folder(folder, SETTINGS_NAME)
+            self.folder = self._lock.folder
+            save_settings(self.folder, settings)
+            self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
+                                  None if state is None else self.timesteps)
+        self.folder = ranks.of_first(self.folder)
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
 
@@ -293,11 +342,12 @@ class TrainingRun:
         if sha256(path) != settings.teacher_sha256:
             raise UserError(f"the teacher {path} is not the file that this run began with: its "
                             "checksum is another one")
-        teacher = Teacher(policy, settings.agent.n_envs, self.compute)
+        teacher = Teacher(policy, len(self.train_worker.hidden), self.compute)
         if state is not None and "teacher_hidden" in state:
-            check_like(state["teacher_hidden"], teacher.hidden.cpu(),
+            check_like(state["teacher_hidden"], policy.initial_states(settings.agent.n_envs).cpu(),
                        f"{self.folder / RESUME_NAME}: 'teacher_hidden'")
-            teacher.hidden = state["teacher_hidden"].to(self.compute.device)
+            own = self.train_worker.own
+            teacher.hidden = state["teacher_hidden"][own].to(self.compute.device)
         return teacher
 
     def _is_kickstarted(self, timesteps: int) -> bool:
@@ -305,11 +355,14 @@ class TrainingRun:
         return timesteps < self.settings.agent.kickstart_until * self.settings.num_timesteps
 
     def state_dict(self) -> dict:
-        """Everything needed to go on exactly where the run is."""
-        teacher = {} if self.teacher is None else {"teacher_hidden": self.teacher.hidden.cpu()}
+        """Everything needed to go on exactly where the run is; complete at rank 0 alone."""
+        more = {} if self.ranks.is_alone else {"ranks": self.ranks.size}
+        if self.teacher is not None:
+            more["teacher_hidden"] = self.ranks.gather(self.teacher.hidden.cpu(),
+                                                       self.settings.agent.n_envs)
         val = self.val_worker.state_dict()
         del val["normalizer"]  # validation does not scale its rewards
-        return {**teacher,
+        return {**more,
                 "model_state_dict": self.policy.state_dict(),
                 "optimizer_state_dict": self.optimizer.state_dict(),
                 "timesteps": self.timesteps, "updates": self.updates,
@@ -328,8 +381,9 @@ class TrainingRun:
         absent = sorted(own - state.keys())
         if absent:
             raise UserError(f"{where} has no '{absent[0]}', so no run can go on from it")
-        check_like({name: state[name] for name in ("timesteps", "updates", "wall_time")},
-                   {"timesteps": 0, "updates": 0, "wall_time": 0.0}, where)
+        numbers = {name: state[name] for name in ("timesteps", "updates", "wall_time")}
+        check_like({**numbers, "ranks": state.get("ranks", 1)},
+                   {"timesteps": 0, "updates": 0, "wall_time": 0.0, "ranks": 1}, where)
         check_like(state["model_state_dict"], self.policy.state_dict(),
                    f"{where}: 'model_state_dict'")
         check_optimizer(state["optimizer_state_dict"], self.optimizer,
@@ -368,19 +422,23 @@ class TrainingRun:
         """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
 
         Returns:
-            0 when the run is finished, 128 + the signal's number when it was stopped. Either
-            way its state is saved.
+            0 when the run is finished, 128 + the signal's number when it was stopped, in whichever
+            process. Either way its state is saved.
 
         Raises:
             NonFiniteLoss: the last good checkpoint stays as it was.
+            LostRank: if another process has ended; what was saved before is kept.
         """
         try:
-            with (deferred_signals("update") as received,
+            with (deferred_signals("update", second_acts=self.ranks.is_alone) as received,
                   Progress(self.settings.num_timesteps, "step", self.timesteps,
                            first_message=True) as progress):
                 if self.updates and self._is_checkpoint and not self._is_saved:
                     self.save()  # a kill or a full disk came between resume file and agent file
-                while not self.finished and not received:
+                while not self.finished:
+                    stopped = self.ranks.largest(max(received, default=0))
+                    if stopped:
+                        break
                     row, summary = self._one_update()
                     figures = [
                         _shown("return", row.mean_episode_rewards, self.train_worker.statistics),
@@ -392,13 +450,14 @@ class TrainingRun:
                     progress.update(row.timesteps, ", ".join(figures))
                     if self._is_checkpoint:
                         self.save()
-                    elif time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
+                    elif self._is_save_due:
                         self._save_resume_file()
                 if not self._is_saved:
                     self.save()
         finally:
-            self.log.close()
-        return 0 if self.finished else 128 + received[0]
+            if self.log is not None:
+                self.log.close()
+        return 0 if self.finished else 128 + stopped
 
     def save(self) -> Path:
         """Write the state to resume from, and then an agent file.
@@ -407,19 +466,37 @@ class TrainingRun:
         """
         self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
-        save_agent(path, self.policy, self.optimizer.state_dict())
-        save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
+        if self.ranks.is_first:
+            save_agent(path, self.policy, self.optimizer.state_dict())
+            save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
         return path
 
     def _save_resume_file(self) -> None:
-        save_tensors(self.folder / RESUME_NAME, self.state_dict())
+        start = time.monotonic()
+        state = self.state_dict()
+        if self.ranks.is_first:
+            save_tensors(self.folder / RESUME_NAME, state)
         self._resume_file_timesteps, self._saved_at = self.timesteps, time.monotonic()
+        self._seconds_to_save = self._saved_at - start
+
+    @property
+    def _is_save_due(self) -> bool:
+        """Whether so much work is unsaved that the resume file is written.
+
+        torchrun kills processes that go on for long after a signal to stop, so several processes
+        save as often as a hundredth of their time allows: after every update, where an update is
+        so long that a stop could come too late.
+        """
+        wait = SECONDS_BETWEEN_SAVES
+        if not self.ranks.is_alone:
+            wait = min(wait, 100 * self._seconds_to_save)
+        return self.ranks.of_first(time.monotonic() - self._saved_at > wait)
 
     @property
     def _is_saved(self) -> bool:
         """Whether both files of ``save`` are of this step."""
-        return (self._resume_file_timesteps == self.timesteps
-                and (self.folder / agent_file_name(self.timesteps)).exists())
+        return self.ranks.of_first(self._resume_file_timesteps == self.timesteps and (
+            self.folder / agent_file_name(self.timesteps)).exists())
 
     @property
     def _is_checkpoint(self) -> bool:
@@ -443,11 +520,11 @@ class TrainingRun:
         if self.teacher is not None and self._is_kickstarted(self.timesteps):
             guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, agent, progress)
         summary = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
-                         self.minibatch_generator, guidance)
+                         self.minibatch_generator, guidance, self.ranks)
         _check_finite(summary, self.timesteps, self.folder)
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
-        self._lock.check()
+        values = self.ranks.gather(self.rollout.values[:-1], agent.n_envs, dim=1)
         diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
         diagnostics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if guidance is not None:
@@ -456,12 +533,14 @@ class TrainingRun:
             timesteps=self.timesteps, wall_time=self.wall_time,
             num_episodes=self.train_worker.statistics.num_episodes,
             num_episodes_val=self.val_worker.statistics.num_episodes,
-            mean_episode_value=float(self.rollout.values[:-1].mean()),
+            mean_episode_value=float(values.mean()),
             mean_policy_loss=summary.policy_loss, mean_value_loss=summary.value_loss,
             mean_entropy_loss=summary.entropy,
             **episode_figures(self.train_worker.statistics),
             **episode_figures(self.val_worker.statistics, "val_"))
-        self.log.append(dataclasses.asdict(row), diagnostics)
+        if self.ranks.is_first:
+            self._lock.check()
+            self.log.append(dataclasses.asdict(row), diagnostics)
         return row, summary
 
 

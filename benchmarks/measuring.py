@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
 
@@ -23,7 +23,11 @@ class Apart:
                                             (make, args))
 
     def __call__(self, *args):
-        return self._process.submit(_work, *args).result()
+        return self.begin(*args).result()
+
+    def begin(self, *args) -> Future:
+        """Start a call and go on; the future has its result."""
+        return self._process.submit(_work, *args)
 
     def close(self) -> None:
         self._process.shutdown()

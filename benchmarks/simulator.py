@@ -41,7 +41,7 @@ from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentSampler
-from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining
+from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining, measure
 
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "pretrained" / "coinrun_easy" / "model.pth"
@@ -95,11 +95,12 @@ class PlainTraining(SimulatorTraining):
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(),
                                           lr=settings.training.lr, foreach=False)
 
-    def _pass(self, batch: AlignedBatch,
-              generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
-        simulation = step_by_step(self.simulator, batch, LatentSampler("sample", generator))
-        return simulation, simulator_losses(simulation, batch, self.settings.simulator,
-                                            self.settings.loss_scales)
+    def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
+              ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
+        simulation = step_by_step(self.simulator, windows, LatentSampler("sample", generator))
+        losses = simulator_losses(simulation, windows, self.settings.simulator,
+                                  self.settings.loss_scales)
+        return losses, measure(simulation, losses, simulation.start.bottleneck_vec)
 
 
 def some_batch(dataset: RolloutDataset, settings: SimulatorRunSettings,
@@ -288,9 +289,9 @@ def main() -> None:
                                   str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
         if status:
             raise SystemExit(status)
-        for name, measure in parts.items():
+        for name, part in parts.items():
             if chosen in (None, name):
-                measure(Path(folder))
+                part(Path(folder))
 
 
 if __name__ == "__main__":

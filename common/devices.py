@@ -81,7 +81,8 @@ def give_numba_torchs_threads() -> None:
         torch.set_num_threads(threads)
 
 
-def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = "auto") -> Compute:
+def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = "auto",
+                    local_rank: int = 0) -> Compute:
     """Turn the flags ``--device``, ``--gpu_device`` and ``--precision`` into a :class:`Compute`.
 
     Args:
@@ -89,6 +90,8 @@ def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = 
         gpu_device: index of the GPU.
         precision: ``auto`` (bfloat16 where the machine has it in hardware), ``float32`` or
             ``bfloat16``.
+        local_rank: number of this process among those of one training on this machine; each has
+            the next GPU.
 
     Raises:
         UserError: if a GPU is asked for and there is none, or not that many.
@@ -101,6 +104,10 @@ def resolve_compute(device: str = "auto", gpu_device: int = 0, precision: str = 
     if use_gpu and not 0 <= gpu_device < count:
         raise UserError(f"--gpu_device {gpu_device} was asked for, but there are {count} GPUs, "
                         "numbered from 0")
-    chosen = torch.device("cuda", gpu_device) if use_gpu else torch.device("cpu")
+    index = gpu_device + local_rank
+    if use_gpu and index >= count:
+        raise UserError(f"process {local_rank} of this machine would compute on GPU {index}, but "
+                        f"there are {count}, numbered from 0; start fewer processes")
+    chosen = torch.device("cuda", index) if use_gpu else torch.device("cpu")
     bfloat16 = has_fast_bfloat16(chosen) if precision == "auto" else precision == "bfloat16"
     return Compute(chosen, bfloat16)

@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 class Progress:
     """Says how much of ``total`` is done, how fast in this sitting, and how long the rest takes.
 
+    It says nothing where logging is disabled altogether.
+
     Args:
         total: amount of work.
         unit: its name, in the singular.
@@ -31,8 +33,9 @@ class Progress:
         self._total, self._unit, self._initial = total, unit, initial
         self._start = time.monotonic()
         self._last_message = -math.inf if first_message else self._start
+        has_bar = sys.stderr.isatty() and logger.isEnabledFor(logging.CRITICAL)
         self._bar = tqdm(total=total, initial=initial, unit=unit, unit_scale=total > 10_000,
-                         disable=not sys.stderr.isatty())
+                         disable=not has_bar)
         self.done = initial
 
     @property

@@ -19,13 +19,15 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def deferred_signals(until: str) -> Iterator[list[int]]:
+def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
     """Collect the signals that ask to stop in a list; a second one acts at once.
 
     Signals within a second of the first are the same request, which came on several ways.
 
     Args:
         until: what is finished first, for the message: "stopping after this update".
+        second_acts: False where others send the same signal on, as torchrun does: a second one
+            then has no effect.
     """
     received: list[int] = []
     previous = {}
@@ -37,7 +39,7 @@ def deferred_signals(until: str) -> Iterator[list[int]]:
             first = time.monotonic()
             received.append(number)
             logger.warning("stopping after this %s (signal %d)", until, number)
-        elif time.monotonic() - first > SECONDS_OF_ONE_REQUEST:
+        elif second_acts and time.monotonic() - first > SECONDS_OF_ONE_REQUEST:
             for each in previous:
                 signal.signal(each, previous[each])
             os.kill(os.getpid(), number)

@@ -33,7 +33,7 @@ class BatchOrder:
         if len(windows) < batch_size:
             raise UserError(f"batch_size is {batch_size}, but there are only {len(windows)} "
                             "windows to train on")
-        self._windows, self._batch_size, self._seed = windows, batch_size, seed
+        self._windows, self.batch_size, self._seed = windows, batch_size, seed
         self.batches_per_epoch = len(windows) // batch_size
         self._shuffled = (-1, windows)  # an epoch and its order
 
@@ -43,8 +43,8 @@ class BatchOrder:
         if self._shuffled[0] != epoch:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._windows)
             self._shuffled = (epoch, order)
-        begin = batch * self._batch_size
-        return self._shuffled[1][begin:begin + self._batch_size]
+        begin = batch * self.batch_size
+        return self._shuffled[1][begin:begin + self.batch_size]
 
 
 class BatchReader:
@@ -53,14 +53,16 @@ class BatchReader:
     Args:
         first: number of the first batch.
         device: where the batches go.
+        part: which windows of each batch are read; None for all.
 
     Attributes:
         seconds_waiting: how long the consumer has waited for data.
     """
 
     def __init__(self, dataset: RolloutDataset, order: BatchOrder, first: int,
-                 device: torch.device):
+                 device: torch.device, part: slice | None = None):
         self._dataset, self._order, self._device = dataset, order, device
+        self._part = part or slice(None)
         self._next = first
         self._pool = ThreadPoolExecutor(1)
         self._pending: deque = deque()
@@ -80,5 +82,5 @@ class BatchReader:
         self._pool.shutdown(cancel_futures=True)
 
     def _read(self, number: int) -> Windows:
-        windows = self._dataset.batch(self._order[number])
+        windows = self._dataset.batch(self._order[number][self._part])
         return windows.pinned() if self._device.type == "cuda" else windows

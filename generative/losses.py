@@ -84,14 +84,27 @@ class SimulatorLosses:
         start = (self.first_hidden + self.first_action).mean()
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
+    def share_of_total(self, share: float) -> Tensor:
+        """The loss () whose gradients add up to that of ``total`` over the parts of a batch.
+
+        The bottleneck term is that of the whole batch already.
+
+        Args:
+            share: of the batch's windows that these are.
+        """
+        start = (self.first_hidden + self.first_action).mean()
+        return share * (self.per_step.sum(dim=0).mean() + start) + self.bottleneck
+
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
-                     scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None
-                     ) -> SimulatorLosses:
+                     scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None,
+                     all_vectors: Tensor | None = None) -> SimulatorLosses:
     """Losses of a pass with posterior, against its labels.
 
     Args:
         pixel_weights: of the squared errors of the images (T, B, H, W); None for 1.
+        all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
+            part of one; None if they are all.
 
     Raises:
         ValueError: if the pass has no posterior.
@@ -103,6 +116,7 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         squared_images = squared_images * pixel_weights.unsqueeze(2)
     squared_states = (simulation.hidden_states - batch.hidden_states).square()
     start = simulation.start
+    vectors = start.bottleneck_vec if all_vectors is None else all_vectors
     return SimulatorLosses(
         image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
         reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),
@@ -113,7 +127,7 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         kl=scales.kl * config.kl_weight * balanced_kl(
             simulation.posterior_logits, simulation.prior_logits, config.kl_balance),
         update=config.env_update_penalty_weight * _update_norms(start, simulation.env_h),
-        bottleneck=config.bottleneck_loss_weight * vector_crowding(start.bottleneck_vec),
+        bottleneck=config.bottleneck_loss_weight * vector_crowding(vectors),
         first_hidden=(start.agent_hidden - batch.first_hidden).square().sum(dim=-1),
         first_action=functional.cross_entropy(start.action_logits, batch.actions[0],
                                               reduction="none"))

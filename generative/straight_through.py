@@ -1,6 +1,6 @@
 """Choices that pass gradients: latent draws, actions, the clamp of an image.
 
-Letters in shape comments: S latent variables, K classes of each, A actions.
+Letters in shape comments: B windows of a batch, S latent variables, K classes of each, A actions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ class LatentSampler:
             likely class.
         generator: source of the random numbers, on the device of the logits; None for torch's
             own.
+        part: which windows of a batch the logits are of, and how many the batch has: a window then
+            gets the draws that it gets among all of them. None where they are of a whole batch.
     """
 
     how: Literal["sample", "mode"] = "sample"
     generator: torch.Generator | None = None
+    part: tuple[slice, int] | None = None
 
     def __post_init__(self):
         if self.how not in ("sample", "mode"):
@@ -42,7 +45,7 @@ class LatentSampler:
         "Mastering Atari with discrete world models", algorithm 1).
 
         Args:
-            logits: (…, S, K), unnormalised.
+            logits: (…, S, K), unnormalised; (B, S, K) where they are a part of a batch.
 
         Returns:
             One-hot (…, S, K).
@@ -51,8 +54,12 @@ class LatentSampler:
         if self.how == "mode":
             classes = logits.argmax(dim=-1)  # (…, S)
         else:
-            rows = probs.detach().reshape(-1, probs.shape[-1])
-            classes = torch.multinomial(rows, 1, generator=self.generator).reshape(probs.shape[:-1])
+            own, num = self.part or (slice(None), len(probs))
+            batch = probs.new_ones(num, *probs.shape[1:])  # the draws of the others do not matter
+            batch[own] = probs.detach()
+            rows = batch.reshape(-1, probs.shape[-1])
+            classes = torch.multinomial(rows, 1, generator=self.generator)
+            classes = classes.reshape(batch.shape[:-1])[own]
         return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
 
 

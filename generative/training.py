@@ -1,7 +1,9 @@
 """Training a simulator: batches, figures, checkpoints, videos, stopping and resuming.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
-the same weights and the same figures as leaving it alone.
+the same weights and the same figures as leaving it alone. On several processes
+(``common.ranks``), which share the windows of every batch, it gives those of one process, up to the
+rounding of sums.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from common.errors import NonFiniteLoss, UserError
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
+from common.ranks import ALONE, Ranks
 from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
@@ -50,12 +53,16 @@ VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
 
 
-def measure(simulation: Simulation, losses: SimulatorLosses) -> dict[str, Tensor]:
+def measure(simulation: Simulation, losses: SimulatorLosses,
+            vectors: Tensor) -> dict[str, Tensor]:
     """Logged figures of a batch, by the names of MEASURES, each ().
 
     Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
     latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
     the batch: 0 if all are the same, about 1.41 if they are spread over the sphere.
+
+    Args:
+        vectors: bottleneck vectors of the whole batch, of which the simulation may be a part.
     """
     measures = {"loss": losses.total,
                 **{f"loss_{name}": term for name, term in losses.means().items()},
@@ -63,7 +70,7 @@ def measure(simulation: Simulation, losses: SimulatorLosses) -> dict[str, Tensor
                                        simulation.prior_logits.detach(), 0.5).mean(),
                 "posterior_entropy": _entropy(simulation.posterior_logits),
                 "prior_entropy": _entropy(simulation.prior_logits),
-                "vector_distance": torch.pdist(simulation.start.bottleneck_vec).mean()}
+                "vector_distance": torch.pdist(vectors).mean()}
     return {name: measure.detach() for name, measure in measures.items()}
 
 
@@ -81,14 +88,19 @@ class SimulatorTraining:
             has this name.
         settings: what to train.
         compute: where to compute.
+        ranks: the processes that train together; each makes its own run in the same folder, into
+            which rank 0 writes.
 
     Raises:
         FolderInUse: if another process is at work in the folder.
-        UserError: if the data, the agent or a file to start from cannot be used.
+        UserError: if the data, the agent or a file to start from cannot be used, or there are more
+            processes than windows in a batch.
     """
 
-    def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute):
+    def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute,
+                 ranks: Ranks = ALONE):
         self.folder, self.settings, self.compute = folder, settings, compute
+        self.ranks = ranks
         config, training = settings.simulator, settings.training
         self.dataset = RolloutDataset(Path(settings.data_dir), config.num_init_steps,
                                       config.num_sim_steps, training.terminal_absorbing)
@@ -100,6 +112,10 @@ class SimulatorTraining:
         self._order = BatchOrder(split.train, training.batch_size, settings.seed)
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
                                     settings.seed)
+        for name, order in (("a batch has", self._order), ("are held out", self._held_out)):
+            if order.batch_size < ranks.size:
+                raise UserError(f"{ranks.size} processes cannot share the {order.batch_size} "
+                                f"windows that {name}; start fewer processes")
         self.num_batches = training.epochs * self._order.batches_per_epoch
         if settings.max_batches:
             self.num_batches = min(self.num_batches, settings.max_batches)
@@ -107,8 +123,8 @@ class SimulatorTraining:
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.require_states(policy.hidden_state_size)
-        lock = FolderLock(folder) if checkpoints(folder) else None
-        saved = checkpoints(folder)
+        lock = FolderLock(folder) if ranks.is_first and checkpoints(folder) else None
+        saved = ranks.of_first(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)
         published = None
         if saved or settings.model_file:
@@ -130,10 +146,15 @@ class SimulatorTraining:
         if saved:
             self._load_state({**published.more, "optimizer_state_dict": published.moments},
                              start_file)
-        self._lock = lock or claim_folder(folder, SETTINGS_NAME)
-        self.folder = self._lock.folder
-        save_settings(self.folder, settings)
-        self.log = MetricsLog(self.folder / PROGRESS_NAME, COLUMNS, self.batches if saved else None)
+            ranks.warn_of_another_number(published.more.get("ranks", 1), start_file)
+        self._lock, self.log = None, None
+        if ranks.is_first:
+            self._lock = lock or claim_folder(folder, SETTINGS_NAME)
+            self.folder = self._lock.folder
+            save_settings(self.folder, settings)
+            self.log = MetricsLog(self.folder / PROGRESS_NAME, COLUMNS,
+                                  self.batches if saved else None)
+        self.folder = ranks.of_first(self.folder)
         self._session_start = self._saved_at = time.monotonic()
 
     def _load_state(self, state: dict, path: Path) -> None:
@@ -142,8 +163,9 @@ class SimulatorTraining:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
         check_generator(state["generator"], self._generator, f"{path}: 'generator'")
-        check_like({name: state[name] for name in ("batches", "wall_time")},
-                   {"batches": 0, "wall_time": 0.0}, str(path))
+        numbers = {name: state[name] for name in ("batches", "wall_time")}
+        check_like({**numbers, "ranks": state.get("ranks", 1)},
+                   {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
         if not isinstance(state["unlogged"], list):
             raise UserError(f"{path}: 'unlogged' is no list")
         figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))
@@ -176,36 +198,40 @@ class SimulatorTraining:
         """Train until the end or until one of :data:`common.signals.STOP_SIGNALS` asks to stop.
 
         Returns:
-            0 when the run is finished, 128 + the signal's number when it was stopped. Either
-            way its state is saved.
+            0 when the run is finished, 128 + the signal's number when it was stopped, in whichever
+            process. Either way its state is saved.
 
         Raises:
             NonFiniteLoss: the last good checkpoint stays as it was.
+            LostRank: if another process has ended; what was saved before is kept.
         """
-        training = self.settings.training
-        reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device)
+        training, ranks = self.settings.training, self.ranks
+        reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
+                             ranks.own(self._order.batch_size))
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch = -1
-        if self.batches and not self._film.exists():
+        if self.batches and ranks.is_first and not self._film.exists():
             self._write_film()  # a kill came between the checkpoint and its film
         try:
-            with (deferred_signals("batch") as received,
+            with (deferred_signals("batch", second_acts=ranks.is_alone) as received,
                   Progress(self.num_batches, "batch", self.batches) as progress):
                 for windows in reader:
-                    if self.finished or received:
+                    stopped = ranks.largest(max(received, default=0))
+                    if self.finished or stopped:
                         break
                     batch = align(windows, self.settings.simulator)
                     self._unlogged.append(self.one_batch(batch))
                     self.batches += 1
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
-                        self._lock.check()
                         row = {**self._row(), **speed.since_last_time()}
-                        self.log.append(row)
+                        if ranks.is_first:
+                            self._lock.check()
+                            self.log.append(row)
                         progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
                                         f"{row['held_out_loss']:.4g}")
-                    due = (self.batches % training.save_interval == 0
-                           or time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES)
+                    due = (self.batches % training.save_interval == 0 or ranks.of_first(
+                        time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES))
                     if due:
                         self._save()
                         saved_at_batch = self.batches
@@ -213,41 +239,58 @@ class SimulatorTraining:
                     self._save()
         finally:
             reader.close()
-            self.log.close()
-        return 0 if self.finished else 128 + received[0]
+            if self.log is not None:
+                self.log.close()
+        return 0 if self.finished else 128 + stopped
 
-    def _pass(self, batch: AlignedBatch,
-              generator: torch.Generator) -> tuple[Simulation, SimulatorLosses]:
+    def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
+              ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
+        """Losses of this process's windows of a batch of ``num``, and figures of the batch."""
+        ranks, config = self.ranks, self.settings.simulator
+        part = None if ranks.is_alone else (ranks.own(num), num)
         with self.compute.autocast():
-            simulation = self.simulator(batch, LatentSampler("sample", generator))
-        weights = self._pixel_weights(batch.images) if self._pixel_weights else None
-        return simulation, simulator_losses(simulation, batch, self.settings.simulator,
-                                            self.settings.loss_scales, weights)
+            simulation = self.simulator(windows, LatentSampler("sample", generator, part))
+        weights = self._pixel_weights(windows.images) if self._pixel_weights else None
+        vectors = ranks.gather_with_own_gradient(simulation.start.bottleneck_vec, num)
+        losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
+                                  vectors)
+        figures = measure(simulation, losses, vectors)
+        return losses, ranks.mean(figures, self._share(num))
+
+    def _share(self, num: int) -> float:
+        """This process's share of ``num`` windows."""
+        own = self.ranks.own(num)
+        return (own.stop - own.start) / num
 
     def one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
-        """Take one step of the optimiser; returns the batch's figures, each ()."""
-        simulation, losses = self._pass(batch, self._generator)
+        """Take one step of the optimiser; returns the figures of the whole batch, each ().
+
+        Args:
+            batch: this process's windows of it.
+        """
+        num, parameters = self._order.batch_size, self.simulator.trainable_parameters()
+        losses, figures = self._pass(batch, self._generator, num)
         self.optimizer.zero_grad(set_to_none=True)
-        losses.total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.simulator.trainable_parameters(),
-                                              GRADIENT_NORM_LIMIT)
+        losses.share_of_total(self._share(num)).backward()
+        self.ranks.sum_gradients(parameters)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM_LIMIT)
         if not math.isfinite(float(norm)):
-            loss = float(losses.total.detach())
-            raise NonFiniteLoss(f"the gradient became {float(norm)}, the loss {loss}, after "
-                                f"{self.batches} batches; training stopped, and what was saved "
-                                f"before in {self.folder} was kept")
+            raise NonFiniteLoss(f"the gradient became {float(norm)}, the loss "
+                                f"{float(figures['loss'])}, after {self.batches} batches; training "
+                                f"stopped, and what was saved before in {self.folder} was kept")
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.training.lr_at(self.batches, self.num_batches)
         self.optimizer.step()
-        return {"gradient_norm": norm, **measure(simulation, losses)}
+        return {"gradient_norm": norm, **figures}
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
         number = self.batches // self.settings.training.log_interval
-        windows = self.dataset.batch(self._held_out[number]).to(self.compute.device)
+        num = self._held_out.batch_size
+        own = self._held_out[number][self.ranks.own(num)]
+        windows = self.dataset.batch(own).to(self.compute.device)
         generator = torch.Generator(self.compute.device).manual_seed(number)
-        simulation, losses = self._pass(align(windows, self.settings.simulator), generator)
-        held_out = measure(simulation, losses)
+        held_out = self._pass(align(windows, self.settings.simulator), generator, num)[1]
         means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []
@@ -256,13 +299,16 @@ class SimulatorTraining:
 
     def _save(self) -> None:
         """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
+        if not self.ranks.is_first:
+            return
         self._lock.check()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
         save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
                        self._unused, self.optimizer.state_dict(), {
                            "batches": self.batches, "wall_time": self.wall_time,
-                           "generator": self._generator.get_state(), "unlogged": self._unlogged})
+                           "generator": self._generator.get_state(), "unlogged": self._unlogged,
+                           **({} if self.ranks.is_alone else {"ranks": self.ranks.size})})
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_film()
         self._saved_at = time.monotonic()

@@ -1,0 +1,290 @@
+"""Speed of training on two processes of one thread each, compared with one process of one thread.
+
+One process, two connected ones, and two that know nothing of each other are measured in turns. The
+last say what the machine gives two processes: two threads of one core, and the memory that cores
+share, are less than twice one.
+
+    python -m benchmarks.ranks               everything; half an hour on two cores, or more
+    python -m benchmarks.ranks hard          one part: hard, hard-rec or simulator
+    python -m benchmarks.ranks hard --steps 256
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import record
+from agents.config import AgentConfig, load_agent_config
+from agents.ppo import Rollout, minibatches, update
+from agents.training import Worker
+from benchmarks.measuring import Apart
+from benchmarks.simulator import AGENT, NUM_EPISODES, NUM_STEPS, settings_for
+from common.agent_file import ADAM_EPS
+from common.devices import keep_freed_memory, resolve_compute
+from common.env import EnvConfig
+from common.networks import build_policy
+from common.ranks import Ranks, joined_ranks
+from generative.alignment import align
+from generative.training import SimulatorTraining
+
+ENV = EnvConfig("coinrun", "hard")
+BATCH_SIZE = 16
+STEPS = 64  # of a rollout
+REPEATS = 2
+
+
+@dataclasses.dataclass
+class Clock:
+    """Seconds of a piece of work, and what of them went into connecting the processes.
+
+    Attributes:
+        total: all of it.
+        update: the part behind the rollout.
+        waiting: until the slowest process was there, too.
+        messages: for the messages themselves.
+        optimiser: for what every process does in full, clipping and Adam.
+    """
+
+    total: float = 0.0
+    update: float = 0.0
+    waiting: float = 0.0
+    messages: float = 0.0
+    optimiser: float = 0.0
+
+    @contextlib.contextmanager
+    def measured(self, name: str):
+        start = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - start)
+
+
+class TimedRanks(Ranks):
+    """Ranks whose waiting and messages are measured apart."""
+
+    clock = Clock()
+
+    @contextlib.contextmanager
+    def _timed(self):
+        with self.clock.measured("waiting"):
+            dist.barrier()
+        with self.clock.measured("messages"):
+            yield
+
+    def gather(self, own, num, dim=0):
+        if self.is_alone:
+            return own
+        with self._timed():
+            return super().gather(own, num, dim)
+
+    def sum(self, tensor):
+        if self.is_alone:
+            return tensor
+        with self._timed():
+            return super().sum(tensor)
+
+
+class Contestant:
+    """One process of a training; called, it does a piece of work and returns its ``Clock``.
+
+    Args:
+        rank, size: among how many connected ones.
+        port: where they meet.
+    """
+
+    def __init__(self, rank: int, size: int, port: int):
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        os.environ.update(WORLD_SIZE=str(size), RANK=str(rank), LOCAL_RANK="0",
+                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        self._joined = joined_ranks()  # kept, for it ends with this object
+        self._joined.__enter__()
+        self.ranks = TimedRanks(rank, size)
+        self.compute = resolve_compute("cpu")
+
+    def __call__(self) -> Clock:
+        self.ranks.clock = clock = Clock()
+        clip = torch.nn.utils.clip_grad_norm_
+
+        def timed_clip(*args):
+            with clock.measured("optimiser"):
+                return clip(*args)
+
+        if not self.ranks.is_alone:
+            dist.barrier()
+        with (mock.patch.object(torch.nn.utils, "clip_grad_norm_", timed_clip),
+              clock.measured("total")):
+            self.work(clock)
+        return clock
+
+    def time_optimiser(self, optimizer: torch.optim.Optimizer) -> None:
+        step = optimizer.step
+
+        def timed_step():
+            with self.ranks.clock.measured("optimiser"):
+                step()
+
+        optimizer.step = timed_step
+
+
+class AgentContestant(Contestant):
+    """A rollout and an update of a parameter set."""
+
+    def __init__(self, config: AgentConfig, rank: int, size: int, port: int):
+        super().__init__(rank, size, port)
+        torch.manual_seed(0)
+        self.config = config
+        self.policy = build_policy(config.architecture, config.hidden_state_size, config.recurrent,
+                                   config.learned_initial_state)
+        self.policy.to(memory_format=torch.channels_last)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=ADAM_EPS)
+        self.time_optimiser(self.optimizer)
+        self.worker = Worker(ENV, self.policy, self.compute, config.n_envs, 0, 0,
+                             ranks=self.ranks)
+        self.rollout = Rollout(config.n_steps, len(self.worker.hidden), (64, 64, 3),
+                               self.policy.hidden_state_size, self.compute.device)
+
+    def work(self, clock: Clock) -> None:
+        self.worker.play(self.config.n_steps, self.rollout, normalize=True)
+        with clock.measured("update"):
+            update(self.policy, self.optimizer, self.rollout, self.config, self.compute,
+                   torch.Generator().manual_seed(0), ranks=self.ranks)
+
+
+class SimulatorContestant(Contestant):
+    """A batch of the simulator's training."""
+
+    def __init__(self, recording: Path, folder: Path, rank: int, size: int, port: int):
+        super().__init__(rank, size, port)
+        settings = settings_for("defaults", recording, BATCH_SIZE, NUM_STEPS)
+        self.run = SimulatorTraining(folder, settings, self.compute, self.ranks)
+        self.time_optimiser(self.run.optimizer)
+        own = self.run._order[0][self.ranks.own(BATCH_SIZE)]
+        self.batch = align(self.run.dataset.batch(own), settings.simulator)
+
+    def work(self, clock: Clock) -> None:
+        with clock.measured("update"):
+            self.run.one_batch(self.batch)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
+    """Print how much faster two processes are, and where the rest of the time goes.
+
+    Args:
+        make, args: the contestant, and its arguments before its rank.
+        unit, amount: what a piece of work consists of.
+
+    Returns:
+        Medians of one process and of the slower one of two.
+    """
+    port = free_port()
+    one, other = Apart(make, *args, 0, 1, 0), Apart(make, *args, 0, 1, 0)
+    two = [Apart(make, *args, rank, 2, port) for rank in range(2)]
+    turns = {"one": [one], "two": two, "unconnected": [one, other]}
+    clocks: dict[str, list[list[Clock]]] = {turn: [] for turn in turns}
+    for repeat in range(REPEATS + 1):  # in the first one memory is taken and kernels are prepared
+        for turn, processes in turns.items():
+            begun = [process.begin() for process in processes]
+            found = [future.result() for future in begun]
+            if repeat:
+                clocks[turn].append(found)
+    for process in (one, other, *two):
+        process.close()
+
+    def typical(turn: str, number: int) -> Clock:
+        return Clock(*(median(getattr(found[number], field.name) for found in clocks[turn])
+                       for field in dataclasses.fields(Clock)))
+
+    alone, first, second = typical("one", 0), typical("two", 0), typical("two", 1)
+    together = max(first, second, key=lambda clock: clock.total)
+    unconnected = median(max(clock.total for clock in found) for found in clocks["unconnected"])
+    print(f"{name}: one process {amount / alone.total:.1f} {unit}/s, two "
+          f"{amount / together.total:.1f} {unit}/s, ratio {alone.total / together.total:.2f}; two "
+          f"unconnected ones do {2 * alone.total / unconnected:.2f} times the work of one")
+    lost = {"waiting for the other": mean([first.waiting, second.waiting]),
+            "messages": mean([first.messages, second.messages]),
+            "clipping and Adam, done twice": together.optimiser - alone.optimiser / 2,
+            "cores that share": (unconnected - alone.total) / 2}
+    rest = together.total - alone.total / 2
+    lost["the rest"] = rest - sum(lost.values())
+    print(f"  of {together.total:.2f} s, {rest:.2f} s are more than half of one process's: "
+          + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in lost.items()), flush=True)
+    return alone, together
+
+
+def measure_agent(name: str, steps: int) -> None:
+    config = dataclasses.replace(load_agent_config(name), n_steps=steps)
+    alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentContestant, (config,),
+                              "steps", config.n_envs * steps)
+    if config.recurrent:
+        bound = imbalance_bound(config)
+        rollout = alone.total - alone.update
+        print(f"  whole environments cannot be shared evenly: the update can be {bound:.2f} times "
+              f"as fast at most, and was {alone.update / together.update:.2f}; all of it "
+              f"{alone.total / (rollout / 2 + alone.update / bound):.2f} times at most")
+
+
+def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
+    """How much faster two processes can be with the minibatches of a recurrent agent, where each
+    waits for the one that has more environments of it: a mean over random minibatches."""
+    generator = torch.Generator().manual_seed(0)
+    largest = total = 0
+    for _ in range(passes):
+        state = generator.get_state()
+        counts = []
+        for rank in range(2):
+            generator.set_state(state)
+            counts.append([sum(map(len, step))
+                           for step in minibatches(config, generator, Ranks(rank, 2))])
+        largest += sum(map(max, zip(*counts)))
+        total += config.n_envs
+    return total / largest
+
+
+def measure_simulator(steps: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.redirect_stdout(None):
+            status = record.main(["--model_file", str(AGENT), "--logdir", folder, "--num_episodes",
+                                  str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
+        if status:
+            raise SystemExit(status)
+        measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorContestant,
+                (Path(folder), Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS)
+
+
+def main() -> None:
+    parts = {"hard": lambda steps: measure_agent("hard", steps),
+             "hard-rec": lambda steps: measure_agent("hard-rec", steps),
+             "simulator": measure_simulator}
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
+    parser.add_argument("--steps", type=int, default=STEPS,
+                        help=f"of a rollout; {STEPS}, a quarter of the parameter sets', if not "
+                             "given: minibatches are a quarter as large, and messages weigh four "
+                             "times as much")
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {resolve_compute('cpu').precision}", flush=True)
+    for name, part in parts.items():
+        if args.part in (None, name):
+            part(args.steps)
+
+
+if __name__ == "__main__":
+    main()

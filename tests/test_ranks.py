@@ -1,0 +1,300 @@
+"""Training on several processes: the numbers of one, what they share, and how all of them stop."""
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
+from rank_runs import (
+    BATCHES,
+    STEPS_AN_UPDATE,
+    UPDATES,
+    agent_arguments,
+    make_all,
+    simulator_arguments,
+    train_agent,
+)
+
+import train
+import train_gen_model
+from agents.ppo import minibatches
+from agents.training import TrainingRun, TrainSettings, Worker
+from common.agent_file import agent_files
+from common.env import EnvConfig
+from common.errors import UserError
+from common.level_state import LevelState
+from common.ranks import Ranks
+from generative.runs import checkpoints
+from generative.straight_through import LatentSampler
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+            "tests/rank_runs.py"]
+
+
+def by_torchrun(*argv):
+    """``rank_runs.py`` on two processes."""
+    return subprocess.Popen([*TORCHRUN, *map(str, argv)], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def rank_process(torchrun, rank):
+    """The number of the process that is this rank of a torchrun."""
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    (found,) = (int(child) for child in children if f"\0RANK={rank}\0".encode()
+                in Path(f"/proc/{child}/environ").read_bytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def by_one(agent_path, recording, tmp_path_factory):
+    """The folder of ``make_all``."""
+    folder = tmp_path_factory.mktemp("one")
+    assert make_all(folder, agent_path, recording / "data") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def by_two(agent_path, recording, tmp_path_factory):
+    """The same by two processes, with what they printed."""
+    folder = tmp_path_factory.mktemp("two")
+    process = by_torchrun("all", folder, agent_path, recording / "data")
+    output, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    return folder, output, errors
+
+
+def agent_run(folder):
+    (run,) = (folder / "procgen" / "fruitbot" / "t").iterdir()
+    return run
+
+
+def simulator_run(folder):
+    (run,) = (folder / "results" / "t").iterdir()
+    return run
+
+
+def log_of(folder):
+    return pd.read_csv(folder / "log.csv").drop(columns="wall_time")
+
+
+def progress_of(folder):
+    return pd.read_csv(folder / "progress.csv").drop(
+        columns=["wall_time", "frames_per_second", "waiting_for_data"])
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model_state_dict"]
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "feed-forward"])
+def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
+    runs = [agent_run(folder / kind) for folder in (by_one, by_two[0])]
+    one, two = map(log_of, runs)
+    assert one["num_episodes"].iloc[1] > 0
+    np.testing.assert_allclose(two[:2], one[:2], rtol=1e-5, atol=1e-5)
+    first, second = (weights(agent_files(run)[0]) for run in runs)
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=1e-4, atol=1e-5)
+    # Both play on as they did: the same levels, actions and ends of episodes.
+    counted = [name for name in one if "episode" in name and name != "mean_episode_value"]
+    pd.testing.assert_frame_equal(two[counted], one[counted])
+
+
+def test_two_processes_train_the_simulator_that_one_trains(by_one, by_two):
+    one, two = (progress_of(simulator_run(folder / "simulator")) for folder in (by_one, by_two[0]))
+    np.testing.assert_allclose(two[:1], one[:1], rtol=1e-5, atol=1e-5)
+    own = [name for name in one if not name.startswith("held_out")]
+    np.testing.assert_allclose(two[own][:2], one[own][:2], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-2)
+
+
+def test_one_process_alone_writes_and_speaks(by_two):
+    folder, output, errors = by_two
+    assert output.count("training on cpu in float32 by 2 processes") == 3
+    assert output.count("finished after") == 3 and errors.count("KL to the teacher") <= 4
+    for kind in ("recurrent", "feed-forward"):
+        run = agent_run(folder / kind)
+        assert len(list(run.glob("events.out.tfevents.*"))) == 1
+        assert len(agent_files(run)) == UPDATES and (run / "model_card.md").is_file()
+
+
+def test_processes_play_levels_of_their_own_and_together_those_of_one():
+    policy, config = tiny_policy(), EnvConfig("bigfish", "easy")  # an idle fish is soon eaten
+    whole, *parts = (Worker(config, policy, FLOAT32, 8, 5, 1, ranks=ranks)
+                     for ranks in (Ranks(), Ranks(0, 2), Ranks(1, 2)))
+    levels = [[set() for _ in range(8)] for _ in range(2)]
+    for _ in range(150):
+        for seen, workers in zip(levels, ([whole], parts)):
+            states = [state for worker in workers for state in worker.env.get_state()]
+            for each, state in zip(seen, states):
+                each.add(int(LevelState.parse(state).step["current_level_seed"]))
+        frames = [np.concatenate([worker.env.observe().frames for worker in workers])
+                  for workers in ([whole], parts)]
+        assert np.array_equal(*frames)
+        for worker in (whole, *parts):
+            worker.env.act(np.full(len(worker.hidden), 4, dtype=np.int32))
+    assert levels[0] == levels[1]
+    first, second = (set().union(*half) for half in (levels[1][:4], levels[1][4:]))
+    assert len(first) > 4 and len(second) > 4 and not first & second
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_processes_divide_the_minibatches_of_one(recurrent):
+    config = tiny_config(recurrent=recurrent, mini_batch_size=100)
+
+    def steps(rank, size):
+        return [[index for micro_batch in step for index in micro_batch.tolist()] for step in
+                minibatches(config, torch.Generator().manual_seed(3), Ranks(rank, size))]
+
+    own = config.n_envs // 2
+    for whole, *parts in zip(steps(0, 1), steps(0, 2), steps(1, 2)):
+        found = [index // own * config.n_envs + index % own + rank * own if not recurrent
+                 else index + rank * own for rank, part in enumerate(parts) for index in part]
+        assert sorted(found) == sorted(whole)
+    if recurrent:
+        assert any(step == [] for step in steps(0, 2))
+
+
+def test_a_part_of_a_batch_gets_the_draws_that_it_gets_in_the_whole():
+    logits = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0))
+
+    def draws(logits, part):
+        draw = LatentSampler("sample", torch.Generator().manual_seed(1), part)
+        return torch.stack([draw(logits) for _ in range(3)], dim=1)
+
+    whole = draws(logits, None)
+    for part in (slice(0, 2), slice(2, 5)):
+        assert torch.equal(draws(logits[part], (part, 5)), whole[part])
+
+
+def settings(**changes):
+    return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), tiny_config(**changes), 0,
+                         STEPS_AN_UPDATE, 1, 3, "", "float32", 1)
+
+
+def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recording, tmp_path,
+                                                            monkeypatch, capsys):
+    with pytest.raises(UserError, match="3 processes cannot share the 8 environments of the "
+                                        "parameter set 'tiny' evenly"):
+        TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=Ranks(0, 3))
+
+    @contextlib.contextmanager
+    def four():
+        ranks = Ranks(0, 4)
+        ranks.require_same = lambda settings: None
+        ranks.of_first = lambda value: value
+        yield ranks
+
+    monkeypatch.setattr(train_gen_model, "joined_ranks", four)
+    assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
+    assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("variables", "message"), [
+    ({"RANK": "0"}, "the port 127.0.0.1:{port} is in use; choose another one"),
+    ({}, "RANK is missing, but WORLD_SIZE says that there are several processes"),
+    ({"RANK": "one"}, "RANK is one, but WORLD_SIZE")])
+def test_what_processes_cannot_meet_by_is_refused_in_a_sentence(variables, message, agent_path,
+                                                                tmp_path, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                            **variables}.items():
+            monkeypatch.setenv(name, value)
+        assert train.main(agent_arguments(tmp_path, agent_path)) == 2
+    error = capsys.readouterr().err
+    assert message.format(port=port) in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp_path, monkeypatch):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True)  # torchrun's part
+    processes = []
+    for rank in range(2):
+        for name, value in {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1",
+                            "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": "True",
+                            }.items():
+            monkeypatch.setenv(name, str(value))
+        processes.append(start("train.py", *agent_arguments(tmp_path, agent_path), "--seed",
+                               str(7 + rank)))
+    errors = "".join(process.communicate(timeout=200)[1] for process in processes)
+    assert [process.returncode for process in processes] == [2, 2]
+    assert "but seed is 7 in process 0 and 8 in process 1" in errors
+    assert errors.count("\n") == 1, errors
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_two, agent_path,
+                                                                           tmp_path):
+    """A process that is killed ends the others; torchrun hands a signal to stop on to both."""
+    undisturbed = agent_run(by_two[0] / "recurrent")
+    process = by_torchrun("agent", *agent_arguments(tmp_path, agent_path))
+    wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_AN_UPDATE}.pth")), process)
+    os.kill(rank_process(process, 1), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.count("error: another process of this training has ended") == 1
+    run = agent_run(tmp_path)
+    assert len(log_of(run)) < UPDATES
+
+    process = by_torchrun("agent", "--resume", run, "--device", "cpu")
+    wait_for(lambda: (run / f"model_{2 * STEPS_AN_UPDATE}.pth").exists(), process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert f"stopped after {log_of(run)['timesteps'].iloc[-1]} steps" in output, errors
+    assert len(log_of(run)) < UPDATES
+    assert f"torchrun --standalone --nproc_per_node=2 train.py --resume {run}" in output
+
+    process = by_torchrun("agent", "--resume", run, "--device", "cpu")
+    assert "finished after" in process.communicate(timeout=200)[0]
+    pd.testing.assert_frame_equal(log_of(run), log_of(undisturbed), check_exact=True)
+    assert_same(weights(agent_files(run)[-1]), weights(agent_files(undisturbed)[-1]))
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agent_path, recording,
+                                                                    tmp_path, caplog):
+    process = by_torchrun("simulator",
+                          *simulator_arguments(tmp_path, agent_path, recording / "data"))
+    wait_for(lambda: any(len(path.read_text().splitlines()) > 1
+                         for path in tmp_path.rglob("progress.csv")), process)
+    os.kill(rank_process(process, 1), signal.SIGUSR1)
+    output, errors = process.communicate(timeout=60)
+    batches = int(re.search(r"stopped after (\d+) batches", output)[1])
+    assert f"exitcode  : {128 + signal.SIGUSR1}" in errors
+    run = simulator_run(tmp_path)
+    assert torch.load(checkpoints(run)[-1], weights_only=True)["batches"] == batches < BATCHES
+    with caplog.at_level(logging.WARNING):
+        assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(run),
+                                     "--device", "cpu"]) == 0
+    assert "was saved by 2 processes and goes on with 1: the same levels" in caplog.text
+    expected = simulator_run(by_one / "simulator")
+    np.testing.assert_allclose(progress_of(run), progress_of(expected), rtol=1e-3, atol=1e-2)
+    assert "ranks" not in torch.load(checkpoints(run)[-1], weights_only=True)
+
+
+@pytest.mark.slow
+def test_the_agent_of_two_processes_is_trained_on_by_one(by_one, by_two, tmp_path, caplog):
+    run = shutil.copytree(agent_run(by_two[0] / "recurrent"), tmp_path / "run")
+    twin = shutil.copytree(agent_run(by_one / "recurrent"), tmp_path / "twin")
+    more = str((UPDATES + 1) * STEPS_AN_UPDATE)
+    with caplog.at_level(logging.WARNING):
+        for folder in (run, twin):
+            assert train_agent(["--resume", str(folder), "--num_timesteps", more,
+                                "--device", "cpu"]) == 0
+    assert caplog.text.count("goes on with 1") == 1
+    np.testing.assert_allclose(log_of(run).iloc[-1], log_of(twin).iloc[-1], rtol=1e-2, atol=1e-3)
