@@ -74,7 +74,7 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
               (f"{ATTRIBUTION}/**/*.*",), number_of(f"{ATTRIBUTION}/**/trajectory_*.npz",
                                                     "attributed trajectories"),
               needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
-              clears=(ATTRIBUTION,)),
+              clears=(ATTRIBUTION,), max_shards=config.num_trajectories),
         *([Stage("clarity_objects", "clarity.objects",
                  (*inputs, "--features_dir", f"{OUTPUT}/{FEATURES}", *others,
                   "--num_observations", str(config.num_masked), *seed, "--output_dir",
@@ -121,7 +121,8 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
                str(failing.reference_size), *(("--invisible", *invisible) if invisible else ()),
                *seed, "--output_dir", f"{OUTPUT}/{CAUSES}"),
               (f"{CAUSES}/**/*.*",), failed,
-              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,)),
+              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,),
+              max_shards=1 + failing.num_controls),  # edited agents
         Stage("clarity_table", "clarity.table",
               ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, *seed, "--output_dir",
                f"{OUTPUT}/{TABLE}"),
