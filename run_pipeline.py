@@ -202,7 +202,7 @@ def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
             print(f"the time of job {job} is up; it goes on when {scheduler.name} starts it again",
                   flush=True)
             return scheduler.queue_again(job)
-        print(f"the time of job {job} is up for the {sittings}th time; submit it again to go on",
+        print(f"the time of job {job} is up after {sittings} sittings; submit it again to go on",
               file=sys.stderr)
     return status
 
