@@ -376,10 +376,17 @@ class Experiment:
         return {shard for shard, sitting in found.items() if sitting is not None
                 and (sitting.status, sitting.shards, sitting.key) == (DONE, shards, key)}
 
+    def has_shards(self, stage: str) -> bool:
+        """Whether jobs have begun with shards of a stage."""
+        return bool(self._shard_files(stage))
+
     def forget_shards(self, stage: str) -> None:
         """Forget which shards of a stage are done."""
-        for path in self._folder.glob(f"job_{stage}_shard_*.json"):
+        for path in self._shard_files(stage):
             path.unlink(missing_ok=True)
+
+    def _shard_files(self, stage: str) -> list[Path]:
+        return list(self._folder.glob(f"job_{stage}_shard_*.json"))
 
     def _sitting_file(self, part: Part) -> Path:
         return self._folder / f"job_{part.name}.json"

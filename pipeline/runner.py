@@ -145,12 +145,12 @@ class Pipeline:
         part, last = self._part, self.experiment.sitting(self._part)
         now = Sitting(job, last.number + 1 if last is not None and last.job == job else 1,
                       socket.gethostname(), _now(), RUNNING, None, part.shards, "", 0.0)
-        self.experiment.save_sitting(part, now)
         (stage,) = (stage for stage in self.stages if stage.name == part.stage)
         try:
             if part.shard:
-                now = self._run_shard(stage, now, last)
+                now = self._run_shard(stage, now)
             else:
+                self.experiment.save_sitting(part, now)
                 status = self._run_whole(stage, torchrun)
                 now = dataclasses.replace(now, status=_meaning(status), exit_status=status)
         except BaseException as error:
@@ -176,7 +176,7 @@ class Pipeline:
                                 "stage again")
         return self._run(stage, decision, torchrun)
 
-    def _run_shard(self, stage: Stage, now: Sitting, last: Sitting | None) -> Sitting:
+    def _run_shard(self, stage: Stage, now: Sitting) -> Sitting:
         """Run or continue a shard; returns its sitting."""
         part = self._part
         with self.experiment.beginning(stage.name):
@@ -184,6 +184,7 @@ class Pipeline:
             if decision.action != SKIP:
                 argv, record = self._begin(stage, decision)
             self._digests.save()
+            last = self.experiment.sitting(part)  # none if the stage has just begun
         now = dataclasses.replace(now, key=decision.basis.key)
         if last is not None and (last.shards, last.key) == (now.shards, now.key):
             now = dataclasses.replace(now, seconds=last.seconds)
@@ -327,6 +328,8 @@ class Pipeline:
         if decision.action == CONTINUE:
             earlier = experiment.record(stage.name).seconds
             continued = stage.continued(argv, experiment.path)
+            if experiment.has_shards(stage.name) and not (self._part and self._part.shards):
+                continued = None  # what shards have made goes on in as many alone
         if continued is None:
             _remove(experiment.path, stage.clears or stage.outputs)
             experiment.forget_shards(stage.name)

@@ -23,10 +23,12 @@ from pipeline.cluster.submission import (
     SubmittedFiles,
     SubmittedJob,
     plan,
+    shards_to_do,
 )
 from pipeline.presets import load_preset
 from pipeline.records import DONE, Basis, Digests, Experiment, Part, Record, Sitting
-from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Decision
+from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Decision, Pipeline
+from pipeline.stage import PathResolver, Stage
 from pipeline.stages import all_stages
 
 STAGES = all_stages(load_preset("tiny"), "tiny")
@@ -376,6 +378,28 @@ def test_a_refused_job_is_told_with_what_was_submitted_before(tmp_path, capsys, 
     assert re.search(r"^plot_agent +waits +2 +waits;$", said.out, re.MULTILINE)
 
 
+def test_an_array_is_not_submitted_without_what_joins_its_shards(tmp_path, capsys, monkeypatch):
+    program(tmp_path, "bjobs", "echo 'No job found' >&2; exit 255")
+    program(tmp_path, "bkill", f"echo $@ >> {tmp_path}/killed")
+    answer = f"""echo x >> {tmp_path}/count
+        number=$(wc -l < {tmp_path}/count)
+        if [ $number = 2 ]; then echo 'Job not submitted.' >&2; exit 255; fi
+        echo "Job <$number> is submitted to default queue <normal>." """
+    program(tmp_path, "bsub", answer)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    argv = ["--preset", "demo", "--output_dir", str(tmp_path / "out"), "--submit", "lsf", "--only",
+            "record"]
+    assert run_pipeline.main(argv) == 2
+    assert capsys.readouterr().err == (
+        "error: bsub refuses demo-record_join: Job not submitted; nothing was submitted\n")
+    files = SubmittedFiles(Experiment(tmp_path / "out"))
+    assert (tmp_path / "killed").read_text() == "1\n" and files.read("record") is None
+    assert run_pipeline.main(argv) == 0
+    assert files.read("record") == Submitted(
+        "lsf", 4, (SubmittedJob("3", (1, 2, 3, 4), ()), SubmittedJob("4", (), ("3",))))
+    assert "as jobs 3 (shards 1, 2, 3, 4 of 4) and 4, which joins them" in capsys.readouterr().out
+
+
 # Status
 
 def sitting(status, job="4", shards=0, key=""):
@@ -464,6 +488,83 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
 
 
 # What jobs do
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A stage whose script writes a file a shard; gives what runs a job of it, and what ran."""
+    experiment, ran = Experiment(tmp_path / "out"), []
+    stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
+    statuses = {}
+
+    def run_script(pipeline, module, argv, log_file, torchrun):
+        ran.append(" ".join(argv))
+        (experiment.path / "pieces").mkdir(exist_ok=True)
+        (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
+        return statuses.get(ran[-1], 0)
+    monkeypatch.setattr(Pipeline, "_run_script", run_script)
+
+    def run(shard, shards=2, number="4"):
+        part = Part("cut", shards, shard)
+        pipeline = Pipeline(experiment, [stage], PathResolver(experiment.path, load_preset("demo")),
+                            {"cut"}, {}, part=part if number else None)
+        ran.clear()
+        if number:
+            pipeline.run_part(number)
+        else:
+            list(pipeline.run())
+        return list(ran)
+    run.experiment, run.statuses = experiment, statuses
+    return run
+
+
+def test_shards_run_once_in_any_order_and_what_joins_them_completes_the_record(jobs):
+    assert jobs(2) == ["--shard 2/2"] and jobs(2) == []
+    with pytest.raises(UserError, match="shard 1 of 2 is not done"):
+        jobs(0)
+    jobs.statuses["--shard 1/2"] = 143
+    assert jobs(1) == ["--shard 1/2"]
+    assert jobs.experiment.sitting(Part("cut", 2, 1)).status == "stopped"
+    with pytest.raises(UserError, match="shard 1 of 2 is not done"):
+        jobs(0)
+    jobs.statuses.clear()
+    assert jobs(1) == ["--shard 1/2"]
+    assert jobs.experiment.sitting(Part("cut", 2, 1)).number == 2
+    assert jobs(0) == ["--join"]
+    made = jobs.experiment.record("cut")
+    assert (made.status, made.why) == ("done", "it has not been run yet") and len(made.outputs) == 3
+    assert jobs(0) == jobs(1) == []
+
+
+def test_shards_begin_again_when_an_output_is_gone(jobs):
+    """Though each was done, of the same inputs; and the first that begins clears them all once."""
+    for shard in (1, 2, 0):
+        jobs(shard)
+    (jobs.experiment.path / "pieces" / "1_2.txt").unlink()
+    assert jobs(2) == ["--shard 2/2"]
+    assert [path.name for path in (jobs.experiment.path / "pieces").iterdir()] == ["2_2.txt"]
+    assert jobs(1) == ["--shard 1/2"] and jobs(0) == ["--join"]
+    assert len(jobs.experiment.record("cut").outputs) == 3
+
+
+def test_one_machine_begins_again_what_shards_have_begun(jobs):
+    """Scripts do not go on with pieces of shards by themselves."""
+    jobs(1)
+    piece = jobs.experiment.path / "pieces" / "1_2.txt"
+    assert piece.exists()
+    with pytest.raises(IndexError):  # the script gets no flags
+        jobs(0, 0, "")
+    assert not piece.exists() and not jobs.experiment.has_shards("cut")
+
+
+def test_a_stage_goes_on_in_as_many_shards_as_it_was_begun_in(jobs):
+    jobs(1)
+    begun = Decision(CONTINUE, "", jobs.experiment.record("cut").basis)
+    submitted = job("4", ("5", "4"), shards=2)
+    assert shards_to_do(begun, 3, submitted, jobs.experiment, "cut") == (2, {1})
+    assert shards_to_do(begun, 3, None, jobs.experiment, "cut") == (3, set())
+    anew = Decision(RUN, "", begun.basis)
+    assert shards_to_do(anew, 3, submitted, jobs.experiment, "cut") == (3, set())
+
 
 def test_shards_that_are_missing_are_not_joined(tmp_path, capsys):
     folder = tmp_path / "out"

@@ -322,10 +322,8 @@ def shards_to_do(decision: Decision, asked: int, submitted: Submitted | None,
     """
     if decision.action != CONTINUE:
         return asked, frozenset()
-    for shards in (submitted.shards if submitted else 0, asked):
-        if shards > 1 and (done := experiment.shards_done(stage, shards, decision.basis.key)):
-            return shards, frozenset(done)
-    return asked, frozenset()
+    shards = submitted.shards if submitted and experiment.has_shards(stage) else asked
+    return shards, frozenset(experiment.shards_done(stage, shards, decision.basis.key))
 
 
 def _named(step: Step, numbers: Sequence[str]) -> str:
