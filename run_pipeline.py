@@ -135,6 +135,8 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     if args.dry_run:
         print_plan(pipeline)
         return 0
+    if (part is not None or args.report) and not experiment.description():
+        raise UserError(f"nothing has been run in {output} yet")
     if part is not None:
         return run_job(args, pipeline, part)
     if args.report:

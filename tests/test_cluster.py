@@ -331,6 +331,8 @@ def test_mistakes_are_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "there is no sbatch on this machine" in said("--submit", "slurm")[0]
     assert "there is no file" in said("--submit", "slurm", "--cluster_file", "nowhere.yml")[0]
+    for more in (["--report"], ["--in_job", "slurm", "--only", "record"]):
+        assert "nothing has been run in" in said(*more)[0]
     for more in (("--submit", "slurm", "--force"), ("--shard", "1/2"), ("--in_job", "slurm"),
                  ("--in_job", "slurm", "--only", "record", "--shard", "3/2")):
         with pytest.raises(SystemExit):

@@ -4,16 +4,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 from cluster import slurm
-from conftest import ROOT
 from output_numbers import numbers
 
+import run_pipeline
 from pipeline.cluster.config import CLUSTER_FILE
 from pipeline.records import Experiment, Part
 
@@ -43,13 +42,19 @@ def cluster_file(tmp_path_factory):
     return file
 
 
-def pipeline(environment, folder, *more, status=0):
-    """Run run_pipeline.py, which must end so; gives what it said."""
-    found = subprocess.run(
-        [sys.executable, "run_pipeline.py", "--preset", "tiny", "--output_dir", str(folder), *more],
-        cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == status, found
-    return found.stdout + found.stderr
+@pytest.fixture
+def pipeline(environment, monkeypatch, capsys):
+    """Runs run_pipeline.py, which must end so; gives what it said."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def run(folder, *more, status=0):
+        capsys.readouterr()
+        found = run_pipeline.main(["--preset", "tiny", "--output_dir", str(folder), *more])
+        said = "".join(capsys.readouterr())
+        assert found == status, said
+        return said
+    return run
 
 
 def ask(environment, *command):
@@ -57,12 +62,12 @@ def ask(environment, *command):
                           check=True).stdout
 
 
-def wait(condition, what, seconds=SECONDS):
+def wait(condition, what, pause=1.0):
     """Wait for a condition; gives what it gives."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + SECONDS
     while not (found := condition()):
         assert time.monotonic() < end, what()
-        time.sleep(0.2)
+        time.sleep(pause)
     return found
 
 
@@ -88,7 +93,7 @@ class Watch:
 
     def hold_in_loop(self, log):
         """Stop the process that writes a log once it defers signals; gives its number."""
-        process = wait(lambda: self._deferring(log), self.said)
+        process = wait(lambda: self._deferring(log), self.said, 0.1)
         os.kill(process, signal.SIGSTOP)
         return process
 
@@ -113,23 +118,23 @@ def in_mask(process, name, number):
 
 
 def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
-        environment, cluster_file, tmp_path):
+        environment, pipeline, cluster_file, tmp_path):
     """train_agent is cancelled, the time of train_simulator is up, and record is an array."""
     output = tmp_path / "output"
     watch, record = Watch(environment, output), Experiment(output).record
     submit = ("--cluster_file", str(cluster_file), "--only", *STAGES, "--submit", "slurm")
 
-    text = pipeline(environment, output, *submit)
+    text = pipeline(output, *submit)
     assert re.findall(r"^(\w+): submitted as job", text, re.MULTILINE) == [*STAGES]
     train, plot = watch.job("train_agent"), watch.job("plot_agent")
     for job, gpus in ((train, "gres:gpu:1"), (plot, None)):
         found = ask(environment, "scontrol", "show", "job", job)
         assert re.findall(r"TresPerJob=(\S+)", found) == ([gpus] if gpus else [])
     watch.hold_in_loop("01_train_agent.log")
-    text = pipeline(environment, output, "--status")
+    text = pipeline(output, "--status")
     assert re.search(rf"^train_agent +runs +{train} +\d+:\d\d  node2", text, re.MULTILINE)
     assert re.search(rf"^plot_agent +waits +{plot} +Dependency$", text, re.MULTILINE)
-    text = pipeline(environment, output, *submit)
+    text = pipeline(output, *submit)
     assert text.endswith("nothing is left to submit\n") and watch.job("train_agent") == train
 
     ask(environment, "scancel", train)  # which goes on with the process, and asks it to stop
@@ -137,18 +142,18 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     assert (record("train_agent").status, record("train_agent").exit_status) == ("stopped", 143)
     assert list(output.glob("agent/**/model_512.pth")), "the update was not finished and saved"
     assert not list(output.glob("agent/**/model_1024.pth"))
-    assert re.search(r"^train_agent +stopped", pipeline(environment, output, "--status"),
+    assert re.search(r"^train_agent +stopped", pipeline(output, "--status"),
                      re.MULTILINE)
     watch.until_done()  # what waited for it has gone, and the report was written
     assert (output / "report" / "index.html").exists()
 
-    text = pipeline(environment, output, *submit)
+    text = pipeline(output, *submit)
     assert "train_agent: submitted" in text and "because an earlier run was stopped" in text
     process = watch.hold_in_loop("06_train_simulator.log")
     job = watch.job("train_simulator")
     ran = re.search(r"RunTime=00:(\d\d)", ask(environment, "scontrol", "show", "job", job))[1]
     ask(environment, "scontrol", "update", f"JobId={job}", f"TimeLimit={int(ran) + 2}")
-    wait(lambda: in_mask(Path(f"/proc/{process}"), "ShdPnd", signal.SIGTERM), watch.said, 200)
+    wait(lambda: in_mask(Path(f"/proc/{process}"), "ShdPnd", signal.SIGTERM), watch.said)
     os.kill(process, signal.SIGCONT)
     wait(lambda: watch.state(job) == "PENDING", watch.said)
     assert record("train_simulator").status == "stopped"
@@ -158,10 +163,10 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     assert {name: record(name).status for name in STAGES} == dict.fromkeys(STAGES, "done")
     assert (output / "logs" / "05_record_shard_2.log").exists()
 
-    text = pipeline(environment, output, *submit)
+    text = pipeline(output, *submit)
     assert text.endswith("nothing is left to submit\n") and text.count("valid since") == len(STAGES)
     alone = tmp_path / "alone"
-    pipeline(environment, alone, "--only", *STAGES)
+    pipeline(alone, "--only", *STAGES)
     found, expected = numbers(output), numbers(alone)
     stopped_after = {name for name in found if re.search(r"batch_?0*1\.", name)}
     assert len(stopped_after) == 2  # the checkpoint that was saved then, and its film
@@ -171,13 +176,13 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     assert len(expected) > 50
 
 
-def test_a_refusal_is_one_sentence(environment, cluster_file, tmp_path):
+def test_a_refusal_is_one_sentence(environment, pipeline, cluster_file, tmp_path):
     """More memory than any node has; and a controller that is not there."""
     content = yaml.safe_load(cluster_file.read_text())
     content["cpu"]["memory_gb"] = 10**6
     file = tmp_path / "cluster.yml"
     file.write_text(yaml.safe_dump(content))
-    text = pipeline(environment, tmp_path / "out", "--cluster_file", str(file), "--submit", "slurm",
+    text = pipeline(tmp_path / "out", "--cluster_file", str(file), "--submit", "slurm",
                     "--only", "train_agent", "plot_agent", status=2)
     assert re.search(r"^error: sbatch refuses tiny-plot_agent: sbatch: error: .*; submitted before "
                      r"it: train_agent \(\d+\); the same command submits the rest$", text,
