@@ -16,7 +16,7 @@ from common.errors import UserError
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
             file.seek(0)
             raise FolderInUse(f"{file.read() or 'another process'} is at work in {folder}; wait "
                               "until it has ended, or choose another folder") from None
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
         logger.warning("%s is on a file system without locks: see that no other process writes "
                        "there", folder)
