@@ -143,7 +143,8 @@ def test_a_recording_is_extended_by_shards(tmp_path):
     write_whole(tmp_path / "one", 9)
     write_whole(tmp_path / "more", 4)
     write_shards(tmp_path / "more", 9, 2)
-    join_recording(tmp_path / "more")
+    steps = join_recording(tmp_path / "more").all_steps(range(9))
+    assert steps["global_step"].tolist() == list(range(27))
     assert bytes_of_files(tmp_path / "more") == bytes_of_files(tmp_path / "one")
 
 
