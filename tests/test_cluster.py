@@ -261,7 +261,8 @@ def test_times_are_read(text, seconds):
 
 @pytest.mark.parametrize(("old", "new", "sentence"), [
     ("cores: 8", "core: 8", "cluster.yml: 'training': unknown key 'core' (did you mean 'cores'?)"),
-    ("time: 24 h", "time: 24:00:00", "'training': 'time' must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not 86400"),
+    ("time: 24 h", "time: 24:00:00",
+     "'training': 'time' must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not 86400"),
     ("time: 24 h", "time: '24:00:00'", "'training': 'time' must be a time such as 2 d, 36 h, "),
     ("time: 24 h", "time: 0 h", "must be a time such as"),
     ("time: 24 h", "time: 5 min", "'time' must be longer than 'stop_lead', 10 min, not 5 min"),
