@@ -54,6 +54,8 @@ POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Everything of a data folder that is read again.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
+_INDEXED = b",level_seed,"  # begins a CSV whose rows are numbered
+_PLACE = 1 + STEP_COLUMNS.index("global_step")  # of a cell in such a row
 _INDEX_HEADER = "global_step,episode\n"
 _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
@@ -250,8 +252,12 @@ class RolloutWriter:
         """
         self._shared.check()
         folder = self.folder
-        with atomic_path(folder.waiting_steps_file(number)) as temporary:
-            arrays.steps.to_csv(temporary, index=False)
+        waiting = folder.waiting_steps_file(number)
+        steps = arrays.steps.to_csv(index=False).encode()
+        if self._indexed is None:  # so that there is less to do when shards are joined
+            steps = _from_zero(waiting, steps, number)
+        with atomic_path(waiting) as temporary:
+            temporary.write_bytes(steps)
         if video is not None:
             write_video(folder.video_file(number), video)
         frames = np.ascontiguousarray(np.moveaxis(arrays.frames, -1, 1))
@@ -312,18 +318,49 @@ def _place_steps(folder: RolloutFolder, number: int, global_step: int,
     if not folder.steps_file(number).exists():
         waiting = folder.waiting_steps_file(number)
         try:
-            steps = _read_steps(waiting, read_bytes(waiting), leave_out=("episode", "global_step"))
+            content = _from_zero(waiting, read_bytes(waiting), number)
         except UserError:
             if folder.steps_file(number).exists():  # another process has joined in between
                 return length
             raise
-        steps["done"] = steps["done"].astype(int)
-        steps["episode"] = number
-        steps["global_step"] = global_step + np.arange(len(steps))
         with atomic_path(folder.steps_file(number), through=through) as temporary:
-            steps[[*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
-                  ].to_csv(temporary)
+            temporary.write_bytes(_shifted(waiting, content, length, global_step))
     return length
+
+
+def _from_zero(path: Path, content: bytes, number: int) -> bytes:
+    """The CSV of an episode as if it was the first in the index.
+
+    Args:
+        content: of the rows that wait, or already the result.
+
+    Raises:
+        UserError: if it is damaged; ``path`` is its file.
+    """
+    if content.startswith(_INDEXED):
+        return content
+    steps = _read_steps(path, content, leave_out=("episode", "global_step"))
+    steps["done"] = steps["done"].astype(int)
+    steps["episode"] = number
+    steps["global_step"] = np.arange(len(steps))
+    columns = [*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
+    return steps[columns].to_csv().encode()
+
+
+def _shifted(path: Path, content: bytes, length: int, global_step: int) -> bytes:
+    """A CSV from ``_from_zero`` whose global steps begin at another number.
+
+    Raises:
+        UserError: if it is damaged; ``path`` is its file.
+    """
+    header, *lines = content.splitlines(keepends=True)
+    rows = [line.split(b",", _PLACE + 1) for line in lines]
+    if [cells[_PLACE:_PLACE + 1] for cells in rows] != [[b"%d" % row] for row in range(length)]:
+        raise UserError(f"{path} is damaged, or its episode is: its rows are not numbered from 0 "
+                        f"to {length - 1}")
+    for row, cells in enumerate(rows):
+        cells[_PLACE] = b"%d" % (global_step + row)
+    return header + b"".join(map(b",".join, rows))
 
 
 def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder:

@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from common.cli import Parser
 from common.description import (
     READABLE,
     first_difference,
@@ -76,7 +75,7 @@ def shard(text: str) -> Shard:
     return Shard(int(match[1]), int(match[2]))
 
 
-def add_shard_flags(parser: Parser, what: str) -> None:
+def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
     """The flags of a script whose work can be divided.
 
     Args:

@@ -219,8 +219,15 @@ def test_a_join_goes_on_where_another_one_has_written_in_between(tmp_path, monke
     assert bytes_of_files(data) == bytes_of_files(expected)
 
 
-def test_pieces_that_vanished_are_named(tmp_path):
+def test_pieces_that_vanished_or_are_damaged_are_named(tmp_path):
     write_shards(tmp_path, 4, 2)
+    waiting = tmp_path / ".steps_00001.csv"
+    content = waiting.read_text()
+    for damaged in (content[:60], content.replace("\n1,1,1,1,", "\n1,1,1,x,"), "", "episode\n1\n"):
+        waiting.write_text(damaged)
+        with pytest.raises(UserError, match=r"steps_00001\.csv is damaged"):
+            RolloutFolder(tmp_path)
+    waiting.write_text(content)
     shutil.rmtree(tmp_path / "episode_00002")
     with pytest.raises(UserError, match=r"episode_00002/ob\.npy"):
         RolloutFolder(tmp_path)
