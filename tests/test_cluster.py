@@ -1,6 +1,7 @@
 """Stages as jobs: what is asked for, what is submitted and what is not, command lines, status."""
 
 import dataclasses
+import os
 import re
 import shlex
 import signal
@@ -11,6 +12,7 @@ import pytest
 from conftest import ROOT
 
 import run_pipeline
+from common import signals
 from common.errors import UserError
 from pipeline.cluster.config import CLUSTER_FILE, Exceptions, load_cluster, seconds_of
 from pipeline.cluster.schedulers import ENDED, PENDING, RUNNING, SCHEDULERS, Entry
@@ -259,10 +261,13 @@ def test_times_are_read(text, seconds):
 
 @pytest.mark.parametrize(("old", "new", "sentence"), [
     ("cores: 8", "core: 8", "cluster.yml: 'training': unknown key 'core' (did you mean 'cores'?)"),
-    ("time: 24 h", "time: 24:00:00", "'time' must be a str, not 86400"),
+    ("time: 24 h", "time: 24:00:00",
+     "'training': 'time' must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not 86400"),
     ("time: 24 h", "time: '24:00:00'", "'training': 'time' must be a time such as 2 d, 36 h, "),
     ("time: 24 h", "time: 0 h", "must be a time such as"),
     ("time: 24 h", "time: 5 min", "'time' must be longer than 'stop_lead', 10 min, not 5 min"),
+    ("stop_lead: 10 min", "stop_lead: 600", "'stop_lead' must be a time such as"),
+    ("stages: {}", "stages: {saliency: {time: 3}}", "'stages', 'saliency': 'time' must be a time"),
     ("memory_gb: 32", "memory_gb: 32G", "'memory_gb' must be a int, not '32G'"),
     ("cores: 8", "cores: 0", "'training': 'cores' must be at least 1, not 0"),
     ("gpus: 1", "gpus: -1", "'gpus' must be at least 0, not -1"),
@@ -437,6 +442,22 @@ def test_status_says_how_a_stage_stands(known, expected):
     found = status_of("stage", **all_known)
     assert (found.state, found.time, found.progress) == expected
     assert found.is_lost == (found.state == "lost")
+
+
+def test_a_request_to_stop_that_comes_on_two_ways_is_one(monkeypatch):
+    """A cancelled job's processes get it from the scheduler and from one another."""
+    acted = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: acted.append("at once"))
+    try:
+        with signals.deferred_signals("update") as received:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert (received, acted) == ([signal.SIGTERM], [])
+            monkeypatch.setattr(signals, "SECONDS_OF_ONE_REQUEST", 0.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (received, acted) == ([signal.SIGTERM], ["at once"])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 # What jobs of one experiment share

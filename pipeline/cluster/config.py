@@ -102,7 +102,9 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
     Raises:
         UserError: if a key is unknown, or a value is of the wrong type or out of range.
     """
-    config = typed(ClusterConfig, read_yaml(path), path.name)
+    content = read_yaml(path)
+    _check_times(content, path.name)
+    config = typed(ClusterConfig, content, path.name)
     lead = seconds_of(config.stop_lead, f"{path.name}: 'stop_lead'")
     parts = {f"'{name}'": getattr(config, name) for name in ("training", "gpu", "cpu")}
     parts |= {f"'stages', '{name}'": changes for name, changes in config.stages.items()}
@@ -124,6 +126,15 @@ def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
     return config
 
 
+def _check_times(content: object, where: str) -> None:
+    """Refuse times that are numbers: YAML makes one of 24:00:00, too."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if key in ("time", "stop_lead") and isinstance(value, int | float):
+            raise _no_time(f"{where}: '{key}'", value)
+        separator = ", " if where.endswith("'") else ": "
+        _check_times(value, f"{where}{separator}'{key}'")
+
+
 def seconds_of(text: str, what: str) -> int:
     """The seconds of a time such as 1 h 30 min.
 
@@ -134,8 +145,12 @@ def seconds_of(text: str, what: str) -> int:
     seconds = sum(int(number or 0) * unit for number, unit in zip(
         match.groups(), _SECONDS)) if match else 0
     if not seconds:
-        raise UserError(f"{what} must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not {text}")
+        raise _no_time(what, text)
     return seconds
+
+
+def _no_time(what: str, value: object) -> UserError:
+    return UserError(f"{what} must be a time such as 2 d, 36 h, 1 h 30 min or 90 s, not {value}")
 
 
 def _known_stages() -> set[str]:
