@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from agents.arms import real_levels
 from agents.reference import played_reference
 from common.agent_file import load_agent
@@ -38,6 +40,7 @@ from common.files import sha256, versions
 from common.networks import Policy
 from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
+from common.shards import WHOLE, add_shard_flags
 from generative.arms import simulated_starts
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -69,7 +72,7 @@ from interventions.patched_arms import (
 )
 from interventions.projector import Projector
 from interventions.reference import ReferenceSet, recorded_reference
-from interventions.report import DIRECTIONS, MIXED, PATCHES
+from interventions.report import DIRECTIONS, MIXED, PATCHES, Wording
 from interventions.results import write_results
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
@@ -127,6 +130,7 @@ def parser() -> Parser:
                             "were found on")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the output folder holds")
+    add_shard_flags(flags, "the alterations")
     add_compute_flags(flags, in_parameter_set=True)
     return flags
 
@@ -179,6 +183,13 @@ class Compared:
 def main(argv: list[str] | None = None) -> None:
     args, explicit, parameters = parser().read(argv)
     register_maze_words()
+    folders = parameters.folders
+    folder = InterventionsFolder(args.output_dir or (
+        folders.interventions_in_simulator if args.in_simulator else folders.interventions))
+    if args.join:
+        folder.join(lambda divided: print_claims(folder, write_results_of(folder, divided)))
+        print(f"all arms are joined in {folder.path}")
+        return
     common, asked = parameters.common, asked_arms(args)
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, next(iter(asked), None)))
@@ -201,35 +212,53 @@ def main(argv: list[str] | None = None) -> None:
     patches, made, std, description = ({
         name: value for each in reversed(compared) for name, value in getattr(each, field).items()}
         for field in ("patches", "made", "std", "description"))
-    folders = parameters.folders
-    folder = InterventionsFolder(args.output_dir or (
-        folders.interventions_in_simulator if args.in_simulator else folders.interventions))
+    results = {"arms": [dataclasses.asdict(arm) for arm in arms],
+               "simulated": args.in_simulator, "seed": args.seed,
+               "what": where_and_how(args, wording, place, compared),
+               "wording": dataclasses.asdict(wording)}
     folder.open({
         **place.description, "agent_file": args.agent_file.name,
         "agent_sha256": sha256(args.agent_file), "num_episodes": args.num_episodes,
         "seed": args.seed, "precision": compute.precision, **description, "versions": versions(),
-        "arms": made}, args.overwrite)
+        "arms": made}, args.overwrite, args.shard, results)
 
     begin = time.perf_counter()
-    for number, arm in enumerate([UNALTERED, *(arm.name for arm in arms)]):
+    names = list(enumerate([UNALTERED, *(arm.name for arm in arms)]))
+    for number, arm in args.shard.of(names):
         if not folder.has(arm):
             started = time.perf_counter()
             folder.add(arm, place.run(patches.get(arm, []), std))
             print(f"{arm} ({number} of {len(arms)} alterations): "
                   f"{time.perf_counter() - started:.1f} s", flush=True)
     print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
+    folder.finish()
+    if args.shard == WHOLE:
+        print_claims(folder, write_results_of(folder, results))
 
+
+def where_and_how(args: argparse.Namespace, wording: Wording, place: Place,
+                  compared: Sequence[Compared]) -> str:
+    """A line on what is run, for report and figure."""
     where = f"real levels of {args.env_name} ({args.distribution_mode})"
     acts = "actions drawn from the policy"
-    if wording is not PATCHES:
+    if wording != PATCHES:
         acts += f", altered from step {args.alter_from_step} on"
     if args.in_simulator:
         where = "simulated starts"
-        acts = f"{folder.runs(UNALTERED).lengths[0]} steps of most likely actions"
-    table = write_results(
-        folder, arms, args.in_simulator, args.seed,
-        f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every alteration; "
-        f"{acts}; {'; '.join(each.controls for each in compared)}", wording)
+        acts = f"{place.description['num_steps']} steps of most likely actions"
+    return (f"{args.agent_file.name} on {args.num_episodes} {where}, the same for every "
+            f"alteration; {acts}; {'; '.join(each.controls for each in compared)}")
+
+
+def write_results_of(folder: InterventionsFolder, results: dict) -> pd.DataFrame:
+    """``write_results`` from what all shards note."""
+    arms = [Arm(**arm) for arm in results["arms"]]
+    return write_results(folder, arms, results["simulated"], results["seed"], results["what"],
+                         Wording(**results["wording"]))
+
+
+def print_claims(folder: InterventionsFolder, table: pd.DataFrame) -> None:
+    """Say which effects are claimed, and where all of them are."""
     claimed = table[table["claimed"] & ~table["control"]]
     for row in claimed.itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "

@@ -11,7 +11,7 @@ import pandas as pd
 
 from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
-from agents.episodes import Episode, play_episodes
+from agents.episodes import FRAMES_A_PASS, Episode, play_episodes
 from agents.reference import played_reference
 from common.agent_file import load_agent
 from common.cli import (
@@ -27,7 +27,13 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.progress import with_progress
-from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
+from common.rollout_files import (
+    POSITION_COLUMNS,
+    EpisodeArrays,
+    RolloutWriter,
+    join_recording,
+)
+from common.shards import WHOLE, add_shard_flags
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
@@ -72,6 +78,7 @@ def parser() -> Parser:
     flags.add_argument("--no_videos", action="store_true", help="write no sample_*.mp4")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the data folder holds")
+    add_shard_flags(flags, "the episodes")
     add_patch_flags(flags)
     add_compute_flags(flags)
     add_published_flags(flags, ("exp_name", "num_timesteps", "num_checkpoints", "num_threads"))
@@ -98,12 +105,18 @@ def write_episode(writer: RolloutWriter, episode: Episode, with_video: bool) -> 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
+    if args.join:
+        data = join_recording(args.logdir / "data", args.num_episodes)
+        print(f"{args.num_episodes} episodes are in {data.path}")
+        return
     register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args)
     edit = cheese_region(config, args.cheese_region)
     num_slots = load_agent_config(args.param_name).n_envs
+    if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
+        num_slots = min(num_slots, FRAMES_A_PASS)
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise()
     if args.no_action_noise or not noise.enabled:
@@ -125,14 +138,13 @@ def main(argv: list[str] | None = None) -> None:
         "swap": {**swap.description, "from_step": args.alter_from_step} if swap else None,
         **patches.metadata, **({"positions": True} if args.positions else {}),
         "versions": versions(),
-    }, args.overwrite)
+    }, args.overwrite, args.shard, args.num_episodes)
 
-    levels = [(number, level) for number, level
-              in enumerate(all_levels)
-              if not writer.has(number)]
-    already = args.num_episodes - len(levels)
+    asked = args.shard.of(list(enumerate(all_levels)))
+    levels = [(number, level) for number, level in asked if not writer.has(number)]
+    already = len(asked) - len(levels)
     if already:
-        print(f"{already} of {args.num_episodes} episodes are already there")
+        print(f"{already} of {len(asked)} episodes are already there")
     started, frames = time.monotonic(), 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
                              alter_logits=noise, edit=edit, keep_positions=args.positions,
@@ -150,6 +162,7 @@ def main(argv: list[str] | None = None) -> None:
             future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+    writer.finish()
     rate = frames / (time.monotonic() - started)
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")

@@ -14,11 +14,12 @@ from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
 from common.rollout_files import RolloutFolder
+from common.shards import add_shard_flags
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.runs import open_simulator
-from generative.sample_files import SampleWriter
+from generative.sample_files import SampleWriter, join_samples
 from generative.sampling import (
     ALL_ACTIONS,
     Sampler,
@@ -26,7 +27,6 @@ from generative.sampling import (
     manual_actions,
     record_samples,
 )
-from generative.simulator import Simulator
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig
 from interventions.flags import (
     add_patch_flags,
@@ -36,9 +36,10 @@ from interventions.flags import (
     open_arm,
     patched_precision,
 )
+from interventions.patch_text import PatchArm
 from interventions.reference import recorded_reference
 from interventions.scopes import patched
-from interventions.swaps import open_swap
+from interventions.swaps import asked_name, open_swap
 from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32
@@ -71,6 +72,7 @@ def parser() -> Parser:
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="throw away what the folders to write to hold")
+    add_shard_flags(flags, "the starts")
     return flags
 
 
@@ -79,12 +81,18 @@ def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
     register_maze_words()
-    arm = asked_arm(args)
+    arm, save_dir = asked_arm(args), args.data_save_dir or Path(common.generated_data_dir)
+    if args.join:
+        plan = make_plan(args, explicit, parameters)
+        for name in folder_names(args, parameters, plan, arm):
+            joined = join_samples(save_dir / name, max_samples * plan.samples_per_start)
+            print(f"{len(joined.numbers())} samples are in {joined.path}")
+        return 0
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, arm))
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
-    plan = make_plan(args, explicit, parameters, simulator)
+    plan = make_plan(args, explicit, parameters, simulator.config.num_init_steps)
     dataset = None
     if not plan.random_start:
         dataset = RolloutDataset(Path(common.data_dir), plan.num_init_steps, plan.num_steps)
@@ -98,32 +106,32 @@ def main(argv: list[str] | None = None) -> int:
         "data_recording": dataset.folder.description() if dataset else None,
         "precision": compute.precision, "swap": None, "versions": versions()}
 
-    save_dir = args.data_save_dir or Path(common.generated_data_dir)
     policy, sampler = simulator.agent.policy, Sampler(simulator, compute, plan, dataset)
     sampler.check(max_samples)
     patches = open_arm(arm, args, policy, None, lambda size, seed: recorded_reference(
         RolloutFolder(Path(common.data_dir)), sampler.episodes(max_samples), size, seed))
-    runs = [SamplerRun(plan.folder_name, description, contextlib.nullcontext())]
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes,
                      simulator.config.agent_hidden_size, compute.device, args.random_directions)
+    kinds = [(description, contextlib.nullcontext())]
     if swap:
-        runs.append(SamplerRun(
-            f"{plan.folder_name}_swapped_{swap.name}",
-            {**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
-            patched(policy, [swap.patch])))
+        kinds.append(({**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
+                      patched(policy, [swap.patch])))
     if arm:
-        runs.append(SamplerRun(
-            f"{plan.folder_name}_patched_{arm.name}",
-            {**description, **patches.metadata, "unaltered": plan.folder_name},
-            patches.scope(policy)))
-    writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite)
+        kinds.append(({**description, **patches.metadata, "unaltered": plan.folder_name},
+                      patches.scope(policy)))
+    runs = [SamplerRun(name, *kind) for name, kind
+            in zip(folder_names(args, parameters, plan, arm), kinds, strict=True)]
+    starts_a_batch = max(args.batch_size // plan.samples_per_start, 1)
+    starts = args.shard.of(range(max_samples), starts_a_batch)
+    writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite, args.shard,
+                            max_samples * plan.samples_per_start, starts_a_batch)
                for run in runs]
-    num_samples = max_samples * plan.samples_per_start
+    num_samples = len(starts) * plan.samples_per_start
     for run, writer in zip(runs, writers):
         with run.scope:
-            status = record_samples(sampler, writer, max_samples, args.batch_size,
+            status = record_samples(sampler, writer, starts, starts_a_batch,
                                     not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
@@ -150,15 +158,27 @@ class SamplerRun:
     scope: contextlib.AbstractContextManager
 
 
+def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
+                 arm: PatchArm | None) -> list[str]:
+    """The folders of samples that are asked for: as it is, with a swap, with patches."""
+    swapped = asked_name(parameters.get(SwapConfig), args.random_directions)
+    return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
+            *([f"{plan.folder_name}_patched_{arm.name}"] if arm else [])]
+
+
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
-              simulator: Simulator) -> SamplingPlan:
-    """The plan of the flags; a number of steps on the command line wins."""
+              trained_init_steps: int = 1) -> SamplingPlan:
+    """The plan of the flags; a number of steps on the command line wins.
+
+    Args:
+        trained_init_steps: the simulator's.
+    """
     actions = manual_actions(args.manual_action)
     saliency, config = parameters.get(SaliencyConfig), parameters.get(SimulatorConfig)
     num_steps = saliency.num_sim_steps_manual_actions if actions else saliency.num_sim_steps
     if "num_sim_steps" in explicit:
         num_steps = config.num_sim_steps
-    num_init_steps = simulator.config.num_init_steps
+    num_init_steps = trained_init_steps
     if "num_initializing_steps" in explicit:
         num_init_steps = config.num_init_steps
     return SamplingPlan(parameters.get(RecordConfig).rand_init, args.use_recorded_actions, actions,

@@ -1,16 +1,33 @@
 """Run the whole experiment, from training to a page that ties it together. What is done and still
-valid is skipped, what was interrupted goes on, and what has changed is made again."""
+valid is skipped, what was interrupted goes on, and what has changed is made again. With --submit
+the stages are jobs of a cluster."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, count
 from common.config import yaml_given
 from common.errors import UserError, nearest, script_main
-from pipeline.presets import load_preset, read_hyperparams
-from pipeline.records import Experiment
+from common.shards import shard
+from pipeline.child import Torchrun
+from pipeline.cluster.config import CLUSTER_FILE, load_cluster
+from pipeline.cluster.schedulers import SCHEDULERS, TIME_IS_UP
+from pipeline.cluster.status import print_status
+from pipeline.cluster.submission import (
+    JOB_LOGS,
+    JobMaker,
+    Standing,
+    Step,
+    SubmittedFiles,
+    Submitter,
+    plan,
+    shards_to_do,
+)
+from pipeline.presets import ROOT, load_preset, read_hyperparams
+from pipeline.records import Experiment, Part
 from pipeline.report import write_report
 from pipeline.runner import Pipeline
 from pipeline.sections import page_of
@@ -48,6 +65,29 @@ def parser() -> Parser:
     flags.add_argument("--check_contents", action="store_true",
                        help="read every file again; else one whose size and time of change are "
                             "as they were counts as unchanged")
+    flags.add_argument("--report", action="store_true",
+                       help="run nothing, and write the page of what is done")
+    cluster = flags.add_argument_group("on a cluster")
+    cluster.add_argument("--submit", choices=sorted(SCHEDULERS),
+                         help="submit what is not done and not submitted yet, a job a stage; with "
+                              "--dry_run show it")
+    cluster.add_argument("--status", action="store_true",
+                         help="show how the stages and their jobs stand, and run nothing")
+    cluster.add_argument("--cluster_file", type=Path, default=CLUSTER_FILE,
+                         help="what jobs ask for: time, memory, cores, GPUs")
+    job = flags.add_argument_group("given to the jobs that --submit makes")
+    job.add_argument("--in_job", choices=sorted(SCHEDULERS),
+                     help="do the stage of --only as a job of this scheduler, beside those of "
+                          "other stages, and write no page")
+    job.add_argument("--shard", type=shard, metavar="I/N",
+                     help="do the I-th of the N shards of the stage")
+    job.add_argument("--join", type=count, metavar="N", help="join the N shards of the stage")
+    job.add_argument("--processes", type=count, default=1,
+                     help="that torchrun starts for the stage, on this machine")
+    job.add_argument("--seconds_to_stop", type=count, default=600,
+                     help="that they have after a signal before torchrun kills them")
+    job.add_argument("--max_sittings", type=count, default=1,
+                     help="how often the job begins, if its time is up before it is done")
     return flags
 
 
@@ -57,6 +97,11 @@ def main(argv: list[str] | None = None) -> int:
     args = flags.parse_args(argv)
     if args.accept and (args.force or args.dry_run):
         flags.error("--accept runs nothing; give it without --force and --dry_run")
+    if args.submit and (args.accept or args.force):
+        flags.error("--submit goes on with what is there; give it without --accept and --force")
+    if (args.in_job or args.shard or args.join) and not (
+            args.in_job and args.only and len(args.only) == 1):
+        flags.error("a job does one stage; give --in_job, --only and one stage")
     hyperparams = read_hyperparams()
     with yaml_given(hyperparams):
         return run(args, hyperparams)
@@ -73,14 +118,32 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     stages = all_stages(preset, name)
     experiment = Experiment(output)
     experiment.check(args.preset)
+    part = None
+    if args.in_job:
+        part = Part(args.only[0], args.shard.parts, args.shard.part) if args.shard else Part(
+            args.only[0], args.join or 0)
     pipeline = Pipeline(experiment, stages, PathResolver(output, preset),
                         chosen([stage.name for stage in stages], args.first,
                                args.accept or args.only),
-                        hyperparams, args.force, args.check_contents)
+                        hyperparams, args.force, args.check_contents, part)
+    if args.status:
+        return print_status(experiment, stages,
+                            {stage.name: pipeline.sources(stage) for stage in stages})
+    description = {"preset": args.preset, "name": name}
+    if args.submit:
+        return submit(args, pipeline, description)
     if args.dry_run:
         print_plan(pipeline)
         return 0
-    with experiment.opened({"preset": args.preset, "name": name}):
+    if (part is not None or args.report) and not experiment.description():
+        raise UserError(f"nothing has been run in {output} yet")
+    if part is not None:
+        return run_job(args, pipeline, part)
+    if args.report:
+        with experiment.opened_by_job("report"):
+            print(f"open {write_report(experiment, stages, page_of(preset)).absolute()}")
+        return 0
+    with experiment.opened(description):
         if args.accept:
             for sentence in pipeline.accept():
                 print(sentence)
@@ -90,6 +153,60 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     print_table(outcomes)
     print(f"\nopen {page.absolute()}")
     return outcomes[-1].status
+
+
+def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
+    """Submit what is not done and not submitted yet, or show it."""
+    experiment, scheduler = pipeline.experiment, SCHEDULERS[args.submit]
+    config, files = load_cluster(args.cluster_file, pipeline.stages), SubmittedFiles(experiment)
+    resources = {stage.name: config.resources(stage) for stage in pipeline.stages}
+    command = [sys.executable, str(ROOT / "run_pipeline.py"), "--preset", args.preset,
+               "--output_dir", str(experiment.path), "--exp_name", description["name"]]
+    for flag, file in (("--agent_file", args.agent_file), ("--model_file", args.model_file)):
+        command += [] if file is None else [flag, str(file)]
+    submitter = Submitter(scheduler, files, resources, config.cpu, JobMaker(
+        description["name"], tuple(command), args.submit, config, experiment.path / JOB_LOGS))
+
+    def steps() -> list[Step]:
+        standings = []
+        for stage, decision in pipeline.plan():
+            submitted = files.read(stage.name)
+            if submitted is not None and submitted.system != args.submit:
+                submitted = None
+            shards, done = shards_to_do(decision, resources[stage.name].shards, submitted,
+                                        experiment, stage.name)
+            standings.append(Standing(stage.name, decision, tuple(pipeline.sources(stage)), shards,
+                                      done, submitted))
+        return plan(standings, scheduler.listed() if scheduler.is_here() else [])
+
+    if args.dry_run:
+        submitter.show(steps())
+        return 0
+    scheduler.check()
+    with experiment.opened_by_job("submit"):
+        experiment.describe(description)
+        found = steps()
+        pipeline.save_checksums()
+        submitter.submit(found)
+    return 0
+
+
+def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
+    """Do the part of a stage that a job has got. If its time is up before, it begins again."""
+    experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
+    job = scheduler.own_job()
+    with experiment.opened_by_job(part.name):
+        status = pipeline.run_part(job, Torchrun(args.processes, args.seconds_to_stop)
+                                   if args.processes > 1 else None)
+        sittings = experiment.sitting(part).number
+    if status > 128 and TIME_IS_UP in pipeline.received:
+        if sittings < args.max_sittings:
+            print(f"the time of job {job} is up; it goes on when {scheduler.name} starts it again",
+                  flush=True)
+            return scheduler.queue_again(job)
+        print(f"the time of job {job} is up after {sittings} sittings; submit it again to go on",
+              file=sys.stderr)
+    return status
 
 
 def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[str]:

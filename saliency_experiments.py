@@ -3,8 +3,8 @@ simulator, in samples that record_gen_samples.py recorded, over as many steps as
 
 from __future__ import annotations
 
-import argparse
-import re
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.cli import OneText, Parser
@@ -12,6 +12,7 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.outputs import VALUE
+from common.shards import WHOLE, add_shard_flags
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.flags import (
     add_samples_flags,
@@ -20,7 +21,7 @@ from generative.flags import (
     samples_of,
 )
 from generative.runs import open_simulator
-from generative.saliency.files import SaliencyWriter
+from generative.saliency.files import SaliencyFolder, SaliencyWriter, SharedSaliency
 from generative.saliency.gradients import (
     DIRECTION,
     FUNCTIONS,
@@ -28,6 +29,7 @@ from generative.saliency.gradients import (
     saliency_functions,
 )
 from generative.saliency.run import (
+    DIFFERENCE,
     SaliencyMaker,
     SaliencyPlan,
     combine_samples,
@@ -46,14 +48,6 @@ from interventions.flags import (
 from interventions.projector import Projector
 
 SAMPLES_AT_A_TIME = 4
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Which part of how many, as an argparse type."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
-    return int(match[1]), int(match[2])
 
 
 def parser() -> Parser:
@@ -90,9 +84,7 @@ def parser() -> Parser:
                        help="folder of this demonstration; <save_dir>/demo_with_without_env_grads "
                             "if not given")
     add_direction_flags(flags)
-    flags.add_argument("--shard", type=shard, default="1/1", metavar="I/N",
-                       help="do the I-th of N parts of the samples, counted from 1, for jobs that "
-                            "run beside each other")
+    add_shard_flags(flags, "the samples")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
     flags.add_argument("--overwrite", action="store_true",
                        help="make what is asked for again where it is already there")
@@ -111,6 +103,24 @@ def main(argv: list[str] | None = None) -> int:
         needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
         raise UserError(f"there is nothing to do without {needed}")
     samples.check(numbers)
+    if settings.combine_samples_not_iterate and (args.shard != WHOLE or args.join):
+        raise UserError("--combine_samples_not_iterate makes one sample, which --shard cannot "
+                        "split; leave one of them out")
+    plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
+                        settings.perturbation_scale, settings.gaussian_kernel_size,
+                        settings.sigma, args.without_env_grads, args.seed)
+    demonstrated = []
+    if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
+        demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
+                        if number in numbers]
+    demonstration = args.difference_demo_dir or parameters.folders.saliency_demonstration
+    shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
+                             args.batch_size)
+    if args.join:
+        shared.join()
+        print(f"saliency of {len(functions)} functions in {len(numbers)} samples is in "
+              f"{samples.path}")
+        return 0
     origin = {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
     check_origin(samples, origin)
@@ -124,31 +134,21 @@ def main(argv: list[str] | None = None) -> int:
             directions_folder(args, parameters),
             parameters.get(DirectionFilesConfig).num_episodes, simulator, functions)
         projector = projector.on(compute.device)
-    demonstrated = []
-    if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
-        demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
-                        if number in numbers]
     description = {**origin, "precision": compute.precision, "versions": versions()}
     if settings.combine_samples_not_iterate:
-        if args.shard != (1, 1):
-            raise UserError("--combine_samples_not_iterate makes one sample, which --shard cannot "
-                            "split; leave one of them out")
         samples = combine_samples(simulator, compute, samples, numbers, description,
                                   args.overwrite)
         numbers, demonstrated = (0,), []
 
-    plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
-                        settings.perturbation_scale, settings.gaussian_kernel_size,
-                        settings.sigma, args.without_env_grads, args.seed)
     maker = SaliencyMaker(simulator, compute, plan, samples, description, matrices,
                           projector.coordinates if projector else None)
-    part, parts = args.shard
+    if args.shard != WHOLE:
+        shared.begin(args.shard, args.overwrite)
     rest = (args.batch_size, not args.no_videos, args.overwrite)
     for write, folder, chosen in (
-            (write_saliency, samples.path, numbers[part - 1::parts]),
-            (write_demonstration,
-             args.difference_demo_dir or parameters.folders.saliency_demonstration,
-             demonstrated[part - 1::parts])):
+            (write_saliency, samples.path, numbers),
+            (write_demonstration, demonstration, demonstrated)):
+        chosen = args.shard.of(chosen, args.batch_size)
         status = write(maker, SaliencyWriter(folder), chosen, *rest)
         if status:
             print("stopped; the same command without --overwrite goes on")
@@ -159,11 +159,27 @@ def main(argv: list[str] | None = None) -> int:
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
                   f"environment is in {folder}")
+    if args.shard != WHOLE:
+        shared.finish(args.shard)
     if maker.diverging:
         print(f"in {len(maker.diverging)} samples, {min(maker.diverging)} among them, the agent's "
               "own actions do not lead to the recorded frames that the pictures have below the "
               "colours; were they recorded with other actions, or in another precision?")
     return 0
+
+
+def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
+                    demonstration: Path, demonstrated: Sequence[int],
+                    batch_size: int) -> SharedSaliency:
+    """The saliency that all shards write together, and the demonstration in another folder."""
+    files = [SaliencyFolder(folder).description_file(number, plan.file_name(function))
+             for number in numbers for function in plan.functions]
+    files += [SaliencyFolder(demonstration).description_file(number, DIFFERENCE)
+              for number in demonstrated]
+    return SharedSaliency(folder, {
+        **dataclasses.asdict(plan), "functions": [each.name for each in plan.functions],
+        "sample_ids": list(numbers), "difference_demo_sample_ids": list(demonstrated),
+        "batch_size": batch_size}, files)
 
 
 def check_origin(samples: SampleFolder, origin: dict) -> None:

@@ -28,7 +28,7 @@ AGENT = ROOT / "pretrained/coinrun_easy/model.pth"
 SIMULATOR = ROOT / "pretrained/coinrun_easy_simulator/model.pt"
 SET = ("--interpreting_params_name", "demo")
 INSIDE = ("--agent_file", str(AGENT), *SET)
-RECORDED, SIMULATED = 300, 64  # that later stages read
+RECORDED, SIMULATED = 120, 32  # that later stages read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def stages(work: Path) -> dict[str, Stage]:
     data, samples = work / "recorded" / "data", work / "simulated"
     simulated = (*INSIDE, "--model_file", str(SIMULATOR), "--data_dir", str(data))
     return {
-        "train": Stage("train", "environment steps", (8192, 16384, 32768), lambda n, folder: (
+        "train": Stage("train", "environment steps", (8192, 16384, 24576), lambda n, folder: (
             "--env_name", "coinrun", "--distribution_mode", "easy", "--param_name", "demo",
             "--num_timesteps", str(n), "--val_interval", "100", "--seed", "0", "--num_threads",
             "1", "--logdir", str(folder)), torchrun=True),

@@ -1,13 +1,14 @@
 """Attribute an agent's outputs to the features of its layers, along trajectories of a recording.
 
-A killed run continues after the last trajectory; more layers and outputs can be added later.
+A killed run continues after the last trajectory; more layers and outputs can be added later. Shards
+attribute along their trajectories; with --join the whole is summed up.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,10 +51,12 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
 from common.progress import Progress
+from common.shards import WHOLE, add_shard_flags
 
 NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
 PUBLISHED = Integration(10, RIGHT, None)
 AT_THE_END = Integration(1, RIGHT, None)  # of the path alone: gradient times activation
+Places = Mapping[int, np.ndarray]  # of a trajectory by number, episode and row of its steps (T, 2)
 Piece = TypeVar("Piece", Attributed, AttributedOverTime, Reduced, Gradients)
 
 
@@ -91,6 +94,7 @@ def parser() -> Parser:
                        help="as published: 10 right ends, no refinement, logits where --outputs "
                             f"has {POLICY}; for comparison")
     add_output_flags(flags, "attribution")
+    add_shard_flags(flags, "the trajectories")
     return flags
 
 
@@ -103,11 +107,13 @@ def main(argv: list[str] | None = None) -> None:
     if args.memory_steps and not opened.policy.recurrent:
         raise UserError("--memory_steps is for agents with memory, which this one has not; leave "
                         "it out")
-    steps = steps_of(opened, args)
-    places = [places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)]
+    steps = gather_trajectories(opened.recording.folder, args.num_trajectories, args.num_steps,
+                                args.episodes, args.choose)
+    places = {number: places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)}
     features = {cut.name: opened.features(args.features_dir, cut) for cut in opened.cuts}
     layers = [*([INPUT] if opened.wants_frame else []), *features]
-    described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places)))} steps; "
+    described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places.values())))} "
+                 f"steps; "
                  f"layers: {', '.join(layers)}; outputs: "
                  + ", ".join(output.name for output in outputs))
     if args.dry_run:
@@ -121,16 +127,23 @@ def main(argv: list[str] | None = None) -> None:
         **opened.description, "num_trajectories": args.num_trajectories,
         "num_steps": args.num_steps, "choose": args.choose, "episodes": args.episodes,
         "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
-        "versions": versions()}, args.overwrite)
-    if not folder.trajectories_file.exists():
-        folder.add_trajectories(steps)
+        "versions": versions()}, args.overwrite, args.shard,
+        {"layers": layers, "outputs": [output.name for output in outputs],
+         "memory_steps": args.memory_steps, "gradient_activation": args.gradient_activation,
+         "features_sha256": [each.checksum for each in features.values()]}, args.join)
+    is_whole = args.shard == WHOLE
+    if is_whole and not folder.trajectories_file.exists():
+        folder.add_trajectories(without_noise(opened, steps))
+    places = {number: places[number] for number in args.shard.of([*places])}
     deviations = deviations_of(opened, outputs, args.seed)
     if opened.wants_frame:
-        differentiate_frames(opened, outputs, places, deviations, folder)
+        differentiate_frames(opened, outputs, places, folder)
+        if is_whole:
+            sum_up_frames(outputs, places, deviations, folder)
     for cut in opened.cuts:
         folder.open_layer(features[cut.name], {
             "features_dir": str(args.features_dir), "layer": cut.layer.name,
-            "place": features[cut.name].settings["place"], "partial": cut.partial})
+            "place": features[cut.name].settings["place"], "partial": cut.partial}, is_whole)
         waiting = [output for output in outputs
                    if not folder.summary_file(cut.name, output.name).exists()]
         attribute_layer(opened, cut, features[cut.name], waiting, integration, places,
@@ -139,12 +152,16 @@ def main(argv: list[str] | None = None) -> None:
                          deviations, folder, args.memory_steps)
         if args.gradient_activation:
             multiply_gradients(opened, cut, features[cut.name], outputs, places, folder)
+        if not is_whole:
+            continue
         for output in waiting:
             folder.add_summary(cut.name, output.name, summary_of(
                 folder, cut.name, output.name, len(places), deviations[output.name],
                 integration.tolerance))
         print(said(cut.name, [folder.summary(cut.name, output.name) for output in outputs]))
-    print(f"wrote {args.output_dir}: {described}")
+    folder.finish()
+    print(f"wrote {args.output_dir}: {described}" if is_whole else
+          f"attributed along {len(places)} trajectories in {args.output_dir}")
 
 
 def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
@@ -156,10 +173,8 @@ def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
                          ), PUBLISHED
 
 
-def steps_of(opened: Opened, args: argparse.Namespace) -> Trajectories:
-    """The trajectories of the flags, with the log-probabilities of the policy without noise."""
-    steps = gather_trajectories(opened.recording.folder, args.num_trajectories, args.num_steps,
-                                args.episodes, args.choose)
+def without_noise(opened: Opened, steps: Trajectories) -> Trajectories:
+    """Trajectories with the log-probabilities of the policy without noise."""
     if not opened.recording.description.get("action_noise"):
         return steps
     log_probs = [opened.run(some)[0].log_probs.cpu().numpy() for some in batches(places_of(steps))]
@@ -183,13 +198,12 @@ def deviations_of(opened: Opened, outputs: Sequence[Output], seed: int) -> dict[
 
 def attribute_layer(opened: Opened, cut: Cut, features: LayerFeatures,
                     outputs: Sequence[Output], integration: Integration,
-                    places: Sequence[np.ndarray], deviations: np.ndarray,
+                    places: Places, deviations: np.ndarray,
                     folder: AttributionFolder) -> None:
     """Write the attributions to one layer, trajectory by trajectory, and the activations.
 
     Args:
         outputs: K of them.
-        places: of each trajectory episode and row of its steps (T, 2).
         deviations: of the outputs (K,).
     """
     if not outputs:
@@ -198,8 +212,8 @@ def attribute_layer(opened: Opened, cut: Cut, features: LayerFeatures,
                             features.mean_activations
                             if features.settings["baseline"] == "mean" else None)
     names = [output.name for output in outputs]
-    with Progress(sum(map(len, places)), f"{cut.name} step") as progress:
-        for number, trajectory in enumerate(places):
+    with Progress(sum(map(len, places.values())), f"{cut.name} step") as progress:
+        for number, trajectory in places.items():
             if not all(folder.file(cut.name, name, number).exists()
                        for name in (*names, ACTIVATIONS)):
                 activations, attributed = along(opened, attributor, features, trajectory,
@@ -243,7 +257,7 @@ def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
 
 def attribute_memory(opened: Opened, cut: Cut, features: LayerFeatures,
                      outputs: Sequence[Output], integration: Integration,
-                     places: Sequence[np.ndarray], deviations: dict[str, float],
+                     places: Places, deviations: dict[str, float],
                      folder: AttributionFolder, lags: int) -> None:
     """Write the attributions over time to one layer, trajectory by trajectory.
 
@@ -254,8 +268,8 @@ def attribute_memory(opened: Opened, cut: Cut, features: LayerFeatures,
         return
     attributor = AttributorOverTime(opened.policy, opened.compute, cut, outputs, integration)
     scales = np.array([deviations[output.name] for output in outputs])
-    with Progress(sum(map(len, places)), f"{cut.name} step over time") as progress:
-        for number, trajectory in enumerate(places):
+    with Progress(sum(map(len, places.values())), f"{cut.name} step over time") as progress:
+        for number, trajectory in places.items():
             if not all(folder.memory_file(cut.name, output.name, lags, number).exists()
                        for output in outputs):
                 pieces = [memory_of(opened, attributor, features, some, scales, lags)
@@ -299,11 +313,11 @@ def memory_of(opened: Opened, attributor: AttributorOverTime, features: LayerFea
 
 
 def multiply_gradients(opened: Opened, cut: Cut, features: LayerFeatures,
-                       outputs: Sequence[Output], places: Sequence[np.ndarray],
+                       outputs: Sequence[Output], places: Places,
                        folder: AttributionFolder) -> None:
     """Write gradient times activation at one layer, trajectory by trajectory."""
     attributor = Attributor(opened.policy, opened.compute, cut, outputs, AT_THE_END)
-    for number, trajectory in enumerate(places):
+    for number, trajectory in places.items():
         if all(folder.gradient_activation_file(cut.name, output.name, number).exists()
                for output in outputs):
             continue
@@ -313,25 +327,36 @@ def multiply_gradients(opened: Opened, cut: Cut, features: LayerFeatures,
                                            Reduced(each.cells, each.totals))
 
 
-def differentiate_frames(opened: Opened, outputs: Sequence[Output],
-                         places: Sequence[np.ndarray], deviations: dict[str, float],
+def differentiate_frames(opened: Opened, outputs: Sequence[Output], places: Places,
                          folder: AttributionFolder) -> None:
     """Write gradients of the outputs by the frames, trajectory by trajectory."""
-    waiting = [output for output in outputs
-               if not folder.summary_file(INPUT, output.name).exists()]
+    waiting = without_summary(outputs, folder)
     if not waiting:
         return
-    with Progress(sum(map(len, places)), f"{INPUT} step") as progress:
-        for number, trajectory in enumerate(places):
+    with Progress(sum(map(len, places.values())), f"{INPUT} step") as progress:
+        for number, trajectory in places.items():
             if not all(folder.file(INPUT, output.name, number).exists() for output in waiting):
                 pieces = [gradients_of(opened, waiting, batch) for batch in batches(trajectory)]
                 for output, some in zip(waiting, zip(*pieces)):
                     folder.add_gradients(output.name, number, joined(some))
             progress.update(progress.done + len(trajectory))
+
+
+def sum_up_frames(outputs: Sequence[Output], places: Places, deviations: dict[str, float],
+                  folder: AttributionFolder) -> None:
+    """Let gradients by the frames count as done."""
+    waiting = without_summary(outputs, folder)
     for output in waiting:
         folder.add_summary(INPUT, output.name, {"deviation": deviations[output.name],
-                                                "frames": sum(map(len, places))})
-    print(f"{INPUT}: gradients by the frame, which add up to nothing")
+                                                "frames": sum(map(len, places.values()))})
+    if waiting:
+        print(f"{INPUT}: gradients by the frame, which add up to nothing")
+
+
+def without_summary(outputs: Sequence[Output], folder: AttributionFolder) -> list[Output]:
+    """The outputs of which gradients by the frames are not done."""
+    return [output for output in outputs
+            if not folder.summary_file(INPUT, output.name).exists()]
 
 
 def gradients_of(opened: Opened, outputs: Sequence[Output], batch: np.ndarray) -> list[Gradients]:

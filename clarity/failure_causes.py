@@ -1,7 +1,8 @@
 """Count why an agent fails: with features taken out, with hazards invisible, and with random
 edits of the same size, on the same levels with the same random draws.
 
-A killed run continues after the last episode.
+A killed run continues after the last episode. Shards play the episodes of their arms; with --join
+they are counted.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import atomic_path, versions
 from common.progress import Progress
+from common.shards import WHOLE, add_shard_flags
 from common.tables import write_table
 from interventions.effects import check_starts
 from interventions.flags import REFERENCE_SIZE
@@ -83,6 +85,7 @@ def parser() -> Parser:
     flags.add_argument("--output_dir", type=Path, default=Path("analysis/clarity/causes"),
                        help="folder to write to")
     flags.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    add_shard_flags(flags, "the arms")
     add_compute_flags(flags)
     return flags
 
@@ -106,9 +109,13 @@ def main(argv: list[str] | None = None) -> None:
         "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
         "precision": compute.precision, "reference_size": args.reference_size,
         "versions": versions(),
-        "arms": {each.arm.name: each.made for each in (*shown, *controls)}}, args.overwrite)
-    for each in (*shown, *controls):
+        "arms": {each.arm.name: each.made for each in (*shown, *controls)}}, args.overwrite,
+        args.shard, args.join)
+    for each in args.shard.of([*shown, *controls]):
         play(each, folder, compute, config, levels, args)
+    folder.finish_shard()
+    if args.shard != WHOLE:
+        return
     what = (f"{labels[0]} and what is compared with it, on {args.num_episodes} levels of "
             f"{config.env_name} ({config.distribution_mode}"
             f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "

@@ -55,7 +55,8 @@ def typed(cls: type, values: dict, source: str):
 
 
 def _of_type(value, kind, what: str):
-    """``value`` if it is of the type ``kind``: a plain one, a dataclass, a union, or a tuple."""
+    """``value`` if it is of the type ``kind``: a plain one, a dataclass, a union, a tuple, or
+    a dict with names as its keys."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else typed(kind, value, what)
@@ -66,6 +67,10 @@ def _of_type(value, kind, what: str):
         if not isinstance(value, list | tuple):
             raise UserError(f"{what} must be a list, not {value!r}")
         return tuple(_of_type(item, parts[0], what) for item in value)
+    if origin is dict:  # dict[str, X]
+        if not isinstance(value, dict):
+            raise UserError(f"{what} must hold a mapping of names to values")
+        return {key: _of_type(item, parts[1], f"{what}, '{key}'") for key, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:

@@ -55,7 +55,8 @@ def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path, size: int | None = None) -> Iterator[Path]:
+def atomic_path(path: Path, size: int | None = None,
+                through: Path | None = None) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
 
     The temporary name keeps the suffix of the final one, so writers that choose a format by
@@ -63,10 +64,12 @@ def atomic_path(path: Path, size: int | None = None) -> Iterator[Path]:
 
     Args:
         size: bytes that the file will have, if that is known.
+        through: folder of the temporary path, on the same file system, where several processes may
+            write the same file at once.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}")
+    temporary = (through or path.parent) / f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}"
     try:
         with named_errors(path, size):
             yield temporary
@@ -150,9 +153,9 @@ def append_or_nothing(path: Path, text: str) -> None:
         raise
 
 
-def save_json(path: Path, content: dict | list) -> None:
-    """Write a mapping or a list as indented JSON, atomically."""
-    with atomic_path(path) as temporary:
+def save_json(path: Path, content: dict | list, through: Path | None = None) -> None:
+    """Write a mapping or a list as indented JSON, atomically; ``through``: see ``atomic_path``."""
+    with atomic_path(path, through=through) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 

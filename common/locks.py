@@ -16,7 +16,7 @@ from common.errors import UserError
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
-_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +78,27 @@ class _LockFile:
 _held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionary()
 
 
-def _lock(file: TextIO, folder: Path) -> None:
+def check_unlocked(folder: Path) -> None:
+    """See that no other process has locked a folder, without locking it.
+
+    Raises:
+        FolderInUse: naming the process and the host.
+    """
+    if folder.resolve() in _held:
+        return
+    with contextlib.suppress(FileNotFoundError), open(folder / LOCK_NAME) as file:
+        _lock(file, folder, fcntl.LOCK_SH)
+
+
+def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _IN_USE:
             file.seek(0)
             raise FolderInUse(f"{file.read() or 'another process'} is at work in {folder}; wait "
                               "until it has ended, or choose another folder") from None
-        if error.errno not in _UNSUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
         logger.warning("%s is on a file system without locks: see that no other process writes "
                        "there", folder)

@@ -15,19 +15,23 @@ Episodes are numbered in the order in which they start. A finished one gets its 
 (that is what makes it finished), but its CSV and its place in the index only when all earlier
 ones have theirs, because only then is its global step known. A kill at any moment therefore
 loses no finished episode and leaves none half-written in the index.
+
+A recording can be divided among shards, see ``common.shards``. Each records every N-th episode, as
+far as is known before the others are there: arrays, videos and ``.steps_00000.csv``. CSVs, index
+and ``recording.json`` follow when the shards are joined, by whoever opens the folder first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from common.description import open_described_folder, read_description
+from common.description import read_description
 from common.errors import UserError
 from common.files import (
     ArrayFile,
@@ -36,8 +40,10 @@ from common.files import (
     atomic_path,
     open_array,
     read_bytes,
+    save_json,
 )
 from common.game_constants import FRAME_SIZE
+from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.tables import read_table
 from common.video import write_video
 
@@ -48,6 +54,9 @@ POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
 # Everything of a data folder that is read again.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
+_INDEXED = b",level_seed,"  # begins a CSV whose rows are numbered
+_PLACE = 1 + STEP_COLUMNS.index("global_step")  # of a cell in such a row
+_INDEX_HEADER = "global_step,episode\n"
 _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
 
@@ -78,10 +87,20 @@ class EpisodeFiles:
 
 
 class RolloutFolder:
-    """Names and readers of one ``data`` folder."""
+    """Names and readers of one ``data`` folder.
 
-    def __init__(self, path: Path):
+    Args:
+        path: the folder. Shards that recorded in it are joined.
+        joined: False for the names alone, whatever the folder holds.
+
+    Raises:
+        UserError: if a shard is missing.
+    """
+
+    def __init__(self, path: Path, joined: bool = True):
         self.path = Path(path)
+        if joined and ShardNotes(self.path).exist():
+            join_recording(self.path)
 
     @property
     def index_file(self) -> Path:
@@ -93,6 +112,10 @@ class RolloutFolder:
 
     def episode_folder(self, number: int) -> Path:
         return self.path / f"episode_{number:05d}"
+
+    def waiting_steps_file(self, number: int) -> Path:
+        """The rows of an episode before its global steps are known."""
+        return self.path / f".steps_{number:05d}.csv"
 
     def steps_file(self, number: int) -> Path:
         return self.path / f"data_gen_model_{number:05d}.csv"
@@ -192,37 +215,25 @@ class RolloutWriter:
         description: what makes the data. If the folder already holds a recording it must be
             the same, and the recording goes on.
         overwrite: throw away what the folder holds.
+        shard: which one this process records.
+        num_episodes: of all shards together.
 
     Raises:
-        UserError: see ``open_described_folder``; or if a finished episode of the recording is
-            damaged.
+        UserError: see ``SharedFolder``; or if a finished episode of the recording is damaged.
     """
 
-    def __init__(self, path: Path, description: dict, overwrite: bool = False):
-        self.folder = RolloutFolder(path)
-        self._lock = open_described_folder(self.folder.description_file, description,
-                                           _ALL_PATTERNS, "a recording", "--logdir", overwrite)
-        self._check_finished()
-        self._index_rows(first=True)
-
-    def _check_finished(self) -> None:
-        """Look at the sizes of all that is finished, without reading it whole.
-
-        Raises:
-            UserError: naming the file that is missing or damaged.
-        """
-        shapes = set()
-        for number in self.folder.finished():
-            files = self.folder.array_files(number)
-            shapes.add((files.hidden_states.shape[1], files.log_probs.shape[1]))
-            steps_file = self.folder.steps_file(number)
-            if not steps_file.exists():
-                steps_file = self._waiting_steps(number)
-            rows, length = read_bytes(steps_file).count(b"\n") - 1, files.frames.shape[0]
-            if rows != length or len(shapes) > 1:
-                what = (f"{rows} rows, not {length}, as ob.npy" if rows != length
-                        else "states or actions of another size than the episodes before it")
-                raise UserError(f"{steps_file} is damaged, or its episode is: it has {what}")
+    def __init__(self, path: Path, description: dict, overwrite: bool = False,
+                 shard: Shard = WHOLE, num_episodes: int = 0):
+        is_whole = shard == WHOLE
+        self.folder = RolloutFolder(path, joined=is_whole and not overwrite)
+        self._shared = SharedFolder(
+            self.folder.description_file, description, _ALL_PATTERNS, "a recording", "--logdir",
+            overwrite, shard=shard, divided={"num_episodes": num_episodes},
+            is_done=lambda: all(self.has(number) and self.folder.steps_file(number).exists()
+                                for number in range(num_episodes)))
+        _check_finished(self.folder, self.folder.finished() if is_whole else
+                        [number for number in shard.of(range(num_episodes)) if self.has(number)])
+        self._indexed = _Indexed(self.folder) if is_whole else None
 
     def has(self, number: int) -> bool:
         """Whether an episode is complete on disk."""
@@ -239,10 +250,14 @@ class RolloutWriter:
         Raises:
             UserError: if the data folder was deleted.
         """
-        self._lock.check()
+        self._shared.check()
         folder = self.folder
-        with atomic_path(self._waiting_steps(number)) as temporary:
-            arrays.steps.to_csv(temporary, index=False)
+        waiting = folder.waiting_steps_file(number)
+        steps = arrays.steps.to_csv(index=False).encode()
+        if self._indexed is None:  # so that there is less to do when shards are joined
+            steps = _from_zero(waiting, steps, number)
+        with atomic_path(waiting) as temporary:
+            temporary.write_bytes(steps)
         if video is not None:
             write_video(folder.video_file(number), video)
         frames = np.ascontiguousarray(np.moveaxis(arrays.frames, -1, 1))
@@ -251,41 +266,155 @@ class RolloutWriter:
         with atomic_folder(folder.episode_folder(number), size) as temporary:
             for name, array in files.items():
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-        self._index_rows()
+        if self._indexed is not None:
+            self._indexed.go_on()
 
-    def _waiting_steps(self, number: int) -> Path:
-        return self.folder.path / f".steps_{number:05d}.csv"
+    def finish(self) -> None:
+        """Note that all episodes of this process are there."""
+        self._shared.finish()
 
-    def _index_rows(self, first: bool = False) -> None:
-        """Bring CSVs and index up to the first episode that is still missing.
 
-        The first call rebuilds the index from what is on disk; later ones append to it.
-        """
-        folder = self.folder
-        if first:
-            self.num_indexed, self._next_global_step = 0, 0
-        rows, number, global_step = [], self.num_indexed, self._next_global_step
-        while self.has(number):
-            if not folder.steps_file(number).exists():
-                steps = _read_steps(self._waiting_steps(number),
-                                    read_bytes(self._waiting_steps(number)),
-                                    leave_out=("episode", "global_step"))
-                steps["done"] = steps["done"].astype(int)
-                steps["episode"] = number
-                steps["global_step"] = global_step + np.arange(len(steps))
-                with atomic_path(folder.steps_file(number)) as temporary:
-                    steps[[*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
-                          ].to_csv(temporary)
-            self._waiting_steps(number).unlink(missing_ok=True)
-            length = folder.array_files(number).log_probs.shape[0]
-            rows += [f"{global_step + i},{number}\n" for i in range(length)]
+class _Indexed:
+    """The episodes that have their CSV and their place in the index, from the first one on.
+
+    The index is written from what is on disk, and appended to by ``go_on``.
+    """
+
+    def __init__(self, folder: RolloutFolder):
+        self._folder = folder
+        self._number, self._global_step = 0, 0
+        with atomic_path(folder.index_file) as temporary:
+            temporary.write_text(_INDEX_HEADER + self._add_finished())
+
+    def go_on(self) -> None:
+        """Add the episodes that have been finished since, up to the first that is missing."""
+        rows = self._add_finished()
+        if rows:
+            append_or_nothing(self._folder.index_file, rows)
+
+    def _add_finished(self) -> str:
+        folder, rows, number, global_step = self._folder, [], self._number, self._global_step
+        while folder.episode_folder(number).exists():
+            length = _place_steps(folder, number, global_step)
+            folder.waiting_steps_file(number).unlink(missing_ok=True)
+            rows.append(_index_rows(number, global_step, length))
             number, global_step = number + 1, global_step + length
-        if first:
-            with atomic_path(folder.index_file) as temporary:
-                temporary.write_text("global_step,episode\n" + "".join(rows))
-        elif rows:
-            append_or_nothing(folder.index_file, "".join(rows))
-        self.num_indexed, self._next_global_step = number, global_step
+        self._number, self._global_step = number, global_step
+        return "".join(rows)
+
+
+def _index_rows(number: int, global_step: int, length: int) -> str:
+    return "".join(f"{global_step + i},{number}\n" for i in range(length))
+
+
+def _place_steps(folder: RolloutFolder, number: int, global_step: int,
+                 through: Path | None = None) -> int:
+    """Write the CSV of a finished episode if it is not there yet; returns the episode's length.
+
+    Args:
+        through: see ``atomic_path``.
+    """
+    length = folder.array_files(number).log_probs.shape[0]
+    if not folder.steps_file(number).exists():
+        waiting = folder.waiting_steps_file(number)
+        try:
+            content = _from_zero(waiting, read_bytes(waiting), number)
+        except UserError:
+            if folder.steps_file(number).exists():  # another process has joined in between
+                return length
+            raise
+        with atomic_path(folder.steps_file(number), through=through) as temporary:
+            temporary.write_bytes(_shifted(waiting, content, length, global_step))
+    return length
+
+
+def _from_zero(path: Path, content: bytes, number: int) -> bytes:
+    """The CSV of an episode as if it was the first in the index.
+
+    Args:
+        content: of the rows that wait, or already the result.
+
+    Raises:
+        UserError: if it is damaged; ``path`` is its file.
+    """
+    if content.startswith(_INDEXED):
+        return content
+    steps = _read_steps(path, content, leave_out=("episode", "global_step"))
+    steps["done"] = steps["done"].astype(int)
+    steps["episode"] = number
+    steps["global_step"] = np.arange(len(steps))
+    columns = [*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
+    return steps[columns].to_csv().encode()
+
+
+def _shifted(path: Path, content: bytes, length: int, global_step: int) -> bytes:
+    """A CSV from ``_from_zero`` whose global steps begin at another number.
+
+    Raises:
+        UserError: if it is damaged; ``path`` is its file.
+    """
+    header, *lines = content.splitlines(keepends=True)
+    rows = [line.split(b",", _PLACE + 1) for line in lines]
+    if [cells[_PLACE:_PLACE + 1] for cells in rows] != [[b"%d" % row] for row in range(length)]:
+        raise UserError(f"{path} is damaged, or its episode is: its rows are not numbered from 0 "
+                        f"to {length - 1}")
+    for row, cells in enumerate(rows):
+        cells[_PLACE] = b"%d" % (global_step + row)
+    return header + b"".join(map(b",".join, rows))
+
+
+def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder:
+    """Make one recording of what shards have recorded in a data folder; nothing if it is one.
+
+    Args:
+        num_episodes: that it should have.
+
+    Raises:
+        UserError: naming a shard or an episode that is missing, or a file that is damaged; or if
+            shards have recorded another number of episodes.
+    """
+    folder = RolloutFolder(path, joined=False)
+
+    def make(settings: dict, through: Path) -> None:
+        numbers = range(settings.pop("divided")["num_episodes"])
+        if num_episodes not in (None, len(numbers)):
+            raise UserError(f"the shards in {path} have recorded {len(numbers)} episodes, not "
+                            f"{num_episodes}; give the --num_episodes that they had")
+        global_step = 0
+        with (atomic_path(folder.index_file, through=through) as temporary,
+              open(temporary, "w") as index):
+            index.write(_INDEX_HEADER)
+            for number in numbers:
+                length = _place_steps(folder, number, global_step, through)
+                index.write(_index_rows(number, global_step, length))
+                global_step += length
+        save_json(folder.description_file, settings, through=through)
+        for number in numbers:
+            folder.waiting_steps_file(number).unlink(missing_ok=True)
+
+    ShardNotes(path).join(make, lambda: folder.index_file.exists() and all(
+        folder.steps_file(number).exists() for number in range(num_episodes or 0)))
+    return folder
+
+
+def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
+    """Look at the sizes of finished episodes, without reading them whole.
+
+    Raises:
+        UserError: naming the file that is missing or damaged.
+    """
+    shapes = set()
+    for number in numbers:
+        files = folder.array_files(number)
+        shapes.add((files.hidden_states.shape[1], files.log_probs.shape[1]))
+        steps_file = folder.steps_file(number)
+        if not steps_file.exists():
+            steps_file = folder.waiting_steps_file(number)
+        rows, length = read_bytes(steps_file).count(b"\n") - 1, files.frames.shape[0]
+        if rows != length or len(shapes) > 1:
+            what = (f"{rows} rows, not {length}, as ob.npy" if rows != length
+                    else "states or actions of another size than the episodes before it")
+            raise UserError(f"{steps_file} is damaged, or its episode is: it has {what}")
 
 
 def _read_steps(path: Path, content: bytes, leave_out: tuple[str, ...] = ()) -> pd.DataFrame:

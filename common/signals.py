@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+# A batch system tells every process of a job to stop, and so do those that passed it on.
+SECONDS_OF_ONE_REQUEST = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +22,8 @@ logger = logging.getLogger(__name__)
 def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
     """Collect the signals that ask to stop in a list; a second one acts at once.
 
+    Signals within a second of the first are the same request, which came on several ways.
+
     Args:
         until: what is finished first, for the message: "stopping after this update".
         second_acts: False where others send the same signal on, as torchrun does: a second one
@@ -24,12 +31,18 @@ def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]
     """
     received: list[int] = []
     previous = {}
+    first = 0.0  # when it was received
 
     def note(number, _frame):
-        received.append(number)
-        logger.warning("stopping after this %s (signal %d)", until, number)
-        for each in previous:
-            signal.signal(each, previous[each] if second_acts else signal.SIG_IGN)
+        nonlocal first
+        if not received:
+            first = time.monotonic()
+            received.append(number)
+            logger.warning("stopping after this %s (signal %d)", until, number)
+        elif second_acts and time.monotonic() - first > SECONDS_OF_ONE_REQUEST:
+            for each in previous:
+                signal.signal(each, previous[each])
+            os.kill(os.getpid(), number)
 
     for number in STOP_SIGNALS:
         previous[number] = signal.signal(number, note)

@@ -11,7 +11,9 @@ Layout, as published but for the files marked *::
     videos/start_00000.mp4 *          nine samples of one start, one for each direction
     recording.json *                  what made the samples
 
-A sample gets its folder at once, so what lies under its final name is complete.
+A sample gets its folder at once, so what lies under its final name is complete. Samples can be
+recorded by shards, see ``common.shards``: ``recording.json`` follows when they are joined, by
+whoever opens the folder first.
 
 Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
 deterministic state of the environment, V bottleneck vector.
@@ -27,9 +29,10 @@ from pathlib import Path
 import numpy as np
 
 from common.config import typed
-from common.description import open_described_folder, read_description
+from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_folder, check_finite, read_array, save_json
+from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.video import write_video
 
 _ORIGIN_NAME = "origin.json"
@@ -96,10 +99,20 @@ class SampleOrigin:
 
 
 class SampleFolder:
-    """Names and readers of one folder of samples."""
+    """Names and readers of one folder of samples.
 
-    def __init__(self, path: Path):
+    Args:
+        path: the folder. Shards that recorded in it are joined.
+        joined: False for the names alone, whatever the folder holds.
+
+    Raises:
+        UserError: if a shard is missing.
+    """
+
+    def __init__(self, path: Path, joined: bool = True):
         self.path = Path(path)
+        if joined and ShardNotes(self.path).exist():
+            join_samples(self.path)
 
     @property
     def description_file(self) -> Path:
@@ -222,17 +235,22 @@ class SampleWriter:
         description: what makes the samples. If the folder already holds some it must be the
             same, and the recording goes on.
         overwrite: throw away what the folder holds.
+        shard: which one this process records.
+        num_samples: of all shards together.
+        batch_size: samples that a shard gets together.
 
     Raises:
-        UserError: see ``open_described_folder``.
+        UserError: see ``SharedFolder``.
     """
 
-    def __init__(self, path: Path, description: dict, overwrite: bool = False):
-        self.folder = SampleFolder(path)
-        self._lock = open_described_folder(
+    def __init__(self, path: Path, description: dict, overwrite: bool = False,
+                 shard: Shard = WHOLE, num_samples: int = 0, batch_size: int = 1):
+        self.folder = SampleFolder(path, joined=shard == WHOLE and not overwrite)
+        self._shared = SharedFolder(
             self.folder.description_file, description, _ALL_PATTERNS, "samples",
-            "--data_save_dir", overwrite,
-            informative=("versions", "data_dir", "agent_file", "model_file"))
+            "--data_save_dir", overwrite, ("versions", "data_dir", "agent_file", "model_file"),
+            shard, {"num_samples": num_samples, "batch_size": batch_size},
+            is_done=lambda: all(map(self.has, range(num_samples))))
 
     def has(self, number: int) -> bool:
         """Whether a sample is complete on disk."""
@@ -244,7 +262,7 @@ class SampleWriter:
         Raises:
             UserError: if the folder of samples was deleted.
         """
-        self._lock.check()
+        self._shared.check()
         size = sum(getattr(arrays, field).nbytes for field in _ARRAYS)
         with atomic_folder(self.folder.sample_folder(number), size) as temporary:
             for field, (name, dtype, _) in _ARRAYS.items():
@@ -259,3 +277,32 @@ class SampleWriter:
     def add_directions_video(self, start: int, frames: Iterable[np.ndarray], fps: int) -> None:
         """Write the video of the nine samples of a start from frames (H, W, C)."""
         write_video(self.folder.directions_video_file(start), frames, fps)
+
+    def finish(self) -> None:
+        """Note that all samples of this process are there."""
+        self._shared.finish()
+
+
+def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
+    """Make one folder of samples of what shards have recorded in it; nothing if it is one.
+
+    Args:
+        num_samples: that it should have.
+
+    Raises:
+        UserError: naming a shard or a sample that is missing; or if shards have recorded another
+            number of samples.
+    """
+    folder = SampleFolder(path, joined=False)
+
+    def make(settings: dict, through: Path) -> None:
+        number = settings.pop("divided")["num_samples"]
+        if num_samples not in (None, number):
+            raise UserError(f"the shards in {path} have recorded {number} samples, not "
+                            f"{num_samples}; give the --num_samples that they had")
+        folder.check(range(number))
+        save_json(folder.description_file, settings, through=through)
+
+    ShardNotes(path).join(make, lambda: folder.description_file.exists() and all(
+        folder.sample_folder(number).exists() for number in range(num_samples or 0)))
+    return folder

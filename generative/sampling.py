@@ -253,37 +253,39 @@ def _split(simulation: Simulation) -> Iterator[SampleArrays]:
         yield SampleArrays(*fields)
 
 
-def record_samples(sampler: Sampler, writer: SampleWriter, num_starts: int, batch_size: int,
+def record_samples(sampler: Sampler, writer: SampleWriter, starts: Sequence[int], batch_size: int,
                    with_videos: bool) -> int:
     """Simulate and write what is not on disk yet, until the end or a signal to stop.
 
     Args:
-        batch_size: samples simulated at a time, as far as whole starts allow.
+        starts: to simulate from.
+        batch_size: starts simulated at a time.
         with_videos: write videos too, also of samples that are on disk without.
 
     Returns:
         0 when all is written, 128 + the signal's number when it was stopped.
     """
     per_start = sampler.plan.samples_per_start
-    missing = {start for start in range(num_starts)
+    missing = {start for start in starts
                if not all(writer.has(number) for number in _numbers(start, per_start))}
     if with_videos:
-        for start in sorted(set(range(num_starts)) - missing):
+        for start in sorted(set(starts) - missing):
             _write_videos(writer, start, sampler.plan)
-    starts_a_batch = max(batch_size // per_start, 1)
     with (deferred_signals("batch") as received,
-          Progress(num_starts, "start", num_starts - len(missing)) as progress):
-        for starts in batches_with(range(num_starts), starts_a_batch, missing.__contains__):
+          Progress(len(starts), "start", len(starts) - len(missing)) as progress):
+        for batch in batches_with(starts, batch_size, missing.__contains__):
             if received:
                 break
-            for sample in sampler.simulate(starts):
+            for sample in sampler.simulate(batch):
                 if not writer.has(sample.number):
                     writer.add(sample.number, sample.arrays, sample.origin)
             if with_videos:
-                for start in starts:
+                for start in batch:
                     _write_videos(writer, start, sampler.plan)
-            missing -= set(starts)
-            progress.update(num_starts - len(missing))
+            missing -= set(batch)
+            progress.update(len(starts) - len(missing))
+    if not missing:
+        writer.finish()
     return 128 + received[0] if missing else 0
 
 

@@ -10,7 +10,8 @@ Layout::
     action_divergence.csv               a row for each arm and step
     effects.png
 
-An arm gets its folder at once, so what lies under its final name is complete.
+An arm gets its folder at once, so what lies under its final name is complete. Arms can be divided
+among shards, see ``common.shards``; settings and tables follow when they are joined.
 
 Letters in shape comments: N runs, S steps of all runs, one run behind the other.
 """
@@ -19,15 +20,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from common.description import open_described_folder, read_description
+from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_folder, read_array
-from common.locks import FolderLock
+from common.files import atomic_folder, read_array, save_json
+from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.tables import read_table, write_table
 
 # Type and dimensions of each field of ArmRuns.
@@ -104,19 +106,24 @@ class InterventionsFolder:
         self.divergence_file = self.path / "action_divergence.csv"
         self.figure_file = self.path / "effects.png"
         self._settings_file = self.path / "settings.json"
-        self._lock: FolderLock | None = None
+        self._results = (self.effects_file, self.report_file, self.divergence_file,
+                         self.figure_file)
+        self._shared: SharedFolder | None = None
 
-    def open(self, description: dict, overwrite: bool) -> None:
+    def open(self, description: dict, overwrite: bool, shard: Shard = WHOLE,
+             divided: dict | None = None) -> None:
         """Make the folder, or go on with the arms it holds; old results are removed.
 
         Args:
             description: what makes the runs of an arm, whichever arms there are, and under "arms"
                 what makes each of them.
             overwrite: throw away what the folder holds.
+            shard: which one this process runs.
+            divided: of all shards, what ``join`` is to give back.
 
         Raises:
-            UserError: see ``open_described_folder``; or if the folder holds an arm of the same
-                name that was made otherwise.
+            UserError: see ``SharedFolder``; or if the folder holds an arm of the same name that
+                was made otherwise.
         """
         known = {} if overwrite else read_description(self._settings_file).get("arms", {})
         known = {name: made for name, made in known.items() if self.has(name)}
@@ -125,15 +132,39 @@ class InterventionsFolder:
                 raise UserError(f"{self.path} holds the arm {name}, but made otherwise (other "
                                 "files or controls); choose another --output_dir, or give "
                                 "--overwrite to throw it away")
+        are_all = known.keys() == description["arms"].keys()
         description = {**description, "arms": {**known, **description["arms"]}}
-        results = (self.effects_file, self.report_file, self.divergence_file, self.figure_file)
-        self._lock = open_described_folder(
+        self._shared = SharedFolder(
             self._settings_file, description,
-            ("settings.json", "arms/*/*.npy", *(path.name for path in results)), "arms",
+            ("settings.json", "arms/*/*.npy", *(path.name for path in self._results)), "arms",
             "--output_dir", overwrite,
-            informative=("versions", "agent_file", "model_file", "data_dir", "arms"))
-        for path in results:
-            path.unlink(missing_ok=True)
+            ("versions", "agent_file", "model_file", "data_dir", "arms"), shard, divided,
+            is_done=lambda: are_all and self._are_joined())
+        if self._shared.is_open:
+            for path in self._results:
+                path.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Note that all arms of this process are there."""
+        self._shared.finish()
+
+    def join(self, make: Callable[[dict], None]) -> None:
+        """Make one comparison of the arms that shards have run; nothing if it is one.
+
+        Args:
+            make: writes the results, given what all shards were opened with as ``divided``.
+
+        Raises:
+            UserError: naming a shard that is missing.
+        """
+        def write(settings: dict, through: Path) -> None:
+            make(settings.pop("divided"))
+            save_json(self._settings_file, settings, through=through)
+
+        ShardNotes(self.path).join(write, self._are_joined)
+
+    def _are_joined(self) -> bool:
+        return all(path.exists() for path in (self._settings_file, *self._results))
 
     def has(self, arm: str) -> bool:
         """Whether an arm is complete on disk."""
@@ -145,7 +176,7 @@ class InterventionsFolder:
         Raises:
             UserError: if the folder was deleted.
         """
-        self._lock.check()
+        self._shared.check()
         with atomic_folder(self._arm_folder(arm)) as temporary:
             for name, (dtype, _) in _ARRAYS.items():
                 if getattr(runs, name) is not None:
@@ -172,8 +203,11 @@ class InterventionsFolder:
         may be missing.
 
         Raises:
-            UserError: if the file is missing or damaged.
+            UserError: if the file is missing or damaged, or the arms of shards are not joined yet.
         """
+        if ShardNotes(self.path).exist():
+            raise UserError(f"{self.path} holds shards that are not joined; run "
+                            "compare_interventions.py with --join")
         return read_table(self.effects_file, _EFFECTS, written_by="compare_interventions.py",
                           gaps=[name for name, kind in _EFFECTS.items() if kind is float])
 

@@ -39,7 +39,7 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
     table = compare(arms, runs, unaltered, simulated, seed)
     over_time = divergence_over_time(arms, runs, unaltered)
     outcomes = chosen_outcomes(simulated)
-    if wording is not DIRECTIONS:
+    if wording != DIRECTIONS:
         before, after = outcomes_of_arms(arms, runs, unaltered, simulated)
         table = with_verdicts(table, outcomes, before, after, seed)
         for size in ("norm", "relative"):

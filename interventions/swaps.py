@@ -38,6 +38,14 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
     return "_".join(map(str, (*taken, "to", *put)))
 
 
+def asked_name(swap: SwapConfig, random_directions: int | None) -> str | None:
+    """The name of the swap that a user asks for, or None if there is none; see ``open_swap``."""
+    if not swap.swap_directions_from:
+        return None
+    name = swap_name(swap.swap_directions_from, swap.swap_directions_to)
+    return name if random_directions is None else f"random_{random_directions}_{name}"
+
+
 def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_units: int,
               device: torch.device | str, random_directions: int | None,
               from_step: int = 0) -> Swap | None:
@@ -64,14 +72,13 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
                             "--swap_directions_from and --swap_directions_to")
         return None
     projector, matrices = Projector.load_for(num_units, folder, num_episodes)
-    name = swap_name(taken, put)
     description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices}
     if random_directions is not None:
         if kind != "ica":
             raise UserError("--random_directions replaces independent components, but "
                             f"direction_type is {kind}; choose ica")
         projector = projector.turned(random_directions)
-        name = f"random_{random_directions}_{name}"
         description["random_directions"] = random_directions
     step = projector.swapped_step(taken, put, kind, device)
-    return Swap(name, ChangeState(step, steps=(from_step, None)), description)
+    return Swap(asked_name(swap, random_directions),
+                ChangeState(step, steps=(from_step, None)), description)

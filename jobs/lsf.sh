@@ -3,7 +3,9 @@
 #
 #   COMMAND="run_pipeline.py --preset full" bsub < jobs/lsf.sh
 #   COMMAND="train_gen_model.py --agent_file ..." bsub -W 4:00 < jobs/lsf.sh
+#   PROCESSES=4 COMMAND="train.py ..." bsub -gpu "num=4" < jobs/lsf.sh      one process a GPU, by torchrun
 #   COMMAND="saliency_experiments.py ..." bsub -J "saliency[1-8]" < jobs/lsf.sh     each job does its --shard
+#   SHARDS=8 COMMAND="..." bsub -J "saliency[3,5]" < jobs/lsf.sh            two of the eight again
 #
 # Ten minutes before the end LSF sends SIGTERM: the script saves and stops with exit status 143.
 # Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
@@ -20,6 +22,11 @@ cd "$LS_SUBCWD"
 make .venv/installed
 eval "set -- $COMMAND"
 if [ "${LSB_JOBINDEX:-0}" != 0 ]; then
-    set -- "$@" --shard "$LSB_JOBINDEX/$LSB_JOBINDEX_END"
+    set -- "$@" --shard "$LSB_JOBINDEX/${SHARDS:-$LSB_JOBINDEX_END}"
+fi
+if [ "${PROCESSES:-1}" -gt 1 ]; then
+    # torchrun kills processes this many seconds after the signal that asks them to stop.
+    exec .venv/bin/python -m torch.distributed.run --standalone --nproc_per_node "$PROCESSES" \
+        --shutdown_timeout 540 "$@"
 fi
 exec .venv/bin/python "$@"

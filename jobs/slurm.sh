@@ -3,7 +3,9 @@
 #
 #   sbatch jobs/slurm.sh run_pipeline.py --preset full
 #   sbatch --time 4:00:00 --gpus 1 jobs/slurm.sh train_gen_model.py --agent_file ...
+#   PROCESSES=4 sbatch --gpus 4 jobs/slurm.sh train.py ...           one process a GPU, by torchrun
 #   sbatch --array 1-8 jobs/slurm.sh saliency_experiments.py ...     each job does its --shard
+#   SHARDS=8 sbatch --array 3,5 jobs/slurm.sh ...                    two of the eight again
 #
 # Ten minutes before the end Slurm sends SIGTERM: the script saves and stops with exit status 143.
 # Submit run_pipeline.py or saliency_experiments.py again as it was, train.py and train_gen_model.py with --resume.
@@ -18,6 +20,11 @@ set -eu
 cd "$SLURM_SUBMIT_DIR"
 make .venv/installed
 if [ -n "${SLURM_ARRAY_TASK_COUNT:-}" ]; then
-    set -- "$@" --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT"
+    set -- "$@" --shard "$SLURM_ARRAY_TASK_ID/${SHARDS:-$SLURM_ARRAY_TASK_COUNT}"
+fi
+if [ "${PROCESSES:-1}" -gt 1 ]; then
+    # torchrun kills processes this many seconds after the signal that asks them to stop.
+    exec .venv/bin/python -m torch.distributed.run --standalone --nproc_per_node "$PROCESSES" \
+        --shutdown_timeout 540 "$@"
 fi
 exec .venv/bin/python "$@"

@@ -1,6 +1,7 @@
 """Vector fields of an agent on levels of maze, with and without patches, and what these change.
 
 A killed run goes on after its last field; more levels and arms can be added to a finished one.
+Shards compute the fields of their levels; with --join their tables, pictures and films are made.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from common.cli import (
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
+from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
 from interventions.layers import layers_named
 from maze.field.arms import (
@@ -74,6 +76,7 @@ def parser() -> Parser:
                        help="of the levels that are drawn: over the arms in their order, over the "
                             "agent files in the agent's folder, with the cheese on every square")
     add_output_flags(flags, "fields")
+    add_shard_flags(flags, "the levels")
     return flags
 
 
@@ -104,21 +107,28 @@ def main(argv: list[str] | None = None) -> None:
         "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
         "facing": args.facing, "memory": args.memory, "region": args.region,
         "components": args.components, "margin": args.margin, "precision": compute.precision,
-        "versions": versions()}, args.overwrite)
+        "versions": versions()}, args.overwrite, args.shard,
+        {"levels": list(levels), "arms": arms}, args.join)
+    everywhere = [*levels.values()]
+    levels = {name: levels[name] for name in args.shard.of(list(levels))}
     look = Look(policy, compute, facings, args.memory)
     reference = functools.cache(functools.partial(
-        reference_pictures, env, {state.level_seed for state in levels.values()}))
+        reference_pictures, env, {state.level_seed for state in everywhere}))
     found, moved = {}, []
     for name in arms:
         opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}, True
                                ) if name in steered else open_arm(
             asked.get(name), args, policy, env, reference,
-            functools.partial(as_played, levels.values()))
+            functools.partial(as_played, everywhere))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
         folder.add_arm(name, opened.metadata)
         found[name], sizes = fields_of_arm(folder, name, opened.patches, levels, look, std)
         moved += sizes
+    folder.finish()
+    if args.shard != WHOLE:
+        print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {folder.path}")
+        return
     table, sizes = outcome_table(found, levels, args.region), moved_table(moved)
     folder.save_tables(table, sizes)
     for row in sizes[sizes["pictures"] == 0].itertuples():

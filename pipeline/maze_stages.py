@@ -157,7 +157,7 @@ def _fields(name: str, folder: str, agent: str, num_mazes: int, seed: int,
          str(num_mazes), "--vectors", "cheese", "top_right", *REPORTING, "--seed", str(seed),
          "--output_dir", f"{OUTPUT}/{folder}"),
         (f"{folder}/**/*.*",), number_of(f"{folder}/**/field_*.npz", "fields"), files=(agent,),
-        clears=(folder,))
+        clears=(folder,), max_shards=num_mazes)
 
 
 def _page(name: str, agents: Sequence[str], names: Sequence[str]) -> Stage:

@@ -4,9 +4,11 @@ In the output folder lie::
 
     pipeline/experiment.json     preset and name; says that the folder is the pipeline's
     pipeline/stage_<stage>.json  the record of a stage, see ``Record``
-    pipeline/digests.json        checksums of files, by path, size and time of change
+    pipeline/digests*.json       checksums of files, by path, size and time of change: those that
+                                 the pipeline has computed, and those of each job of a cluster
     pipeline/*.lock              held while the pipeline, and a stage of it, runs
-    logs/<number>_<stage>.log    what the stage said, sitting after sitting
+    pipeline/job_<part>.json     how a job of a cluster does its part of a stage, see ``Sitting``
+    logs/<number>_<part>.log     what the stage said, sitting after sitting
 """
 
 from __future__ import annotations
@@ -16,17 +18,25 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import logging
+import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
+from common.config import typed
 from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_path, save_json
+from common.locks import UNSUPPORTED
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 SECONDS_TO_WAIT = 60  # for what a killed pipeline has left running
+SECONDS_TO_BEGIN = 1800  # at most, for the checksums of what an array's first job reads
 _BLOCK = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +138,66 @@ class Record:
     why: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """All of a stage, or what one of several jobs does of it.
+
+    Attributes:
+        stage: its name.
+        shards: into how many the stage is divided; 0 if it is not.
+        shard: which of them, from 1; 0: what joins them, or a stage that is not divided.
+    """
+
+    stage: str
+    shards: int = 0
+    shard: int = 0
+
+    @property
+    def name(self) -> str:
+        """As it is in the names of files."""
+        if not self.shards:
+            return self.stage
+        return f"{self.stage}_shard_{self.shard}" if self.shard else f"{self.stage}_join"
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What the script is told of it."""
+        if not self.shards:
+            return ()
+        return ("--shard", f"{self.shard}/{self.shards}") if self.shard else ("--join",)
+
+    def of_shards(self) -> list[Part]:
+        """The shards that belong together."""
+        return [Part(self.stage, self.shards, shard) for shard in range(1, self.shards + 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sitting:
+    """The last time that a job did its part of a stage.
+
+    Attributes:
+        job: its number at the scheduler.
+        number: how often this job has begun; its scheduler can begin it again.
+        host: where it ran.
+        date: when it began.
+        status: as of a ``Record``.
+        exit_status: None while it runs.
+        shards: into how many the stage is divided; 0 if it is not.
+        key: of what the shard was made of, as of a ``Record``; empty for other parts.
+        seconds: of all sittings of the shard that were not killed; 0 for other parts.
+    """
+
+    job: str
+    number: int
+    host: str
+    date: str
+    status: str
+    exit_status: int | None
+    shards: int
+    key: str
+    seconds: float
+
+
 def matches(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Paths below a folder that match patterns, sorted; "!" begins a pattern that excludes."""
     found: set[Path] = set()
@@ -150,15 +220,19 @@ class Digests:
 
     Args:
         cache_file: where they are kept.
+        others: other files that hold some, of which each process writes one.
         check: read every file once, whatever is kept of it.
     """
 
-    def __init__(self, cache_file: Path, check: bool = False):
+    def __init__(self, cache_file: Path, others: Iterable[Path] = (), check: bool = False):
         self._cache_file = cache_file
-        self._known = {}
-        if not check:
+        self._known, self._own = {}, {}
+        for path in () if check else (*others, cache_file):
             with contextlib.suppress(UserError):  # they can always be computed again
-                self._known = read_description(cache_file)
+                found = read_description(path)
+                self._known |= found
+                if path == cache_file:
+                    self._own = found
 
     def of(self, path: Path) -> str:
         """The checksum of a file."""
@@ -170,12 +244,13 @@ class Digests:
         with open(path, "rb") as file:
             while block := file.read(_BLOCK):
                 digest.update(block)
-        self._known[str(path.absolute())] = [stat.st_size, stat.st_mtime_ns, digest.hexdigest()]
+        new = [stat.st_size, stat.st_mtime_ns, digest.hexdigest()]
+        self._known[str(path.absolute())] = self._own[str(path.absolute())] = new
         return digest.hexdigest()
 
     def save(self) -> None:
         with atomic_path(self._cache_file) as temporary:
-            temporary.write_text(json.dumps(self._known))
+            temporary.write_text(json.dumps(self._own))
 
 
 class Experiment:
@@ -185,6 +260,7 @@ class Experiment:
         self.path = Path(path)
         self._folder = self.path / "pipeline"
         self.stage_lock_file = self._folder / "stage.lock"
+        self._pipeline_lock_file = self._folder / "pipeline.lock"
 
     @property
     def description_file(self) -> Path:
@@ -207,8 +283,24 @@ class Experiment:
             raise UserError(f"{self.path} holds the experiment of the preset '{found}'; choose "
                             "another --output_dir, or delete it")
 
-    def digests(self, check: bool) -> Digests:
-        return Digests(self._folder / "digests.json", check)
+    def describe(self, description: dict) -> None:
+        """Say whose folder this is."""
+        if self.description() != description:
+            save_json(self.description_file, description)
+
+    def digests(self, check: bool, part: str = "") -> Digests:
+        """The checksums that are known.
+
+        Args:
+            check: forget them.
+            part: whose file those that are computed go to; the pipeline's if empty.
+        """
+        own = self._folder / (f"digests_{part}.json" if part else "digests.json")
+        return Digests(own, sorted(self._folder.glob("digests*.json")), check)
+
+    @property
+    def _busy(self) -> str:
+        return f"another run_pipeline.py is at work in {self.path}; wait for it or stop it"
 
     @contextlib.contextmanager
     def opened(self, description: dict) -> Iterator[None]:
@@ -217,17 +309,38 @@ class Experiment:
         Raises:
             UserError: if somebody does.
         """
-        save_json(self.description_file, description)
-        busy = f"another run_pipeline.py is at work in {self.path}; wait for it or stop it"
-        with _locked(self._folder / "pipeline.lock", 0, busy):
-            with _locked(self.stage_lock_file, SECONDS_TO_WAIT, busy):
+        self.describe(description)
+        with _locked(self._pipeline_lock_file, 0, self._busy):
+            with _locked(self.stage_lock_file, SECONDS_TO_WAIT, self._busy):
                 pass
             yield
 
     @contextlib.contextmanager
-    def stage_lock(self) -> Iterator[None]:
-        """Held by a running stage, which can outlive a killed pipeline for a moment."""
-        with _locked(self.stage_lock_file, SECONDS_TO_WAIT, "a stage runs already"):
+    def opened_by_job(self, part: str) -> Iterator[None]:
+        """Keep other jobs from doing this part of a stage, and all others but jobs from running
+        stages here.
+
+        Raises:
+            UserError: if somebody does.
+        """
+        busy = f"another job is at work on {part} in {self.path}; wait for it or cancel it"
+        with (_locked(self._pipeline_lock_file, 0, self._busy, shared=True),
+              _locked(self._folder / f"job_{part}.lock", SECONDS_TO_WAIT, busy)):
+            yield
+
+    @contextlib.contextmanager
+    def stage_lock(self) -> Iterator[TextIO]:
+        """Held by running stages, which can outlive a killed pipeline for a moment; gives the file
+        that is locked."""
+        with _locked(self.stage_lock_file, SECONDS_TO_WAIT, self._busy, shared=True) as file:
+            yield file
+
+    @contextlib.contextmanager
+    def beginning(self, stage: str) -> Iterator[None]:
+        """One job of an array at a time decides whether to begin the stage from its start."""
+        with _locked(self._folder / f"begin_{stage}.lock", SECONDS_TO_BEGIN,
+                     f"another job has not begun with {stage} yet"):
+            os.listdir(self._folder)  # a network file system looks for other nodes' files then
             yield
 
     def log_name(self, number: int, stage: str) -> str:
@@ -247,26 +360,66 @@ class Experiment:
     def save(self, stage: str, record: Record) -> None:
         save_json(self._record_file(stage), dataclasses.asdict(record))
 
+    def sitting(self, part: Part) -> Sitting | None:
+        """The last sitting of a job; None if there was none, or its file is damaged."""
+        try:
+            return typed(Sitting, read_description(self._sitting_file(part)), part.name)
+        except UserError:
+            return None
+
+    def save_sitting(self, part: Part, sitting: Sitting) -> None:
+        save_json(self._sitting_file(part), dataclasses.asdict(sitting))
+
+    def shards_done(self, stage: str, shards: int, key: str) -> set[int]:
+        """The shards of a stage that jobs have done of what has this key."""
+        found = {part.shard: self.sitting(part) for part in Part(stage, shards).of_shards()}
+        return {shard for shard, sitting in found.items() if sitting is not None
+                and (sitting.status, sitting.shards, sitting.key) == (DONE, shards, key)}
+
+    def has_shards(self, stage: str) -> bool:
+        """Whether jobs have begun with shards of a stage."""
+        return bool(self._shard_files(stage))
+
+    def forget_shards(self, stage: str) -> None:
+        """Forget which shards of a stage are done."""
+        for path in self._shard_files(stage):
+            path.unlink(missing_ok=True)
+
+    def _shard_files(self, stage: str) -> list[Path]:
+        return list(self._folder.glob(f"job_{stage}_shard_*.json"))
+
+    def _sitting_file(self, part: Part) -> Path:
+        return self._folder / f"job_{part.name}.json"
+
     def _record_file(self, stage: str) -> Path:
         return self._folder / f"stage_{stage}.json"
 
 
 @contextlib.contextmanager
-def _locked(path: Path, seconds: float, busy: str) -> Iterator[None]:
-    """Hold a lock, which the system releases however the process ends.
+def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iterator[TextIO]:
+    """Hold a lock, which the system releases however the process ends; gives its file.
+
+    Args:
+        shared: let others hold it, too, who say the same.
 
     Raises:
         UserError: ``busy``, if it is not free in so many seconds.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
+    with open(path, "a+") as file:
         end = time.monotonic() + seconds
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= end:
                     raise UserError(busy) from None
                 time.sleep(0.1)
-        yield
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                logger.warning("%s is on a file system without locks: see that nobody else runs "
+                               "stages there", path.parent)
+                break
+        yield file

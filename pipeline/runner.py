@@ -10,6 +10,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.signals import STOP_SIGNALS
-from pipeline.child import run_stage
+from pipeline.child import Torchrun, run_stage
 from pipeline.code_closure import code_of
 from pipeline.records import (
     DONE,
@@ -26,7 +27,9 @@ from pipeline.records import (
     STOPPED,
     Basis,
     Experiment,
+    Part,
     Record,
+    Sitting,
     find,
     matches,
 )
@@ -72,14 +75,17 @@ class Pipeline:
             their scripts get the same.
         force: run these again, whatever their records say.
         check_contents: read every file, even if size and time of change are as they were.
+        part: of a stage that a job of a cluster does, which is the only one chosen then; other
+            jobs may run other stages meanwhile.
     """
 
     def __init__(self, experiment: Experiment, stages: Sequence[Stage], places: PathResolver,
                  chosen: set[str], hyperparams: dict[Path, dict], force: bool = False,
-                 check_contents: bool = False):
+                 check_contents: bool = False, part: Part | None = None):
         self.experiment, self.stages, self._places = experiment, stages, places
         self._chosen, self._force, self._hyperparams = chosen, force, hyperparams
-        self._digests = experiment.digests(check_contents)
+        self._part, self.received = part, []  # signals that asked to stop
+        self._digests = experiment.digests(check_contents, part.name if part else "")
         # As it is now: the process that stages are forked from imports it when the first begins.
         self._code = code_of({stage.script for stage in stages})
 
@@ -91,7 +97,7 @@ class Pipeline:
         """
         unsettled: dict[str, str] = {}  # stages that would run, and how
         for stage in self.stages:
-            source = next((name for name in self._sources(stage) if name in unsettled), None)
+            source = next((name for name in self.sources(stage) if name in unsettled), None)
             if stage.name not in self._chosen:
                 decision = Decision(LEAVE, "not asked for")
             elif source is not None:
@@ -123,6 +129,76 @@ class Pipeline:
                 return
         self._digests.save()
 
+    def run_part(self, job: str, torchrun: Torchrun | None = None) -> int:
+        """Do the part of its stage that a job has got, unless that is done; returns the status.
+
+        Of the jobs of an array the first one decides whether the stage begins from its start. A
+        shard has a ``Sitting`` instead of a record; the job that joins them completes the record.
+
+        Args:
+            job: its number at the scheduler.
+            torchrun: how the script runs in several processes.
+
+        Raises:
+            UserError: if shards are to be joined that are not done, or what is read is not there.
+        """
+        part, last = self._part, self.experiment.sitting(self._part)
+        now = Sitting(job, last.number + 1 if last is not None and last.job == job else 1,
+                      socket.gethostname(), _now(), RUNNING, None, part.shards, "", 0.0)
+        (stage,) = (stage for stage in self.stages if stage.name == part.stage)
+        try:
+            if part.shard:
+                now = self._run_shard(stage, now)
+            else:
+                self.experiment.save_sitting(part, now)
+                status = self._run_whole(stage, torchrun)
+                now = dataclasses.replace(now, status=_meaning(status), exit_status=status)
+        except BaseException as error:
+            now = dataclasses.replace(now, status=FAILED,
+                                      exit_status=2 if isinstance(error, UserError) else 1)
+            raise
+        finally:
+            self.experiment.save_sitting(part, now)
+        return now.exit_status
+
+    def _run_whole(self, stage: Stage, torchrun: Torchrun | None) -> int:
+        part, decision = self._part, self.decide(stage)
+        if decision.action == SKIP:
+            print(f"{stage.name}: skipped, {decision.why}", flush=True)
+            return 0
+        if part.shards:
+            lacking = {shard.shard for shard in part.of_shards()} - self.experiment.shards_done(
+                stage.name, part.shards, decision.basis.key)
+            if decision.action != CONTINUE or lacking:
+                why = (f"shard {min(lacking)} of {part.shards} is not done" if lacking
+                       else decision.why)
+                raise UserError(f"the shards of {stage.name} cannot be joined: {why}; submit the "
+                                "stage again")
+        return self._run(stage, decision, torchrun)
+
+    def _run_shard(self, stage: Stage, now: Sitting) -> Sitting:
+        """Run or continue a shard; returns its sitting."""
+        part = self._part
+        with self.experiment.beginning(stage.name):
+            decision = self.decide(stage)
+            if decision.action != SKIP:
+                argv, record = self._begin(stage, decision)
+            self._digests.save()
+            last = self.experiment.sitting(part)  # none if the stage has just begun
+        now = dataclasses.replace(now, key=decision.basis.key)
+        if last is not None and (last.shards, last.key) == (now.shards, now.key):
+            now = dataclasses.replace(now, seconds=last.seconds)
+        else:
+            last = None
+        if decision.action == SKIP or (last is not None and last.status == DONE):
+            print(f"{part.name}: skipped, it is done", flush=True)
+            return dataclasses.replace(now, status=DONE, exit_status=0)
+        self.experiment.save_sitting(part, now)
+        verb = "runs" if last is None else "continues"
+        status, seconds = self._say_and_run(stage, verb, record.why, argv)
+        return dataclasses.replace(now, status=_meaning(status), exit_status=status,
+                                   seconds=round(now.seconds + seconds, 1))
+
     def accept(self) -> Iterator[str]:
         """Record that the chosen stages are valid as they are, without running them.
 
@@ -134,7 +210,7 @@ class Pipeline:
         Raises:
             UserError: if one has not been run or lacks an output; then none is accepted.
         """
-        accepted, now = [], datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+        accepted, now = [], _now()
         for stage in self.stages:
             if stage.name in self._chosen:
                 decision = self.decide(stage)
@@ -189,6 +265,10 @@ class Pipeline:
                 return Decision(RUN, f"its output {name} is not as it left it", basis)
         return Decision(SKIP, f"valid since {record.date}", basis)
 
+    def save_checksums(self) -> None:
+        """Keep the checksums that deciding has taken."""
+        self._digests.save()
+
     def command(self, stage: Stage) -> str:
         """The command line that does the same."""
         room = stage.script.partition(".")[0]
@@ -196,7 +276,7 @@ class Pipeline:
                   else [f"{stage.script.replace('.', '/')}.py"])
         return shlex.join(["python", *script, *self._places.fill_in(stage.argv)])
 
-    def _sources(self, stage: Stage) -> list[str]:
+    def sources(self, stage: Stage) -> list[str]:
         """The stages whose output a stage reads."""
         return [*stage.needs, *self._places.sources(stage.files)]
 
@@ -219,36 +299,64 @@ class Pipeline:
         return Basis(stage.script, stage.argv, stage.parameters, inputs, code.modules,
                      code.versions)
 
-    def _run(self, stage: Stage, decision: Decision) -> int:
+    def _run(self, stage: Stage, decision: Decision, torchrun: Torchrun | None = None) -> int:
         """Run or continue a stage, with its record before and after; returns its status."""
+        experiment, part = self.experiment, self._part
+        argv, record = self._begin(stage, decision)
+        if part is not None and part.shards:
+            sittings = map(experiment.sitting, part.of_shards())
+            record = dataclasses.replace(record, seconds=sum(each.seconds for each in sittings))
+        verb = "continues" if decision.action == CONTINUE else "runs"
+        status, seconds = self._say_and_run(stage, verb, record.why, argv, torchrun)
+        record = dataclasses.replace(record, exit_status=status, status=_meaning(status),
+                                     seconds=round(record.seconds + seconds, 1))
+        if status == 0:
+            record = self._with_outputs(stage, record)
+        experiment.save(stage.name, record)
+        self._digests.save()
+        return status
+
+    def _begin(self, stage: Stage, decision: Decision) -> tuple[list[str], Record]:
+        """Say in its record that a stage runs, and clear what it makes from its start.
+
+        Returns:
+            The flags of its script, and the record.
+        """
         experiment = self.experiment
         argv, earlier = self._places.fill_in(stage.argv), 0.0
         continued = None
         if decision.action == CONTINUE:
             earlier = experiment.record(stage.name).seconds
             continued = stage.continued(argv, experiment.path)
+            if experiment.has_shards(stage.name) and not (self._part and self._part.shards):
+                continued = None  # what shards have made goes on in as many alone
         if continued is None:
             _remove(experiment.path, stage.clears or stage.outputs)
-        log = experiment.log_name(self.stages.index(stage) + 1, stage.name)
-        record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None, log,
-                        datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S"), decision.why)
+            experiment.forget_shards(stage.name)
+        record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None,
+                        self._log_of(stage), _now(), decision.why)
+        if decision.action == CONTINUE and self._part is not None and self._part.shards:
+            record = dataclasses.replace(record, why=experiment.record(stage.name).why)
         experiment.save(stage.name, record)
-        verb = "continues" if decision.action == CONTINUE else "runs"
-        print(f"\n{stage.name}: {verb}, because {decision.why}", flush=True)
-        begin = time.monotonic()
-        status = self._run_script(stage.script, argv if continued is None else continued,
-                                  experiment.path / log)
-        record = dataclasses.replace(record, exit_status=status, status=(
-            DONE if status == 0 else STOPPED if status > 128 else FAILED),
-            seconds=round(earlier + time.monotonic() - begin, 1))
-        if status == 0:
-            record = self._with_outputs(stage, record)
-        else:
-            what = "was stopped" if record.status == STOPPED else f"failed (exit status {status})"
-            print(f"{stage.name} {what}; its log is {experiment.path / log}", file=sys.stderr)
-        experiment.save(stage.name, record)
-        self._digests.save()
-        return status
+        more = self._part.argv if self._part is not None else ()
+        return [*(argv if continued is None else continued), *more], record
+
+    def _log_of(self, stage: Stage) -> str:
+        return self.experiment.log_name(self.stages.index(stage) + 1,
+                                        self._part.name if self._part else stage.name)
+
+    def _say_and_run(self, stage: Stage, verb: str, why: str, argv: list[str],
+                     torchrun: Torchrun | None = None) -> tuple[int, float]:
+        """Run a stage's script, or a part of its work; returns its status and its seconds."""
+        name = self._part.name if self._part else stage.name
+        print(f"\n{name}: {verb}, because {why}", flush=True)
+        begin, log = time.monotonic(), self.experiment.path / self._log_of(stage)
+        status = self._run_script(stage.script, argv, log, torchrun)
+        if status:
+            what = ("was stopped" if _meaning(status) == STOPPED else
+                    f"failed (exit status {status})")
+            print(f"{name} {what}; its log is {log}", file=sys.stderr)
+        return status, time.monotonic() - begin
 
     def _with_outputs(self, stage: Stage, record: Record) -> Record:
         folder = self.experiment.path
@@ -261,7 +369,8 @@ class Pipeline:
                              for path in files},
             bytes=sum(path.stat().st_size for path in files), result=stage.result(folder))
 
-    def _run_script(self, module: str, argv: list[str], log_file: Path) -> int:
+    def _run_script(self, module: str, argv: list[str], log_file: Path,
+                    torchrun: Torchrun | None = None) -> int:
         """Run a script's ``main`` in a process of its own, showing its log as it grows.
 
         Returns:
@@ -270,39 +379,49 @@ class Pipeline:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with open(log_file, "a") as log:
             log.write(f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S} {module} {shlex.join(argv)}\n")
-        context = multiprocessing.get_context("forkserver")
-        # The scripts are imported once; each stage is a fork of the process that has done it.
+        # The scripts are imported once; each stage is a fork of the process that has done it. The
+        # signals of a cancelled job would end that process first, so a job does without.
+        context = multiprocessing.get_context("spawn" if self._part else "forkserver")
         context.set_forkserver_preload(sorted({stage.script for stage in self.stages
                                                if stage.name in self._chosen}))
         process = context.Process(target=run_stage, args=(self.experiment.path, module, argv,
-                                                          log_file, self._hyperparams))
-        with open(log_file, "rb") as log, _passing_signals_to(process) as received:
+                                                          log_file, self._hyperparams, torchrun))
+        passed_on = signal.SIGTERM if self._part else None
+        with open(log_file, "rb") as log, _passing_signals_to(process, passed_on) as received:
             log.seek(0, os.SEEK_END)
             process.start()
             if received:  # before there was a process to pass it on to
-                os.kill(process.pid, received[0])
+                os.kill(process.pid, passed_on or received[0])
             running = True
             while running:
                 running = process.is_alive()
                 sys.stdout.write(log.read().decode(errors="replace"))
                 sys.stdout.flush()
                 process.join(SECONDS_BETWEEN_LOOKS)
+        self.received += received
         status = process.exitcode
         if status < 0:
             print(f"{module} was ended by signal {-status}", file=sys.stderr)
+        if torchrun is not None and status and received:  # torchrun has a status of its own then
+            return 128 + signal.SIGTERM
         return 128 - status if status < 0 else status or (128 + received[0] if received else 0)
 
 
 @contextlib.contextmanager
-def _passing_signals_to(process: multiprocessing.Process) -> Iterator[list[int]]:
-    """Hand the signals that ask to stop on to a process; they are noted in the list."""
+def _passing_signals_to(process: multiprocessing.Process,
+                        as_signal: int | None = None) -> Iterator[list[int]]:
+    """Hand the signals that ask to stop on to a process; they are noted in the list.
+
+    Args:
+        as_signal: what they become; None: they stay what they are.
+    """
     received: list[int] = []
 
     def pass_on(number, _frame):
         received.append(number)
         if process.pid is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, number)
+                os.kill(process.pid, as_signal or number)
 
     previous = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
     try:
@@ -310,6 +429,15 @@ def _passing_signals_to(process: multiprocessing.Process) -> Iterator[list[int]]
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _now() -> str:
+    return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _meaning(status: int) -> str:
+    """The status of a record, for a script's exit status."""
+    return DONE if status == 0 else STOPPED if status > 128 else FAILED
 
 
 def _unmatched(folder: Path, patterns: Sequence[str]) -> str | None:

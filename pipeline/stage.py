@@ -60,6 +60,8 @@ class Stage:
         parameters: those that it depends on beyond its flags, by dotted name.
         clears: patterns of what is deleted before it runs again, if not ``outputs``.
         continued: how it goes on when it was interrupted.
+        max_shards: into how many its work can be divided among jobs: its script takes --shard
+            and --join if it is more than 1.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Stage:
     parameters: dict[str, object] = dataclasses.field(default_factory=dict)
     clears: tuple[str, ...] = ()
     continued: Continuation = same_command
+    max_shards: int = 1
 
 
 class PathResolver:

@@ -24,7 +24,7 @@ from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
 from generative import sample_files
-from generative.config import SimulatorConfig, TrainingConfig
+from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
@@ -169,7 +169,7 @@ class _Builder:
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
                   parameters={**flattened(vars(load_action_noise()), "action_noise."),
-                              "agent.n_envs": slots})]
+                              "agent.n_envs": slots}, max_shards=number)]
 
     def simulator(self) -> list[Stage]:
         training = self._preset.simulator_training
@@ -194,7 +194,7 @@ class _Builder:
                   needs={TRAIN_SIMULATOR: ("simulator/**/progress.csv",)}, continued=from_start)]
 
     def simulations(self) -> list[Stage]:
-        stages = []
+        stages, number = [], self._parameters.get(RecordConfig).max_samples
         for name, folder, size, more in (
                 ("simulate", "informed_init", "record.max_samples", ()),
                 ("simulate_at_random", "rand_init", "record.max_samples",
@@ -209,7 +209,8 @@ class _Builder:
                 needs={} if folder == "rand_init" else ROLLOUTS, files=(AGENT, SIMULATOR),
                 parameters={**self._of(size, "analysis.saliency.num_sim_steps"),
                             **self._parameters.named(SwapConfig), **self._sizes},
-                clears=(f"samples/{folder}",)))
+                clears=(f"samples/{folder}",),
+                max_shards=1 if folder == "manual_actions" else number))
         return [*stages, Stage(
             "loss_over_time", "loss_over_time_experiment",
             (*self._simulated, "--output_dir", f"{OUTPUT}/loss_over_time"),
@@ -268,7 +269,8 @@ class _Builder:
                   parameters=parameters, clears=(str(plots),), continued=from_start)]
 
     def saliency(self) -> list[Stage]:
-        stages = []
+        stages, settings = [], self._parameters.get(SaliencyConfig)
+        max_shards = 1 if settings.combine_samples_not_iterate else len(settings.ids("sample_ids"))
         demonstration = str(FOLDERS.saliency_demonstration)
         for name, maps, folders, more in (
                 ("saliency", MAPS, (demonstration,),
@@ -282,7 +284,7 @@ class _Builder:
                 needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
                 parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
                             **self._sizes},
-                clears=(*maps, *folders)))
+                clears=(*maps, *folders), max_shards=max_shards))
         return [*stages, *self._map(
             "jacobians", "jacobian_analysis", FOLDERS.jacobians, FOLDERS.jacobian_plots,
             "jacobian", {**SIMULATED, "saliency": DATA_OF_MAPS},
@@ -346,7 +348,7 @@ class _Builder:
             (f"{FOLDERS.interventions}/**/*.*",), _claimed, needs=DIRECTIONS, files=(AGENT,),
             parameters=self._of("analysis.agent_h.num_episodes",
                                 "analysis.saliency.direction_ids"),
-            clears=(str(FOLDERS.interventions),))]
+            clears=(str(FOLDERS.interventions),), max_shards=asked.num_controls)]
 
     def panel(self) -> list[Stage]:
         number = self._parameters.get(BehavioursConfig).num_samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pipeline.records import DONE, Record
 from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Pipeline, StageOutcome
@@ -31,10 +31,19 @@ def print_table(outcomes: Sequence[StageOutcome]) -> None:
     for outcome in outcomes:
         rows.append((outcome.stage.name, what_was_done(outcome), *figures(outcome.record),
                      outcome.decision.why))
-    widths = [max(map(len, column)) for column in zip(*rows)]
     print()
+    print_columns(rows, right=(2, 3))
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Print rows of cells in columns.
+
+    Args:
+        right: places of the columns that are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        print("  ".join(cell.rjust(width) if place in (2, 3) else cell.ljust(width)
+        print("  ".join(cell.rjust(width) if place in right else cell.ljust(width)
                         for place, (cell, width) in enumerate(zip(row, widths))).rstrip())
 
 

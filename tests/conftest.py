@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import socket
 import subprocess
 import sys
@@ -240,6 +241,27 @@ def assert_same(a, b):
             assert_same(x, y)
     else:
         assert a == b
+
+
+def bytes_of_files(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones and films too, by its path inside."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file()}
+
+
+@contextlib.contextmanager
+def killed_at(owner: object, method: str, call: int) -> Iterator[None]:
+    """The process ends inside, as far as files go, when a method has been called so often."""
+    calls, act = itertools.count(1), getattr(owner, method)
+
+    def count(*args, **more):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return act(*args, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, method, count)
+        yield
 
 
 @contextlib.contextmanager

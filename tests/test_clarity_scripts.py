@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, record_arguments, small_policy, wait_for
+from conftest import FLOAT32, ROOT, killed_at, record_arguments, small_policy, wait_for
 
 import record
 from agents.acting import run_policy
@@ -163,6 +163,27 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
         "hidden_state/log_prob_up"}
     assert features.main(features_arguments(agent, data, found)) == 0
     assert "block3: already there" in capsys.readouterr().out
+
+
+def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_path, capsys):
+    def run(*more):
+        return attribution.main([*attribution_arguments(agent, data, found, tmp_path / "out"),
+                                 "--outputs", "value", "taken", *more])
+
+    with killed_at(AttributionFolder, "add", 2):
+        assert run("--shard", "2/3") == 130
+    assert run("--shard", "3/3") == 0
+    for more, words in ((["--join"], "out lacks shards 1/3, 2/3"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--memory_steps", "2"], "with another memory_steps"),
+                        (["--shard", "1/3", "--tolerance", "0.02"], "with another tolerance"),
+                        ([], "holds shards that are not joined; run this with --join")):
+        assert run(*more) == 2
+        assert words in capsys.readouterr().err
+    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
+    assert not list((tmp_path / "out").rglob("summary.json"))
+    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
+    assert contents(tmp_path / "out") == contents(made)
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):

@@ -4,6 +4,8 @@ import dataclasses
 import os
 import re
 import shutil
+import time
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -336,3 +338,46 @@ def test_a_window_longer_than_the_data_is_refused(tmp_path):
         RolloutDataset(tmp_path / "data", 3, 1)
     with pytest.raises(UserError, match="num_sim_steps must be above 0"):
         RolloutDataset(DATA, 3, 0)
+
+
+def lay_out(path, num_episodes, length):
+    """A recording of so many episodes of one length, all of the same frames and states: the writer
+    writes the first, whose arrays the others are links to."""
+    write_recording(path, [length])
+    folder = RolloutFolder(path)
+    header, *lines = folder.steps_file(0).read_text().splitlines()
+    cells = [line.split(",") for line in lines]
+    episode, step = (header.split(",").index(name) for name in ("episode", "global_step"))
+    for number in range(1, num_episodes):
+        folder.episode_folder(number).mkdir()
+        for file in folder.episode_folder(0).iterdir():
+            os.link(file, folder.episode_folder(number) / file.name)
+        for row, line in enumerate(cells):
+            line[episode], line[step] = str(number), str(number * length + row)
+        folder.steps_file(number).write_text("\n".join([header, *map(",".join, cells)]) + "\n")
+    folder.index_file.write_text("global_step,episode\n" + "".join(
+        f"{row},{row // length}\n" for row in range(num_episodes * length)))
+
+
+@pytest.mark.slow
+def test_time_and_memory_of_opening_do_not_grow_with_frames(tmp_path):
+    """5 000 episodes of 3 frames, and of 30: a frame has 12 288 bytes, and it takes longer to read
+    them than to open their files."""
+    seconds, memory = {}, {}
+    for length in (3, 30):
+        lay_out(tmp_path / str(length), 5000, length)
+        times = []
+        for _ in range(2):
+            begin = time.process_time()
+            dataset = RolloutDataset(tmp_path / str(length), 3, 4)
+            times.append(time.process_time() - begin)
+        assert len(dataset.episodes) == 5000 and len(dataset) > 5000 * length - 10
+        tracemalloc.start()
+        RolloutDataset(tmp_path / str(length), 3, 4)
+        memory[length] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        seconds[length] = min(times)
+    more_frames = 5000 * 27
+    print(seconds, memory)
+    assert (memory[30] - memory[3]) / more_frames < 1000
+    assert seconds[30] < 1.5 * seconds[3]

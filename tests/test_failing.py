@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, small_policy
+from conftest import FLOAT32, killed_at, small_policy
 from scipy.stats import binomtest
 
 import evaluate
@@ -355,6 +355,27 @@ def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, t
     state, _ = driven(HARD, *KILLED["saw"][:1], HOP)
     assert plain is None
     assert hiding(state[0]) == invisible(LevelState.parse(state[0]), SAW).to_bytes() != state[0]
+
+
+def test_shards_and_a_join_count_as_one_run(counted, tmp_path, capsys):
+    output = tmp_path / "causes"
+
+    def run(*more):
+        return failure_causes.main(arguments(counted, output, *more))
+
+    with killed_at(CausesFolder, "add", 4):
+        assert run("--shard", "2/3") == 130
+    assert run("--shard", "3/3") == 0
+    for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--seed", "4"], "with another seed"),
+                        ([], "holds shards that are not joined; run this with --join")):
+        assert run(*more) == 2
+        assert words in capsys.readouterr().err
+    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
+    assert not (output / "settings.json").exists()
+    assert run("--join") == run("--shard", "2/3") == 0
+    assert contents(output) == contents(counted / "causes")
 
 
 def test_controls_play_and_are_counted(counted, played, capsys):

@@ -11,7 +11,15 @@ import av
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import FLOAT32, ROOT, figures_drawn, tiny_policy, wait_for
+from conftest import (
+    FLOAT32,
+    ROOT,
+    bytes_of_files,
+    figures_drawn,
+    killed_at,
+    tiny_policy,
+    wait_for,
+)
 from matplotlib.quiver import Quiver
 from scipy.stats import binomtest, sem
 
@@ -23,6 +31,7 @@ from common.files import read_arrays
 from interventions.patch_text import Opening, open_patches, parse_patch
 from interventions.scopes import patched
 from maze import fields
+from maze.field import arms as field_arms
 from maze.field import stamps
 from maze.field.decisions import at_decision_square, by_outcome, outcomes, value_agreement
 from maze.field.differences import difference
@@ -456,6 +465,32 @@ def test_a_killed_script_goes_on_and_ends_with_the_same_numbers(finished, feed_f
     assert begun == {path: path.stat().st_mtime_ns for path in begun}
     for name in ("differences.csv", "moved.csv"):
         assert (output / name).read_text() == (finished / name).read_text()
+
+
+def test_shards_and_a_join_give_the_files_of_one_run(finished, feed_forward, tmp_path, capsys):
+    output = tmp_path / "out"
+
+    def run(*more):
+        return fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
+                                     "--films", "cheese", "checkpoints", *more))
+
+    with killed_at(field_arms, "save_field", 2):
+        assert run("--shard", "2/3") == 130
+    assert run("--shard", "3/3") == 0  # has no level
+    for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--levels", "0"], "with another levels"),
+                        (["--shard", "1/3", "--memory", "walked"], "with another memory"),
+                        (["--join", "--overwrite"], "throw away what shards have written"),
+                        ([], "holds shards that are not joined; run this with --join")):
+        assert run(*more) == 2
+        assert words in capsys.readouterr().err
+    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
+    assert not list(output.rglob("*.png")) and not (output / "settings.json").exists()
+    assert run("--join", "--region", "4") == 2
+    assert "have another region; give --join with their flags" in capsys.readouterr().err
+    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
+    assert bytes_of_files(output) == bytes_of_files(finished)
 
 
 def test_a_folder_takes_more_levels_but_no_others_of_the_same_name(feed_forward, tmp_path, capsys):

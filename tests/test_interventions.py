@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import (
     FLOAT32,
+    bytes_of_files,
     colours_of,
     figures_drawn,
     golden_projector,
+    killed_at,
     record_arguments,
     save_projector,
     tiny_policy,
@@ -623,6 +625,36 @@ def test_a_killed_comparison_goes_on_and_a_finished_one_can_grow(compared, agent
     assert "ic_2_to_None (2 of 7" in played and "ic_1_to_None (" not in played
     assert compare_interventions.main([*again, "--seed", "4"]) == 2
     assert "holds arms with another seed" in capsys.readouterr().err
+
+
+def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matrices, tmp_path,
+                                               capsys):
+    path = tmp_path / "shards"
+
+    def run(*more):
+        return compare_interventions.main(arguments(
+            agent_path, matrices, path, "--directions", "0 1", "--in_simulator", "--model_file",
+            simulator_file, "--recording_rand_init", *more))
+
+    assert run("--output_dir", tmp_path / "one") == 0
+    assert run("--shard", "2/3") == 0
+    assert {each.name for each in (path / "arms").iterdir()} == {
+        "ic_0_to_None", "random_001_0_to_None"}
+    with killed_at(InterventionsFolder, "add", 2):
+        assert run("--shard", "3/3") == 130
+    for more, words in ((["--join"], f"{path} lacks shards 1/3, 3/3"),
+                        ([], "holds shards that are not joined; run this with --join"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--num_controls", 3], "with another arms"),
+                        (["--shard", "1/3", "--seed", 4], "holds shard 2/3 with another seed")):
+        assert run(*more) == 2
+        assert words in capsys.readouterr().err
+    with pytest.raises(UserError, match="py with --join"):
+        InterventionsFolder(path).effects()
+    assert run("--shard", "3/3") == run("--shard", "1/3") == 0
+    assert {each.name for each in path.iterdir()} == {"arms", ".shards"}
+    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
+    assert bytes_of_files(path) == bytes_of_files(tmp_path / "one")
 
 
 def test_a_damaged_arm_is_named(compared, agent_path, matrices, tmp_path, capsys):

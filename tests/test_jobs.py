@@ -11,9 +11,9 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".venv" / "installed").exists(),
                                 reason="the jobs use .venv, which make builds")
 
 
-def submit(system: str, argv: list[str], folder=ROOT, array=False) -> subprocess.Popen:
+def submit(system: str, argv: list[str], folder=ROOT, array=False, **more) -> subprocess.Popen:
     """Start what `sbatch` or `bsub` would; an array's job is the ninth of eight."""
-    environment = dict(os.environ)
+    environment = {**os.environ, **more}
     if system == "slurm":
         command = ["bash", "jobs/slurm.sh", *argv]
         environment |= {"SLURM_SUBMIT_DIR": str(folder)}
@@ -51,3 +51,22 @@ def test_job_of_an_array_does_its_shard(system):
     _, errors = job.communicate(timeout=120)
     assert job.returncode == 2
     assert "9/8" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["slurm", "lsf"])
+def test_several_processes_are_started_by_torchrun_and_have_time_to_stop(system, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, signal, sys, time\n"
+                      "if os.environ['RANK'] == '0':\n"
+                      "    print(os.environ['WORLD_SIZE'], 'processes', flush=True)\n"
+                      "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+                      "signal.pause()\n"
+                      "time.sleep(35)\n"  # torchrun would kill after 30 seconds by itself
+                      "open(sys.argv[1] + os.environ['RANK'], 'w')\n")
+    job = submit(system, [str(script), str(tmp_path / "saved")], PROCESSES="2")
+    assert job.stdout.readline() == "2 processes\n"
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=120)
+    assert job.returncode
+    assert len(list(tmp_path.glob("saved*"))) == 2

@@ -14,7 +14,14 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, golden_projector, save_projector
+from conftest import (
+    FLOAT32,
+    ROOT,
+    bytes_of_files,
+    golden_projector,
+    killed_at,
+    save_projector,
+)
 from PIL import Image
 
 import record_gen_samples
@@ -25,7 +32,7 @@ from common.parameters import ParameterSet, id_list
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.encoder import on_unit_sphere
 from generative.published import load_published
-from generative.saliency.files import SaliencyArrays, SaliencyFolder
+from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.saliency.gradients import (
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
@@ -382,22 +389,37 @@ def test_default_folder_names_and_ids(arguments, samples):
         assert SaliencyFolder(samples).description(number, "value")
 
 
-def test_shards_and_batches_give_the_files_of_one_run(run, samples, recorded, tmp_path):
+def test_batches_give_the_same_but_for_rounding(run, samples, recorded, tmp_path):
     assert run(samples, "--batch_size", 1) == 0
     batched = shutil.copytree(recorded, tmp_path / "batched")
     assert run(batched, "--batch_size", 4) == 0
     assert_close(stored_gradients(samples, batched, range(NUM_SAMPLES), NAMES))
-    other = shutil.copytree(recorded, tmp_path / "shards")
-    done = set()
-    for part in (1, 2, 3, 4):
-        assert run(other, "--shard", f"{part}/4", "--batch_size", 1, "--sample_ids", "0", "to",
-                   "6") == 0
-        found = {path.parent.name for path in other.rglob("saliency_value.json")}
-        assert len(found - done) == (2 if part < 3 else 1)
-        done |= found
-    assert_same_saliency(samples, other, range(NUM_SAMPLES), NAMES)
-    names = {path.relative_to(samples) for path in samples.rglob("*")}
-    assert names == {path.relative_to(other) for path in other.rglob("*")}
+
+
+def test_shards_give_the_files_of_one_run(arguments, samples, recorded, tmp_path, capsys):
+    def run(folder, *more):
+        argv = arguments(folder, "--batch_size", 2, "--saliency_func_type", "value",
+                         "hx_direction_1", "--difference_demo_sample_ids", 0, 5,
+                         "--difference_demo_dir", folder / "demo", *more)
+        return saliency_experiments.main([word for word in argv if word != "--no_videos"])
+
+    assert run(samples) == 0
+    shards = shutil.copytree(recorded, tmp_path / "shards")
+    assert run(shards, "--shard", "2/3") == 0
+    found = {path.parent.name for path in shards.rglob("saliency_value.json")}
+    assert found == {"sample_00002", "sample_00003"}
+    with killed_at(SaliencyWriter, "add", 2):
+        assert run(shards, "--shard", "3/3") == 130
+    assert run(shards, "--join") == 2
+    assert "lacks shards 1/3, 3/3, which have not been run to the end" in error(capsys)
+    assert run(shards, "--shard", "3/4") == 2
+    assert "holds shards of 3, to which --shard 3/4 does not belong" in error(capsys)
+    assert run(shards, "--shard", "3/3") == run(shards, "--shard", "1/3") == 0
+    assert run(shards, "--join") == run(shards, "--join") == run(shards, "--shard", "2/3") == 0
+    assert bytes_of_files(shards) == bytes_of_files(samples)
+    (shards / "sample_00004" / "saliency_value.json").unlink()
+    assert run(shards, "--join") == 2
+    assert "holds no shards that could be joined" in error(capsys)
 
 
 def test_functions_can_be_added_one_after_the_other(run, samples, recorded, tmp_path):

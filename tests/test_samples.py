@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, golden_projector, save_projector
+from conftest import ROOT, bytes_of_files, golden_projector, killed_at, save_projector
 
 import record_gen_samples
 from common.agent_file import load_agent
@@ -25,7 +25,7 @@ from common.video import by_direction, mark_reward, mark_terminal
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.published import load_published
-from generative.sample_files import SampleArrays, SampleFolder
+from generative.sample_files import SampleArrays, SampleFolder, SampleWriter
 from generative.sampling import manual_actions
 from generative.straight_through import LatentSampler, PresetDraw
 from interventions.patches import ChangeState
@@ -400,6 +400,34 @@ def test_a_kill_in_the_middle_of_a_batch_changes_no_digit(run, tmp_path):
         assert run(tmp_path, *batches) == 0
         assert_same(folder.stacked(), at_once, atol=0, frames=0)
 
+
+
+def test_shards_give_the_samples_of_one_run(run, simulator_file, agent_path, recording, matrices,
+                                            tmp_path, capsys):
+    def record(save_dir, *more):
+        argv = arguments(simulator_file, agent_path, recording, save_dir, "--num_sim_steps", 2,
+                         "--batch_size", 2, *swap_flags(matrices, [3], [None]), *more)
+        return record_gen_samples.main([word for word in argv if word != "--no_videos"])
+
+    assert record(tmp_path / "one") == 0
+    shards = tmp_path / "shards"
+    assert record(shards, "--shard", "2/3") == 0
+    assert SampleFolder(shards / "informed_init", joined=False).numbers() == [2, 3]
+    with killed_at(SampleWriter, "add", 2):
+        assert record(shards, "--shard", "3/3") == 130
+    for more, words in ((["--join"], "informed_init lacks shards 1/3, 3/3"),
+                        ([], "informed_init lacks shards 1/3, 3/3"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--seed", 6], "holds shard 2/3 with another seed"),
+                        (["--shard", "1/3", "--batch_size", 3], "with another batch_size"),
+                        (["--shard", "3/3", "--overwrite"], "what shards have written")):
+        assert record(shards, *more) == 2
+        assert words in error(capsys)
+    assert record(shards, "--shard", "3/3") == record(shards, "--shard", "1/3") == 0
+    assert SampleFolder(shards / "informed_init").numbers() == list(range(NUM_SAMPLES))  # joins
+    assert record(shards, "--join") == record(shards, "--join") == record(
+        shards, "--shard", "2/3") == 0
+    assert bytes_of_files(shards) == bytes_of_files(tmp_path / "one")
 
 
 def test_other_samples_are_not_touched_unless_told(informed, run, tmp_path, capsys):

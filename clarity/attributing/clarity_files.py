@@ -73,6 +73,7 @@ from common.files import (
 )
 from common.game_constants import FRAME_SIZE
 from common.locks import FolderLock
+from common.shards import WHOLE, Shard, SharedFolder
 
 FEATURES_SCRIPT, ATTRIBUTION_SCRIPT = "python -m clarity.features", "python -m clarity.attribution"
 _FOUND = "found"
@@ -329,7 +330,7 @@ class AttributionFolder:
         self.path = Path(path)
         self.settings_file = self.path / "settings.json"
         self.trajectories_file = self.path / "trajectories.npz"
-        self._lock: FolderLock | None = None
+        self._shared: SharedFolder | None = None
 
     def layer_settings_file(self, layer: str) -> Path:
         return self.path / layer / "settings.json"
@@ -349,24 +350,36 @@ class AttributionFolder:
     def summary_file(self, layer: str, output: str) -> Path:
         return self.path / layer / output / "summary.json"
 
-    def open(self, description: dict, overwrite: bool) -> None:
+    def open(self, description: dict, overwrite: bool, shard: Shard = WHOLE,
+             divided: dict | None = None, join: bool = False) -> None:
         """Make the folder, or go on with what it holds.
 
         Args:
             description: what makes attributions, whichever layers and outputs there are.
+            shard, join: see ``SharedFolder``.
+            divided: names of all layers and outputs, and what else is attributed.
 
         Raises:
-            UserError: see ``open_described_folder``.
+            UserError: see ``SharedFolder``.
         """
-        self._lock = open_described_folder(
+        self._shared = SharedFolder(
             self.settings_file, description,
             ("settings.json", "trajectories.npz", "*/settings.json", "*/*/trajectory_*.npz",
              "*/*/memory_*/trajectory_*.npz", f"*/*/{GRADIENT_ACTIVATION}/trajectory_*.npz",
              "*/*/summary.json"),
-            "attributions", "--output_dir", overwrite, ("versions", "agent_file"))
+            "attributions", "--output_dir", overwrite, ("versions", "agent_file"), shard, divided,
+            lambda: all(self.summary_file(layer, output).exists() for layer in divided["layers"]
+                        for output in divided["outputs"]), join)
 
-    def open_layer(self, features: LayerFeatures, description: dict) -> None:
+    def finish(self) -> None:
+        """Note that all attributions of this process are there."""
+        self._shared.finish()
+
+    def open_layer(self, features: LayerFeatures, description: dict, write: bool = True) -> None:
         """Say whose features a layer's attributions are reduced to, before any are added.
+
+        Args:
+            write: False for a shard, which leaves it to the joining.
 
         Raises:
             UserError: if the folder has attributions to other features of the layer.
@@ -378,39 +391,40 @@ class AttributionFolder:
                             f"{str(found.get('features_sha256'))[:12]}, and those given have "
                             f"{features.checksum[:12]}; choose another --output_dir, or give "
                             "--overwrite to throw it away")
-        save_json(path, {"features_sha256": features.checksum, **description})
+        if write:
+            save_json(path, {"features_sha256": features.checksum, **description})
 
     def add_trajectories(self, trajectories: Trajectories) -> None:
         """Write the steps."""
-        self._lock.check()
+        self._shared.check()
         save_trajectories(self.trajectories_file, trajectories)
 
     def add(self, layer: str, output: str, number: int, attributed: Attributed) -> None:
         """Write the attributions of a trajectory."""
-        self._lock.check()
+        self._shared.check()
         _save(self.file(layer, output, number), vars(attributed), _ATTRIBUTED_KINDS)
 
     def add_over_time(self, layer: str, output: str, number: int,
                       attributed: AttributedOverTime) -> None:
         """Write the attributions over time of a trajectory."""
-        self._lock.check()
+        self._shared.check()
         _save(self.memory_file(layer, output, attributed.totals.shape[1], number),
               vars(attributed), _OVER_TIME_KINDS)
 
     def add_activations(self, layer: str, number: int, cells: np.ndarray) -> None:
         """Write the activations of a trajectory's features (T, H, W, F)."""
-        self._lock.check()
+        self._shared.check()
         _save(self.file(layer, ACTIVATIONS, number), {"cells": cells}, {"cells": "f2"})
 
     def add_gradient_activation(self, layer: str, output: str, number: int,
                                 reduced: Reduced) -> None:
         """Write gradient times activation of a trajectory."""
-        self._lock.check()
+        self._shared.check()
         _save(self.gradient_activation_file(layer, output, number), vars(reduced), _REDUCED_KINDS)
 
     def add_gradients(self, output: str, number: int, gradients: Gradients) -> None:
         """Write gradients by the frames of a trajectory."""
-        self._lock.check()
+        self._shared.check()
         _save(self.file(INPUT, output, number), vars(gradients), _GRADIENTS_KINDS)
 
     def add_summary(self, layer: str, output: str, summary: dict) -> None:

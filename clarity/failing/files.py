@@ -21,11 +21,13 @@ Layout::
 
 Arms are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
 ``control_<number>_<label>``. Episodes of an arm that is being played are in a file of their own;
-a killed run continues after the last of them.
+a killed run continues after the last of them. Arms can be divided among shards, see
+``common.shards``: settings, tables, report and films follow when they are joined.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -33,11 +35,11 @@ from pathlib import Path
 import pandas as pd
 
 from clarity.failing.playing import Fate
-from common.description import open_described_folder, read_description
+from common.description import read_description
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, append_or_nothing
 from common.game_objects import hazards_of
-from common.locks import FolderLock
+from common.shards import WHOLE, Shard, SharedFolder
 from common.tables import read_table, write_table
 
 ORIGINAL = "original"
@@ -72,7 +74,7 @@ class CausesFolder:
         self._hazards = [kind.name for kind in hazards_of(game)]
         self._kinds = {"level": int, "level_seed": int, "cause": str, "length": int,
                        "return": float, **{f"{_IN_VIEW}{name}": int for name in self._hazards}}
-        self._lock: FolderLock | None = None
+        self._shared: SharedFolder | None = None
 
     def episodes_file(self, arm: str) -> Path:
         return self.path / "episodes" / f"{arm}.csv"
@@ -80,15 +82,17 @@ class CausesFolder:
     def film(self, arm: str, level_seed: int) -> Path:
         return self.path / "films" / f"{arm}_level_{level_seed}.mp4"
 
-    def open(self, description: dict, overwrite: bool) -> None:
+    def open(self, description: dict, overwrite: bool, shard: Shard = WHOLE,
+             join: bool = False) -> None:
         """Make the folder, or go on with the arms it holds; old results are removed.
 
         Args:
             description: what makes the episodes of an arm, whichever arms there are, and under
                 "arms" what makes each of them.
+            shard, join: see ``SharedFolder``; shards divide the arms.
 
         Raises:
-            UserError: see ``open_described_folder``; or if the folder holds an arm of the same
+            UserError: see ``SharedFolder``; or if the folder holds an arm of the same
                 name that was made otherwise.
         """
         known = {} if overwrite else read_description(self.settings_file).get("arms", {})
@@ -99,13 +103,19 @@ class CausesFolder:
                                 "--overwrite to throw it away")
         results = (self.causes_file, self.effects_file, self.blindness_file, self.report_file,
                    self.figure_file)
-        self._lock = open_described_folder(
+        arms = list(description["arms"])
+        self._shared = SharedFolder(
             self.settings_file, {**description, "arms": {**known, **description["arms"]}},
             ("settings.json", "episodes/*.csv", "films/*.mp4", f"{_PARTS}/*",
              *(path.name for path in results)), "causes of failure", "--output_dir", overwrite,
-            informative=("versions", "arms"))
-        for path in results:
-            path.unlink(missing_ok=True)
+            ("versions", "arms"), shard, {"arms": arms},
+            lambda: known.keys() == set(arms) and all(path.exists() for path in results), join)
+        if self._shared.is_open:
+            for path in results:
+                path.unlink(missing_ok=True)
+        if join:  # shards leave it to others that may be about to write there
+            with contextlib.suppress(OSError):
+                (self.path / _PARTS).rmdir()
 
     def has(self, arm: str) -> bool:
         """Whether all episodes of an arm are there."""
@@ -124,7 +134,7 @@ class CausesFolder:
 
     def add(self, arm: str, fate: Fate) -> None:
         """Store an episode of an arm that is being played."""
-        self._lock.check()
+        self._shared.check()
         part = self._part(arm)
         if not part.exists():
             part.parent.mkdir(exist_ok=True)
@@ -135,14 +145,18 @@ class CausesFolder:
 
     def finish(self, arm: str) -> None:
         """Say that all episodes of an arm are there."""
-        self._lock.check()
+        self._shared.check()
         table = pd.read_csv(io.StringIO(self._part(arm).read_text()), header=None,
                             names=list(self._kinds), dtype={"cause": str})
         self.episodes_file(arm).parent.mkdir(exist_ok=True)
         write_table(self.episodes_file(arm), table.sort_values("level"), exact=True)
         self._part(arm).unlink()
-        if not any(self._part(arm).parent.iterdir()):
+        if self._shared.through is None and not any(self._part(arm).parent.iterdir()):
             self._part(arm).parent.rmdir()
+
+    def finish_shard(self) -> None:
+        """Note that all arms of this process are there."""
+        self._shared.finish()
 
     def episodes(self, arm: str) -> pd.DataFrame:
         """The episodes of an arm, as of the module.

@@ -9,7 +9,8 @@ Layout, as published but for the files marked *, with the name of a function::
     sample_00000/difference_00000.png *                 a step of the difference demonstration
 
 The name of a function ends with ``_without_env_grads`` where no gradients went through the action
-that enters the environment. What has no JSON file is not finished.
+that enters the environment. What has no JSON file is not finished. Shards, see ``common.shards``,
+write the same files; joining them sees that none is missing.
 
 Letters in shape comments: T steps, C H W an image, D agent hidden state, E deterministic state of
 the environment.
@@ -18,6 +19,8 @@ the environment.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from PIL import Image
 from common.description import first_difference, read_description
 from common.errors import UserError
 from common.files import atomic_path, check_finite, read_array, save_json
+from common.shards import Shard, ShardNotes
 from common.video import write_video
 from generative.sample_files import SampleFolder
 
@@ -184,3 +188,49 @@ class SaliencyWriter:
     def finish(self, number: int, function: str, description: dict) -> None:
         """Let a function in a sample count as done."""
         save_json(self.folder.description_file(number, function), description)
+
+
+class SharedSaliency:
+    """Saliency that shards take in a folder of samples; others may be taken there at the time.
+
+    Args:
+        folder: of the samples.
+        settings: of all shards, which decide who does what.
+        files: description files that all of them write together.
+    """
+
+    def __init__(self, folder: Path, settings: dict, files: Sequence[Path]):
+        self._settings, self._files = settings, files
+        key = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
+        self._notes = ShardNotes(folder, f"_saliency_{key}")
+
+    def begin(self, shard: Shard, overwrite: bool) -> None:
+        """Note that a shard is at work, unless all is there and joined.
+
+        Raises:
+            FolderInUse, UserError: see ``ShardNotes.begin``.
+        """
+        if overwrite or self._notes.exist() or not self._are_there():
+            self._lock = self._notes.begin(shard, self._settings, "join or repeat those first")
+
+    def finish(self, shard: Shard) -> None:
+        """Note that a shard has written all its pieces."""
+        if self._notes.exist():
+            self._notes.finish(shard)
+
+    def join(self) -> None:
+        """See that all is there, and remove the notes.
+
+        Raises:
+            UserError: naming the shards or the file that are missing.
+        """
+        self._notes.join(self._check, self._are_there)
+
+    def _are_there(self) -> bool:
+        return all(path.exists() for path in self._files)
+
+    def _check(self, *_) -> None:
+        for path in self._files:
+            if not path.exists():
+                raise UserError(f"there is no file {path}, though all shards have finished; run "
+                                "them again")

@@ -19,7 +19,9 @@ top to bottom, a text a row as in a level file, with the mouse where the episode
 ``moved_layers`` (p,) and ``moved`` (p, 4: pictures, in_std, norm, relative), how far each patch
 moved an output.
 
-Files appear whole under their names, so what is there is done.
+Files appear whole under their names, so what is there is done. Levels can be divided among shards,
+see ``common.shards``: each writes fields, and settings, tables and pictures follow when they are
+joined.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.description import first_difference, open_described_folder
+from common.description import first_difference
 from common.errors import UserError
 from common.files import atomic_path, read_arrays, read_json, save_json
 from common.game_constants import NUM_ACTIONS
-from common.locks import FolderLock
+from common.shards import WHOLE, Shard, SharedFolder
 from common.tables import read_table, write_table
 from interventions.scopes import Size
 from maze.field.decisions import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD
@@ -111,25 +113,36 @@ class FieldsFolder:
         self.path = Path(path)
         self.table_file = self.path / "differences.csv"
         self.moved_file = self.path / "moved.csv"
-        self._lock: FolderLock | None = None
+        self._shared: SharedFolder | None = None
 
-    def open(self, description: dict, overwrite: bool) -> None:
+    def open(self, description: dict, overwrite: bool, shard: Shard = WHOLE,
+             divided: dict | None = None, join: bool = False) -> None:
         """Make the folder, or go on with what it holds; the old table is removed.
 
         Args:
             description: what makes the fields, whichever arms and levels there are.
             overwrite: throw away what the folder holds.
+            shard, join: see ``SharedFolder``.
+            divided: names of all levels and arms.
 
         Raises:
-            UserError: see ``open_described_folder``.
+            UserError: see ``SharedFolder``.
         """
-        self._lock = open_described_folder(
+        self._shared = SharedFolder(
             self.path / "settings.json", description,
             ("settings.json", self.table_file.name, self.moved_file.name, "*/patches.json",
              "*/field_*.npz", "*/field_*.png", "*/maps_*.png", f"{FILMS}/*.mp4"),
-            "fields", "--output_dir", overwrite, informative=("versions", "agent_file"))
-        for path in (self.table_file, self.moved_file):
-            path.unlink(missing_ok=True)
+            "fields", "--output_dir", overwrite, ("versions", "agent_file"), shard, divided,
+            lambda: self.table_file.exists() and all(
+                self.field_file(arm, level).exists()
+                for arm in divided["arms"] for level in divided["levels"]), join)
+        if self._shared.is_open:
+            for path in (self.table_file, self.moved_file):
+                path.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Note that all fields of this process are there."""
+        self._shared.finish()
 
     def add_arm(self, arm: str, patches: dict) -> None:
         """Say what an arm is, before its fields are added.
@@ -146,7 +159,7 @@ class FieldsFolder:
                 raise UserError(f"{path.parent} holds fields with other patches; give the arm "
                                 "another name, choose another --output_dir, or give --overwrite")
         else:
-            save_json(path, patches)
+            save_json(path, patches, through=self._shared.through)
 
     def field_file(self, arm: str, level: str, facing: int = 0, several: bool = False) -> Path:
         """The file of a field.
@@ -172,7 +185,7 @@ class FieldsFolder:
         Raises:
             UserError: if the folder was deleted.
         """
-        self._lock.check()
+        self._shared.check()
         for path, content in ((self.moved_file, moved), (self.table_file, table[list(_COLUMNS)])):
             write_table(path, content)
 

@@ -1,0 +1,96 @@
+"""Recordings of many short episodes: writing, joining and opening them, and reading windows.
+
+The episodes are random, of three frames each, written as real files by the writer of recordings and
+divided among shards: what is measured is the work that every episode costs, however short it is.
+``python -m benchmarks.recordings --num_episodes 100000 --output_dir /tmp/recordings`` takes 4 GB.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.measuring import Apart, peak_memory
+from common.cli import Parser, count
+from common.errors import UserError, script_main
+from common.game_constants import FRAME_SIZE, NUM_ACTIONS
+from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
+from common.shards import Shard
+from generative.dataset import RolloutDataset
+
+LENGTH, NUM_UNITS = 3, 256
+NUM_SHARDS = 4
+NUM_WINDOWS = 512
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--num_episodes", type=count, default=100_000, help="episodes to write")
+    flags.add_argument("--output_dir", type=Path, required=True, help="new folder to write to")
+    return flags
+
+
+def random_episode(rng: np.random.Generator, number: int) -> EpisodeArrays:
+    """An episode of LENGTH rows."""
+    steps = pd.DataFrame({
+        "level_seed": number, "episode_step": np.arange(LENGTH), "done": 0, "reward": 0.0,
+        "value": rng.normal(size=LENGTH).astype(np.float32),
+        "action": rng.integers(0, NUM_ACTIONS, LENGTH)})
+    steps.loc[LENGTH - 1, "done"] = 1
+    return EpisodeArrays(
+        rng.integers(0, 256, (LENGTH, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8),
+        rng.normal(size=(LENGTH + 1, NUM_UNITS)).astype(np.float32),
+        rng.normal(size=(LENGTH, NUM_ACTIONS)).astype(np.float32), steps)
+
+
+def write(path: Path, shard: Shard, num_episodes: int) -> None:
+    """The episodes of a shard."""
+    writer = RolloutWriter(path, {"kind": "benchmark"}, shard=shard, num_episodes=num_episodes)
+    for number in shard.of(range(num_episodes)):
+        writer.add(number, random_episode(np.random.default_rng(number), number))
+    writer.finish()
+
+
+def make_worker():
+    """Functions of this module, in a process of its own."""
+    def work(name: str, *args):
+        begin = time.perf_counter()
+        {"write": write, "join": join_recording, "index": lambda path: RolloutFolder(path).index(),
+         "windows": read_windows}[name](*args)
+        return time.perf_counter() - begin, peak_memory()
+    return work
+
+
+def read_windows(path: Path) -> None:
+    """Open the recording as the simulator's training does, and read windows all over it."""
+    begin = time.perf_counter()
+    dataset = RolloutDataset(path, 1, 2)
+    opened = time.perf_counter()
+    numbers = np.random.default_rng(0).permutation(len(dataset))[:NUM_WINDOWS]
+    for some in np.array_split(numbers, NUM_WINDOWS // 32):
+        dataset.batch(some)
+    print(f"opened in {opened - begin:.1f} s; {NUM_WINDOWS} windows of {dataset.window_length} "
+          f"frames in {time.perf_counter() - opened:.2f} s", flush=True)
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    data = args.output_dir / "data"
+    if data.exists():
+        raise UserError(f"{data} is there already; give a new --output_dir")
+    shards = [Shard(part + 1, NUM_SHARDS) for part in range(NUM_SHARDS)]
+    for name, arguments in (*(("write", (data, shard, args.num_episodes)) for shard in shards),
+                            ("join", (data,)), ("index", (data,)), ("windows", (data,))):
+        worker = Apart(make_worker)
+        seconds, memory = worker(name, *arguments)
+        worker.close()
+        label = f"{name} {arguments[1]}" if name == "write" else name
+        print(f"{label}: {seconds:.1f} s, {memory:.2f} GB at most", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

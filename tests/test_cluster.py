@@ -1,0 +1,603 @@
+"""Stages as jobs: what is asked for, what is submitted and what is not, command lines, status."""
+
+import dataclasses
+import re
+import shlex
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+
+import run_pipeline
+from common.errors import UserError
+from pipeline.cluster.config import CLUSTER_FILE, Exceptions, load_cluster, seconds_of
+from pipeline.cluster.schedulers import ENDED, PENDING, RUNNING, SCHEDULERS, Entry
+from pipeline.cluster.status import status_of
+from pipeline.cluster.submission import (
+    JobMaker,
+    Standing,
+    Step,
+    Submitted,
+    SubmittedFiles,
+    SubmittedJob,
+    plan,
+    shards_to_do,
+)
+from pipeline.presets import load_preset
+from pipeline.records import DONE, Basis, Digests, Experiment, Part, Record, Sitting
+from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Decision, Pipeline
+from pipeline.stage import PathResolver, Stage
+from pipeline.stages import all_stages
+
+STAGES = all_stages(load_preset("tiny"), "tiny")
+CONFIG = load_cluster(CLUSTER_FILE, STAGES)
+SLURM, LSF = SCHEDULERS["slurm"], SCHEDULERS["lsf"]
+NO_RECORD = Basis("script", (), {}, {})
+
+
+def standing(name, action=RUN, sources=(), **more):
+    return Standing(name, Decision(action, f"why {name}"), tuple(sources), **more)
+
+
+def job(*jobs, shards=0):
+    """Jobs that were submitted: their numbers, or numbers with those that they wait for."""
+    return Submitted("slurm", shards, tuple(
+        SubmittedJob(each, (), ()) if isinstance(each, str) else
+        SubmittedJob(each[0], (), tuple(each[1:])) for each in jobs))
+
+
+def waiting(*numbers, never=False):
+    return [Entry(number, 0, PENDING, "pending", "Dependency", never) for number in numbers]
+
+
+def running(number, task=0):
+    return Entry(number, task, RUNNING, "running", "", False, "1:02", "node1")
+
+
+def actions(standings, entries=()):
+    return {step.name: step.action for step in plan(standings, entries)}
+
+
+# What is submitted
+
+def test_stages_wait_for_what_they_read_and_for_nothing_that_is_done():
+    steps = {step.name: step for step in plan([
+        standing("train", SKIP), standing("record", RUN, ["train"]),
+        standing("simulate", RUN, ["train", "record"]), standing("panel", LEAVE, ["simulate"]),
+        standing("page", CONTINUE, ["simulate", "record"])], [])}
+    assert {name: (step.action, step.after) for name, step in steps.items()} == {
+        "train": ("settled", ()), "record": ("submit", ()), "simulate": ("submit", ("record",)),
+        "panel": ("left", ()), "page": ("submit", ("simulate", "record"))}
+    assert steps["page"].why == "why page" and not steps["page"].cancels
+
+
+def test_what_waits_or_runs_is_not_submitted_again():
+    standings = [standing("train", CONTINUE, submitted=job("1")),
+                 standing("record", RUN, ["train"], submitted=job(("2", "1"))),
+                 standing("simulate", RUN, ["record"])]
+    steps = plan(standings, [running("1"), *waiting("2")])
+    assert [step.action for step in steps] == ["kept", "kept", "submit"]
+    assert steps[2].after == ("record",)
+    ended = dataclasses.replace(running("1"), state=ENDED, word="failed")
+    assert actions(standings, [ended])["train"] == "submit"
+    assert actions(standings)["train"] == "submit"
+
+
+def test_a_job_that_waits_in_vain_is_replaced():
+    """What it waits for has failed, is submitted again, or ended well long ago."""
+    after_train = standing("record", RUN, ["train"], submitted=job(("2", "1")))
+    steps = plan([standing("train", CONTINUE, submitted=job("1")), after_train], waiting("2"))
+    assert [(step.action, step.cancels) for step in steps] == [("submit", ()), ("submit", ("2",))]
+    done = standing("train", SKIP, submitted=job("1"))
+    assert actions([done, after_train], waiting("2"))["record"] == "kept"
+    assert actions([done, after_train], waiting("2", never=True))["record"] == "submit"
+    # Made without the cluster since the job of that failed:
+    assert actions([standing("train", SKIP), after_train], waiting("2"))["record"] == "submit"
+    # Submitted by itself since, as another job:
+    again = standing("train", CONTINUE, submitted=job("7"))
+    assert actions([again, after_train], [running("7"), *waiting("2")])["record"] == "submit"
+    # It does not wait for what is made again now:
+    alone = standing("record", RUN, ["train"], submitted=job("2"))
+    assert actions([again, alone], [running("7"), *waiting("2")])["record"] == "submit"
+
+
+def test_a_running_job_is_left_alone_whatever_becomes_of_its_sources():
+    standings = [standing("train", RUN), standing("record", RUN, ["train"], submitted=job("2"))]
+    assert actions(standings, [running("2")]) == {"train": "submit", "record": "kept"}
+
+
+def test_stages_that_were_not_asked_for_are_waited_for_if_they_run():
+    steps = plan([standing("train", LEAVE, submitted=job("1")), standing("record", RUN, ["train"])],
+                 [running("1")])
+    assert [(step.action, step.after) for step in steps] == [("kept", ()), ("submit", ("train",))]
+
+
+def test_only_the_shards_that_are_not_done_are_submitted_again():
+    before = job("4", ("5", "4"), shards=3)
+    undone = standing("saliency", CONTINUE, shards=3, done=frozenset({2}), submitted=before)
+    step, = plan([undone], waiting("5"))
+    assert (step.action, step.shards, step.tasks, step.cancels) == ("submit", 3, (1, 3), ("5",))
+    step, = plan([undone], [running("4", 3), *waiting("5")])
+    assert step.action == "kept"
+    all_done = dataclasses.replace(undone, done=frozenset({1, 2, 3}))
+    assert plan([all_done], waiting("5"))[0].action == "kept"
+    step, = plan([all_done], [])
+    assert (step.action, step.tasks) == ("submit", ())
+    step, = plan([undone], [running("4", 3)])  # nothing would join them
+    assert (step.action, step.cancels) == ("submit", ("4",))
+
+
+# Command lines
+
+def maker(system, **changes):
+    return JobMaker("a b", ("python", "run pipeline.py"), system,
+                    dataclasses.replace(CONFIG, **changes), Path("out/logs/jobs"))
+
+
+def resources(name, **changes):
+    (stage,) = (stage for stage in STAGES if stage.name == name)
+    return dataclasses.replace(CONFIG.resources(stage), **changes)
+
+
+def test_slurm_gets_resources_signal_and_dependencies():
+    asked = resources("train_agent")
+    made, = maker("slurm", slurm_options=("--partition=long",)).of_stage(
+        Step("train_agent", "submit", ""), asked, ["7", "8_1"])
+    command = SLURM.submission(made, CONFIG)
+    assert command == [
+        "sbatch", "--parsable", "--job-name=a_b-train_agent",
+        "--output=out/logs/jobs/train_agent-%j.out", "--open-mode=append", "--time=1440",
+        "--nodes=1", "--ntasks=1", "--cpus-per-task=8", "--mem=32G", "--gpus=1",
+        "--signal=B:USR1@600", "--requeue", "--dependency=afterok:7:8_1",
+        "--kill-on-invalid-dep=yes",
+        "--wrap=exec python 'run pipeline.py' --only train_agent --in_job slurm --max_sittings 50"]
+    config = dataclasses.replace(CONFIG, slurm_options=("--partition=long",))
+    assert SLURM.submission(made, config)[-2] == "--partition=long"
+    report = maker("slurm").of_report(asked, ["7", "9"])
+    command = SLURM.submission(report, CONFIG)
+    assert "--dependency=afterany:7:9" in command
+    assert not any("gpus" in word for word in command)
+    assert command[-1] == "--wrap=exec python 'run pipeline.py' --report"
+
+
+def test_lsf_gets_resources_signal_and_dependencies():
+    made, = maker("lsf").of_stage(Step("train_agent", "submit", ""),
+                                  resources("train_agent", time="90 s"), ["7", "8"])
+    config = dataclasses.replace(CONFIG, stop_lead="80 s", lsf_options=("-q", "gpu"))
+    assert LSF.submission(made, config) == [
+        "bsub", "-J", "a_b-train_agent", "-o", "out/logs/jobs/train_agent-%J.out", "-W", "2",
+        "-n", "8", "-R", "span[hosts=1] rusage[mem=32GB/host]", "-gpu", "num=1", "-wa", "USR1",
+        "-wt", "2", "-r", "-Q", "75", "-w", "done(7) && done(8)", "-ti", "-q", "gpu",
+        "exec python 'run pipeline.py' --only train_agent --in_job lsf --max_sittings 50"]
+    report = LSF.submission(maker("lsf").of_report(resources("plot_agent"), ["7", "9"]), CONFIG)
+    assert report[report.index("-w") + 1] == "ended(7) && ended(9)" and "-gpu" not in report
+
+
+@pytest.mark.parametrize(("system", "array", "task"), [
+    ("slurm", "--array=1,3", "$SLURM_ARRAY_TASK_ID"),
+    ("lsf", "a_b-saliency[1,3]", "$LSB_JOBINDEX")])
+def test_a_stage_that_divides_is_an_array_and_a_job_that_joins(system, array, task):
+    asked, scheduler = resources("saliency"), SCHEDULERS[system]
+    first, then = maker(system).of_stage(
+        Step("saliency", "submit", "", shards=4, tasks=(1, 3)), asked, ["7"])
+    line = scheduler.submission(first, CONFIG)
+    assert array in line
+    assert line[-1].endswith(f'--max_sittings 50 --shard "{task}"/4')
+    assert first.after == ("7",) and then.after == ()  # the array's number, when it has one
+    line = scheduler.submission(then, CONFIG)
+    assert line[-1].endswith("--join 4") and not any("array" in word for word in line)
+    alone, = maker(system).of_stage(Step("saliency", "submit", "", shards=4), asked, ["7"])
+    assert "--join" in alone.command and alone.after == ("7",)
+
+
+def test_training_on_several_gpus_is_told_how_many_processes():
+    made, = maker("slurm", stop_lead="5 min").of_stage(
+        Step("train_agent", "submit", ""), resources("train_agent", gpus=4, processes=4), [])
+    assert made.command[-4:] == ("--processes", "4", "--seconds_to_stop", "300")
+    assert "--gpus=4" in SLURM.submission(made, CONFIG)
+
+
+def test_gpus_are_for_stages_that_compute_on_one():
+    asking = {stage.name for stage in STAGES if CONFIG.resources(stage).gpus}
+    assert {"train_agent", "record", "train_simulator", "simulate", "saliency",
+            "interventions"} <= asking
+    assert not asking & {"plot_agent", "hidden_states", "behaviours", "correlations", "panel"}
+
+
+def test_stages_divide_into_no_more_shards_than_they_can():
+    config = dataclasses.replace(CONFIG, gpu=dataclasses.replace(CONFIG.gpu, shards=10**6))
+    for stage in STAGES:
+        asked = config.resources(stage)
+        assert asked.shards == stage.max_shards or asked.shards == 1
+
+
+# Answers of the schedulers
+
+def test_slurm_answers_are_understood():
+    assert SLURM.number("1234\n") == "1234" and SLURM.number("1234;cluster\n") == "1234"
+    assert SLURM.number("Submitted batch job 1234\n") is None
+    found = SLURM.entries("4_1|COMPLETED|0:05|node2|None\n4_2|RUNNING|0:03|node2|None\n"
+                          "5|PENDING|0:00||DependencyNeverSatisfied\n6|PENDING|0:00||Priority\n"
+                          "7|COMPLETING|0:01|node1|None\n8|PENDING|0:00||BeginTime\n")
+    assert found == [Entry("4", 1, ENDED, "completed", "", False, "0:05", ""),
+                     Entry("4", 2, RUNNING, "running", "", False, "0:03", "node2"),
+                     Entry("5", 0, PENDING, "pending", "DependencyNeverSatisfied", True, "0:00"),
+                     Entry("6", 0, PENDING, "pending", "Priority", False, "0:00"),
+                     Entry("7", 0, ENDED, "completing", "", False, "0:01", ""),
+                     Entry("8", 0, PENDING, "pending", "BeginTime", False, "0:00")]
+
+
+def test_lsf_answers_are_understood():
+    """As the command reference of LSF 10.1 prints them."""
+    assert LSF.number("Job <3456> is submitted to queue <normal>.\n") == "3456"
+    assert LSF.number("Job <3457> is submitted to default queue <normal>.\n") == "3457"
+    assert LSF.number("Memory reservation is (MB): 16\nJob <3458> is submitted to queue <n>.\n"
+                      ) == "3458"
+    assert LSF.number("Request aborted by esub. Job not submitted.\n") is None
+    found = LSF.entries(
+        "3456|0|RUN|62 second(s)|hostA|-\n"
+        "3457|2|PEND|0 second(s)|-|Job dependency condition not satisfied;\n"
+        "3458|0|PEND|0 second(s)|-|Dependency condition invalid or never satisfied;\n"
+        "3459|1|DONE|9 second(s)|hostB|-\n3459|2|EXIT|9 second(s)|hostB|-\n"
+        "3460|0|PSUSP|0 second(s)|-|-\n3461|0|SSUSP|5 second(s)|hostA|-\n")
+    assert [(each.job, each.task, each.state, each.never) for each in found] == [
+        ("3456", 0, RUNNING, False), ("3457", 2, PENDING, False), ("3458", 0, PENDING, True),
+        ("3459", 1, ENDED, False), ("3459", 2, ENDED, False), ("3460", 0, PENDING, False),
+        ("3461", 0, RUNNING, False)]
+    assert (found[0].time, found[0].host, found[3].word) == ("62 second(s)", "hostA", "done")
+
+
+# What users edit
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("2 d", 172800), ("36 h", 129600), ("1 h 30 min", 5400), ("90s", 90), ("1d 1h 1min 1s", 90061)])
+def test_times_are_read(text, seconds):
+    assert seconds_of(text, "time") == seconds
+
+
+@pytest.mark.parametrize(("old", "new", "sentence"), [
+    ("cores: 8", "core: 8", "cluster.yml: 'training': unknown key 'core' (did you mean 'cores'?)"),
+    ("time: 24 h", "time: 24:00:00", "'time' must be a str, not 86400"),
+    ("time: 24 h", "time: '24:00:00'", "'training': 'time' must be a time such as 2 d, 36 h, "),
+    ("time: 24 h", "time: 0 h", "must be a time such as"),
+    ("time: 24 h", "time: 5 min", "'time' must be longer than 'stop_lead', 10 min, not 5 min"),
+    ("memory_gb: 32", "memory_gb: 32G", "'memory_gb' must be a int, not '32G'"),
+    ("cores: 8", "cores: 0", "'training': 'cores' must be at least 1, not 0"),
+    ("gpus: 1", "gpus: -1", "'gpus' must be at least 0, not -1"),
+    ("max_sittings: 50", "max_sittings: 0", "'max_sittings' must be at least 1"),
+    ("stages: {}", "stages: {saliensy: {cores: 1}}",
+     "'stages' names no stage 'saliensy' (did you mean 'saliency'?)"),
+    ("stages: {}", "stages: {saliency: {core: 1}}", "unknown key 'core'"),
+    ("stages: {}", "stages: {saliency: {time: 1 min}}", "must be longer than 'stop_lead'"),
+    ("stages: {}", "stages: [saliency]", "'stages' must hold a mapping"),
+    ("cpu:", "cpus:", "unknown key 'cpus'")])
+def test_mistakes_in_the_cluster_file_are_one_sentence(tmp_path, capsys, old, new, sentence):
+    file = tmp_path / "cluster.yml"
+    content = CLUSTER_FILE.read_text()
+    assert old in content
+    file.write_text(content.replace(old, new, 1))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        load_cluster(file, STAGES)
+
+
+def test_exceptions_win_for_their_stage_alone(tmp_path):
+    file = tmp_path / "cluster.yml"
+    file.write_text(CLUSTER_FILE.read_text().replace(
+        "stages: {}", "stages: {hidden_states: {memory_gb: 64, time: 2 d}, maze_table: {cores: 1}}"
+    ))
+    config = load_cluster(file, STAGES)
+    for stage in STAGES:
+        expected = CONFIG.resources(stage)
+        if stage.name == "hidden_states":
+            expected = dataclasses.replace(expected, memory_gb=64, time="2 d")
+        assert config.resources(stage) == expected
+
+
+def test_only_training_has_several_processes():
+    changed = dataclasses.replace(CONFIG, stages={"record": Exceptions(processes=2)})
+    with pytest.raises(UserError, match="record cannot have 2 processes"):
+        resources_of = {stage.name: changed.resources for stage in STAGES}
+        resources_of["record"](next(stage for stage in STAGES if stage.name == "record"))
+
+
+# Running it
+
+def arguments(folder, *more):
+    return ["--preset", "tiny", "--output_dir", str(folder), *more]
+
+
+def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys):
+    assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--dry_run")) == 0
+    text = capsys.readouterr().out
+    assert re.findall(r"^(\w+) would be submitted: it has not been run yet", text, re.MULTILINE
+                      ) == [stage.name for stage in STAGES]
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    bsub")]
+    (panel,) = (line for line in lines if "tiny-panel" in line)
+    assert panel[panel.index("-w") + 1] == " && ".join(
+        f"done(<{name}>)" for name in ("simulate", "hidden_states", "behaviours", "saliency"))
+    assert f"{ROOT / 'run_pipeline.py'} --preset tiny --output_dir {tmp_path / 'out'}" in panel[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes_are_one_sentence(tmp_path, capsys, monkeypatch):
+    def said(*more):
+        assert run_pipeline.main(arguments(tmp_path / "out", *more)) == 2
+        return capsys.readouterr().err.splitlines()
+    assert said("--submit", "lsf") == [
+        "error: there is no bsub on this machine; submit from one that belongs to a cluster with "
+        "LSF"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no sbatch on this machine" in said("--submit", "slurm")[0]
+    assert "there is no file" in said("--submit", "slurm", "--cluster_file", "nowhere.yml")[0]
+    for more in (["--report"], ["--in_job", "slurm", "--only", "record"]):
+        assert "nothing has been run in" in said(*more)[0]
+    for more in (("--submit", "slurm", "--force"), ("--shard", "1/2"), ("--in_job", "slurm"),
+                 ("--in_job", "slurm", "--only", "record", "--shard", "3/2")):
+        with pytest.raises(SystemExit):
+            run_pipeline.main(arguments(tmp_path / "out", *more))
+    assert not (tmp_path / "out").exists()
+
+
+def program(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_a_refused_job_is_told_with_what_was_submitted_before(tmp_path, capsys, monkeypatch):
+    """bsub answers as its manual says, and refuses the third job."""
+    program(tmp_path, "bjobs", "echo 'No job found' >&2; exit 255")
+    program(tmp_path, "bkill", f"echo $@ >> {tmp_path}/killed")
+    program(tmp_path, "bsub", f"""echo x >> {tmp_path}/count
+        number=$(wc -l < {tmp_path}/count)
+        if [ $number = 3 ]; then echo 'no such queue. Job not submitted.' >&2; exit 255; fi
+        echo "Job <$number> is submitted to queue <normal>." """)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stages = ("train_agent", "plot_agent", "evaluate")
+    assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--only", *stages)) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "error: bsub refuses tiny-evaluate: no such queue. Job not submitted; submitted before it: "
+        "train_agent (1), plot_agent (2); the same command submits the rest"]
+    files = SubmittedFiles(Experiment(tmp_path / "out"))
+    assert files.read("plot_agent") == Submitted("lsf", 0, (SubmittedJob("2", (), ("1",)),))
+    assert files.read("evaluate") is None
+    # Those that are in the queue are not submitted again, and the report comes last.
+    program(tmp_path, "bjobs", "echo '1|0|RUN|9 second(s)|hostA|-'; echo '2|0|PEND|-|-|waits;'")
+    assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--only", *stages)) == 0
+    assert files.read("evaluate") == Submitted("lsf", 0, (SubmittedJob("4", (), ("1",)),))
+    assert files.read("report").jobs == (SubmittedJob("5", (), ("1", "2", "4")),)
+    assert not (tmp_path / "killed").exists()
+    # A job that the scheduler has forgotten.
+    capsys.readouterr()
+    program(tmp_path, "bjobs", "echo '2|0|PEND|-|-|waits;'")
+    assert run_pipeline.main(arguments(tmp_path / "out", "--status")) == 2
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "error: LSF knows nothing of job 1 of the stage train_agent, which has not ended; --submit "
+        "submits it again, and it goes on"]
+    assert re.search(r"^plot_agent +waits +2 +waits;$", said.out, re.MULTILINE)
+
+
+def test_an_array_is_not_submitted_without_what_joins_its_shards(tmp_path, capsys, monkeypatch):
+    program(tmp_path, "bjobs", "echo 'No job found' >&2; exit 255")
+    program(tmp_path, "bkill", f"echo $@ >> {tmp_path}/killed")
+    answer = f"""echo x >> {tmp_path}/count
+        number=$(wc -l < {tmp_path}/count)
+        if [ $number = 2 ]; then echo 'Job not submitted.' >&2; exit 255; fi
+        echo "Job <$number> is submitted to default queue <normal>." """
+    program(tmp_path, "bsub", answer)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    argv = ["--preset", "demo", "--output_dir", str(tmp_path / "out"), "--submit", "lsf", "--only",
+            "record"]
+    assert run_pipeline.main(argv) == 2
+    assert capsys.readouterr().err == (
+        "error: bsub refuses demo-record_join: Job not submitted; nothing was submitted\n")
+    files = SubmittedFiles(Experiment(tmp_path / "out"))
+    assert (tmp_path / "killed").read_text() == "1\n" and files.read("record") is None
+    assert run_pipeline.main(argv) == 0
+    assert files.read("record") == Submitted(
+        "lsf", 4, (SubmittedJob("3", (1, 2, 3, 4), ()), SubmittedJob("4", (), ("3",))))
+    assert "as jobs 3 (shards 1, 2, 3, 4 of 4) and 4, which joins them" in capsys.readouterr().out
+
+
+# Status
+
+def sitting(status, job="4", shards=0, key=""):
+    return Sitting(job, 1, "node1", "", status, None, shards, key, 1.0)
+
+
+def record(status, result=""):
+    return Record(status, "key", NO_RECORD, {}, 60.0, 0, result, 0, "", "", "")
+
+
+@pytest.mark.parametrize(("known", "expected"), [
+    ({"record": record(DONE, "6 samples"), "submitted": job("4")}, ("done", "1 min 0 s",
+                                                                    "6 samples")),
+    ({"submitted": job("4"), "entries": [running("4")], "sittings": [sitting("running")],
+      "line": "update 3"}, ("runs", "1:02", "node1; update 3")),
+    ({"submitted": job("4"), "entries": waiting("4")}, ("waits", "", "Dependency")),
+    ({"submitted": job("4", "5", shards=3), "entries": [running("4", 2), *waiting("5")],
+      "sittings": [sitting("done", "4_1", 3), sitting("running", "4_2", 3)]},
+     ("runs", "1:02", "1 of 3 shards done")),
+    ({}, ("not submitted", "", "")),
+    ({"submitted": job("4"), "sittings": [sitting("failed")], "record": record("failed"),
+      "line": "error: no"}, ("failed", "", "error: no")),
+    ({"submitted": job("4"), "sittings": [sitting("stopped")]}, ("stopped", "", "")),
+    ({"submitted": job("4"), "sittings": [sitting("running")],
+      "entries": [Entry("4", 0, ENDED, "node_fail")]}, ("node_fail", "", "")),
+    ({"submitted": job("4"), "sittings": [sitting("running")]}, ("lost", "", "")),
+    ({"submitted": job("4"), "waits": True}, ("not run", "", "")),
+    ({"submitted": job("4")}, ("lost", "", ""))])
+def test_status_says_how_a_stage_stands(known, expected):
+    all_known = {"record": None, "submitted": None, "sittings": [], "entries": [], "line": "",
+                 "waits": False, **known}
+    found = status_of("stage", **all_known)
+    assert (found.state, found.time, found.progress) == expected
+    assert found.is_lost == (found.state == "lost")
+
+
+# What jobs of one experiment share
+
+def test_jobs_keep_checksums_beside_one_another(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(name)
+    experiment = Experiment(tmp_path / "out")
+    first, second = experiment.digests(False, "one"), experiment.digests(False, "two")
+    digests = {"a": first.of(tmp_path / "a"), "b": second.of(tmp_path / "b")}
+    first.save()
+    second.save()
+    found = experiment.digests(False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.open", None)  # no file is read again
+        assert {name: found.of(tmp_path / name) for name in digests} == digests
+    assert isinstance(found, Digests)
+
+
+def test_jobs_run_beside_each_other_but_not_beside_a_pipeline(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.records.SECONDS_TO_WAIT", 0)
+    experiment = Experiment(tmp_path)
+    with experiment.opened_by_job("record"), experiment.opened_by_job("saliency_shard_1"):
+        with (pytest.raises(UserError, match="another job is at work on record"),
+              experiment.opened_by_job("record")):
+            pass
+        with (pytest.raises(UserError, match=r"another run_pipeline\.py is at work"),
+              experiment.opened({})):
+            pass
+    with (experiment.opened({}), pytest.raises(UserError, match=r"another run_pipeline\.py"),
+          experiment.opened_by_job("record")):
+        pass
+
+
+def test_shards_count_as_done_only_for_what_they_were_made_of(tmp_path):
+    experiment = Experiment(tmp_path)
+    for shard, (status, shards, key) in enumerate(
+            [("done", 4, "k"), ("stopped", 4, "k"), ("done", 3, "k"), ("done", 4, "old")], 1):
+        experiment.save_sitting(Part("saliency", 4, shard), sitting(status, "4_1", shards, key))
+    assert experiment.shards_done("saliency", 4, "k") == {1}
+    experiment.forget_shards("saliency")
+    assert experiment.shards_done("saliency", 4, "k") == set()
+
+
+def test_scripts_of_stages_that_divide_take_shards_and_join_them():
+    dividing = {stage.name: stage.script for preset in ("full", "tiny", "maze")
+                for stage in all_stages(load_preset(preset), preset) if stage.max_shards > 1}
+    assert {"record", "simulate", "saliency", "interventions"} <= dividing.keys()
+    for script in set(dividing.values()):
+        flags = __import__(script, fromlist=["parser"]).parser()
+        assert {"shard", "join"} <= {action.dest for action in flags._actions}, script
+
+
+# What jobs do
+
+@pytest.fixture
+def jobs(tmp_path, monkeypatch):
+    """A stage whose script writes a file a shard; gives what runs a job of it, and what ran."""
+    experiment, ran = Experiment(tmp_path / "out"), []
+    stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
+    statuses = {}
+
+    def run_script(pipeline, module, argv, log_file, torchrun):
+        ran.append(" ".join(argv))
+        (experiment.path / "pieces").mkdir(exist_ok=True)
+        (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
+        return statuses.get(ran[-1], 0)
+    monkeypatch.setattr(Pipeline, "_run_script", run_script)
+
+    def run(shard, shards=2, number="4"):
+        part = Part("cut", shards, shard)
+        pipeline = Pipeline(experiment, [stage], PathResolver(experiment.path, load_preset("demo")),
+                            {"cut"}, {}, part=part if number else None)
+        ran.clear()
+        if number:
+            pipeline.run_part(number)
+        else:
+            list(pipeline.run())
+        return list(ran)
+    run.experiment, run.statuses = experiment, statuses
+    return run
+
+
+def test_shards_run_once_in_any_order_and_what_joins_them_completes_the_record(jobs):
+    assert jobs(2) == ["--shard 2/2"] and jobs(2) == []
+    with pytest.raises(UserError, match="shard 1 of 2 is not done"):
+        jobs(0)
+    jobs.statuses["--shard 1/2"] = 143
+    assert jobs(1) == ["--shard 1/2"]
+    assert jobs.experiment.sitting(Part("cut", 2, 1)).status == "stopped"
+    with pytest.raises(UserError, match="shard 1 of 2 is not done"):
+        jobs(0)
+    jobs.statuses.clear()
+    assert jobs(1) == ["--shard 1/2"]
+    assert jobs.experiment.sitting(Part("cut", 2, 1)).number == 2
+    assert jobs(0) == ["--join"]
+    made = jobs.experiment.record("cut")
+    assert (made.status, made.why) == ("done", "it has not been run yet") and len(made.outputs) == 3
+    assert jobs(0) == jobs(1) == []
+
+
+def test_shards_begin_again_when_an_output_is_gone(jobs):
+    """Though each was done, of the same inputs; and the first that begins clears them all once."""
+    for shard in (1, 2, 0):
+        jobs(shard)
+    (jobs.experiment.path / "pieces" / "1_2.txt").unlink()
+    assert jobs(2) == ["--shard 2/2"]
+    assert [path.name for path in (jobs.experiment.path / "pieces").iterdir()] == ["2_2.txt"]
+    assert jobs(1) == ["--shard 1/2"] and jobs(0) == ["--join"]
+    assert len(jobs.experiment.record("cut").outputs) == 3
+
+
+def test_one_machine_begins_again_what_shards_have_begun(jobs):
+    """Scripts do not go on with pieces of shards by themselves."""
+    jobs(1)
+    piece = jobs.experiment.path / "pieces" / "1_2.txt"
+    assert piece.exists()
+    with pytest.raises(IndexError):  # the script gets no flags
+        jobs(0, 0, "")
+    assert not piece.exists() and not jobs.experiment.has_shards("cut")
+
+
+def test_a_stage_goes_on_in_as_many_shards_as_it_was_begun_in(jobs):
+    jobs(1)
+    begun = Decision(CONTINUE, "", jobs.experiment.record("cut").basis)
+    submitted = job("4", ("5", "4"), shards=2)
+    assert shards_to_do(begun, 3, submitted, jobs.experiment, "cut") == (2, {1})
+    assert shards_to_do(begun, 3, None, jobs.experiment, "cut") == (3, set())
+    anew = Decision(RUN, "", begun.basis)
+    assert shards_to_do(anew, 3, submitted, jobs.experiment, "cut") == (3, set())
+
+
+def test_shards_that_are_missing_are_not_joined(tmp_path, capsys):
+    folder = tmp_path / "out"
+    Experiment(folder).describe({"preset": "demo", "name": "demo"})
+    join = ["--preset", "demo", "--output_dir", str(folder), "--only", "record", "--in_job",
+            "slurm", "--join", "2"]
+    assert run_pipeline.main(join) == 2
+    assert capsys.readouterr().err == (
+        "error: the shards of record cannot be joined: shard 1 of 2 is not done; submit the stage "
+        "again\n")
+    found = Experiment(folder).sitting(Part("record", 2))
+    assert (found.status, found.exit_status, found.number) == ("failed", 2, 1)
+    assert not (folder / "rollouts").exists()
+
+
+@pytest.mark.parametrize(("received", "status", "sittings", "expected"), [
+    ([signal.SIGUSR1], 143, 1, 75), ([signal.SIGUSR1], 143, 3, 143),
+    ([signal.SIGTERM], 143, 1, 143),
+    ([signal.SIGUSR1], 0, 1, 0), ([signal.SIGUSR1], 2, 1, 2)])
+def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
+        tmp_path, monkeypatch, received, status, sittings, expected):
+    """LSF starts a job again that ends with 75."""
+    monkeypatch.setenv("LSB_JOBID", "12")
+    experiment, part, jobs = Experiment(tmp_path), Part("train_agent"), []
+
+    def run_part(job, torchrun):
+        jobs.append(job)
+        experiment.save_sitting(part, dataclasses.replace(sitting("stopped"), number=sittings))
+        return status
+    pipeline = SimpleNamespace(experiment=experiment, received=received, run_part=run_part)
+    args = SimpleNamespace(in_job="lsf", processes=1, seconds_to_stop=60, max_sittings=3)
+    assert run_pipeline.run_job(args, pipeline, part) == expected
+    assert jobs == ["12"]
