@@ -37,6 +37,7 @@ from common.env import EnvConfig
 from common.networks import build_policy
 from common.ranks import Ranks, joined_ranks
 from generative.alignment import align
+from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
 
 ENV = EnvConfig("coinrun", "hard")
@@ -165,12 +166,12 @@ class AgentContestant(Contestant):
 class SimulatorContestant(Contestant):
     """A batch of the simulator's training."""
 
-    def __init__(self, recording: Path, folder: Path, rank: int, size: int, port: int):
+    def __init__(self, settings: SimulatorRunSettings, folder: Path, rank: int, size: int,
+                 port: int):
         super().__init__(rank, size, port)
-        settings = settings_for("defaults", recording, BATCH_SIZE, NUM_STEPS)
         self.run = SimulatorTraining(folder, settings, self.compute, self.ranks)
         self.time_optimiser(self.run.optimizer)
-        own = self.run._order[0][self.ranks.own(BATCH_SIZE)]
+        own = self.run._order[0][self.ranks.own(settings.training.batch_size)]
         self.batch = align(self.run.dataset.batch(own), settings.simulator)
 
     def work(self, clock: Clock) -> None:
@@ -264,8 +265,9 @@ def measure_simulator(steps: int) -> None:
                                   str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
         if status:
             raise SystemExit(status)
+        settings = settings_for("defaults", Path(folder), BATCH_SIZE, NUM_STEPS)
         measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorContestant,
-                (Path(folder), Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS)
+                (settings, Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS)
 
 
 def main() -> None:
