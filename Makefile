@@ -48,6 +48,8 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.mazes
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.failures
+	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.growth
 
 web:
 	cd web && npm ci --no-audit --no-fund && npm run build
