@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -379,11 +380,25 @@ def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: in
           person_view: bool) -> _Procgen:
     range_options = {"start_level": levels.start,
                      "num_levels": 0 if levels == range(MAX_LEVEL) else len(levels)}
-    return _Procgen(
-        num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
-        use_backgrounds=config.use_backgrounds, num_threads=num_threads,
-        rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,
-        **({} if config.distribution_mode == "exploration" else range_options))
+    with _no_collection():
+        return _Procgen(
+            num=num, env_name=config.env_name, distribution_mode=config.distribution_mode,
+            use_backgrounds=config.use_backgrounds, num_threads=num_threads,
+            rand_seed=seed % MAX_LEVEL, render_mode="rgb_array" if person_view else None,
+            **({} if config.distribution_mode == "exploration" else range_options))
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile. Garbage that holds an environment closes it, for which cffi
+    takes the lock that it holds while another one's library is opened: that would wait for ever."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class RewardNormalizer:

@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import gc
 import struct
+import sys
 import time
 
 import numpy as np
@@ -149,3 +151,26 @@ def test_reading_takes_less_than_a_millisecond(states):
             LevelState.parse(state)
         seconds.append(time.process_time() - begin)
     assert min(seconds) < 1e-3 * len(data)
+
+
+def test_no_garbage_is_collected_while_a_library_is_opened():
+    """Garbage may hold an environment, and closing one then waits for ever."""
+    found = []
+
+    def look(phase, info):
+        frame, names = sys._getframe(), []
+        while frame := frame.f_back:
+            names.append(frame.f_code.co_name)
+        found.append("dlopen" in names)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(look)
+    gc.set_threshold(1, 1, 1)
+    try:
+        ProcgenVectorEnv(EnvConfig("coinrun", "easy"), 1, seed=0).close()
+        assert gc.isenabled()
+        gc.collect()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(look)
+    assert found and not any(found)
