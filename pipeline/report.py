@@ -29,7 +29,7 @@ from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
 from pipeline.records import DONE, Experiment
-from pipeline.sections import STRIP_SAMPLES, Files, Page
+from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
 from pipeline.stage import Stage
 from pipeline.stages import FOLDERS
 from pipeline.summary import duration, figures
@@ -117,7 +117,8 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
                                    undefined=jinja2.StrictUndefined, trim_blocks=True,
                                    lstrip_blocks=True)
     name = experiment.description().get("name", "")
-    sections = [(section, [_part(experiment.path, files, done, names) for files in section.parts],
+    sections = [(section, [_part(experiment.path, files, done, names)
+                           for files in _shown(section, names)],
                  _table(experiment.path, section.anchor, done),
                  experiment.record(section.answered_by).result
                  if section.answered_by in done else "") for section in page.sections]
@@ -139,6 +140,11 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
 def _write(path: Path, page: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def _shown(section: Section, names: set[str]) -> Sequence[Files]:
+    """The files that this preset makes; all, and why there are none, if it makes none."""
+    return [files for files in section.parts if files.stage in names] or section.parts
 
 
 def _part(output: Path, files: Files, done: set[str], names: set[str]) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -50,7 +51,8 @@ def _checksum(path: Path, places: list[str]) -> str:
         content = json.dumps(_without_times(yaml.safe_load(content)), sort_keys=True).encode()
     elif path.suffix not in (".md", ".html", ".js"):
         return hashlib.sha256(content).hexdigest()
-    text = content.decode()
+    is_utf16 = content.startswith(codecs.BOM_UTF16_LE)  # the data of pages
+    text = content.decode("utf-16" if is_utf16 else "utf-8")
     for place in places:
         text = text.replace(place, "OUTPUT")
     return hashlib.sha256(DATE.sub("DATE", text).encode()).hexdigest()

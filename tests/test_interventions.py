@@ -640,7 +640,7 @@ def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matri
     assert run("--shard", "2/3") == 0
     assert {each.name for each in (path / "arms").iterdir()} == {
         "ic_0_to_None", "random_001_0_to_None"}
-    with killed_at(InterventionsFolder, "add", 2):
+    with killed_at(InterventionsFolder, "add", 1):
         assert run("--shard", "3/3") == 130
     for more, words in ((["--join"], f"{path} lacks shards 1/3, 3/3"),
                         ([], "holds shards that are not joined; run this with --join"),
