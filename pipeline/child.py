@@ -31,7 +31,7 @@ class Torchrun:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What stands between Python and a script's module."""
+        """Words between Python and a script's module."""
         return ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.number}",
                 f"--shutdown_timeout={self.seconds_to_stop}")
 

@@ -1,4 +1,4 @@
-"""What jobs of a cluster ask for: the one reader of ``hyperparams/cluster.yml``.
+"""Requests of jobs to a cluster: the one reader of ``hyperparams/cluster.yml``.
 
 The meaning of each value is in the YAML beside it.
 """
@@ -26,7 +26,7 @@ _LEAST = {"memory_gb": 1, "cores": 1, "gpus": 0, "processes": 1, "shards": 1}
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one job of a stage asks for."""
+    """Requests of one job of a stage."""
 
     time: str
     memory_gb: int
@@ -42,7 +42,7 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Exceptions:
-    """What is different for one stage; None where nothing is."""
+    """Exceptions for one stage; None where there are none."""
 
     time: str | None = None
     memory_gb: int | None = None
@@ -71,7 +71,7 @@ class ClusterConfig:
         return seconds_of(self.stop_lead, "stop_lead")
 
     def resources(self, stage: Stage) -> Resources:
-        """What a job of a stage asks for; ``shards`` is the number that the stage is divided into.
+        """Requests of a job of a stage; ``shards`` is the number that the stage is divided into.
 
         Raises:
             UserError: if a stage is to have several processes that is no training.
@@ -94,7 +94,7 @@ def takes_device(script: str) -> bool:
 
 
 def load_cluster(path: Path, stages: Iterable[Stage]) -> ClusterConfig:
-    """What a cluster is asked for.
+    """Read the requests to a cluster.
 
     Args:
         stages: of the experiment.

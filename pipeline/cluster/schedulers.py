@@ -83,7 +83,7 @@ class Entry:
 
 
 class Scheduler:
-    """What is common to both."""
+    """A scheduler: the part that Slurm and LSF share."""
 
     name: ClassVar[str]
     program: ClassVar[str]  # that submits
@@ -285,6 +285,6 @@ def _line(words: Sequence[str], task: str) -> str:
 
 
 def _said(answer: subprocess.CompletedProcess) -> str:
-    """What a program has said, in one line."""
+    """The words of a program in one line."""
     text = " ".join(f"{answer.stderr} {answer.stdout}".split())
     return (text or f"nothing, with exit status {answer.returncode}")[:500].rstrip(".")
