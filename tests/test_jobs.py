@@ -58,10 +58,15 @@ def test_job_of_an_array_does_its_shard(system):
 def test_several_processes_are_started_by_torchrun_and_have_time_to_stop(system, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, signal, sys, time\n"
+                      "asked = []\n"
+                      "signal.signal(signal.SIGTERM, lambda *_: asked.append(1))\n"
+                      "open(sys.argv[1] + '_ready' + os.environ['RANK'], 'w').close()\n"
                       "if os.environ['RANK'] == '0':\n"
+                      "    while not os.path.exists(sys.argv[1] + '_ready1'):\n"
+                      "        time.sleep(0.1)\n"
                       "    print(os.environ['WORLD_SIZE'], 'processes', flush=True)\n"
-                      "signal.signal(signal.SIGTERM, lambda *_: None)\n"
-                      "signal.pause()\n"
+                      "while not asked:\n"
+                      "    time.sleep(0.1)\n"
                       "time.sleep(35)\n"  # torchrun would kill after 30 seconds by itself
                       "open(sys.argv[1] + os.environ['RANK'], 'w')\n")
     job = submit(system, [str(script), str(tmp_path / "saved")], PROCESSES="2")
@@ -69,4 +74,4 @@ def test_several_processes_are_started_by_torchrun_and_have_time_to_stop(system,
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=120)
     assert job.returncode
-    assert len(list(tmp_path.glob("saved*"))) == 2
+    assert len(list(tmp_path.glob("saved?"))) == 2
