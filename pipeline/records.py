@@ -161,7 +161,7 @@ class Part:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """What the script is told of it."""
+        """The flags that tell the script of it."""
         if not self.shards:
             return ()
         return ("--shard", f"{self.shard}/{self.shards}") if self.shard else ("--join",)

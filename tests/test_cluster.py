@@ -62,7 +62,7 @@ def actions(standings, entries=()):
     return {step.name: step.action for step in plan(standings, entries)}
 
 
-# What is submitted
+# Submission
 
 def test_stages_wait_for_what_they_read_and_for_nothing_that_is_done():
     steps = {step.name: step for step in plan([
@@ -88,7 +88,7 @@ def test_what_waits_or_runs_is_not_submitted_again():
 
 
 def test_a_job_that_waits_in_vain_is_replaced():
-    """What it waits for has failed, is submitted again, or ended well long ago."""
+    """A stage that it waits for has failed, is submitted again, or ended well long ago."""
     after_train = standing("record", RUN, ["train"], submitted=job(("2", "1")))
     steps = plan([standing("train", CONTINUE, submitted=job("1")), after_train], waiting("2"))
     assert [(step.action, step.cancels) for step in steps] == [("submit", ()), ("submit", ("2",))]
@@ -251,7 +251,7 @@ def test_lsf_answers_are_understood():
     assert (found[0].time, found[0].host, found[3].word) == ("62 second(s)", "hostA", "done")
 
 
-# What users edit
+# The users' file
 
 @pytest.mark.parametrize(("text", "seconds"), [
     ("2 d", 172800), ("36 h", 129600), ("1 h 30 min", 5400), ("90s", 90), ("1d 1h 1min 1s", 90061)])
@@ -460,7 +460,7 @@ def test_a_request_to_stop_that_comes_on_two_ways_is_one(monkeypatch):
         signal.signal(signal.SIGTERM, previous)
 
 
-# What jobs of one experiment share
+# Locks and files that jobs of one experiment share
 
 def test_jobs_keep_checksums_beside_one_another(tmp_path):
     for name in ("a", "b"):
@@ -511,7 +511,7 @@ def test_scripts_of_stages_that_divide_take_shards_and_join_them():
         assert {"shard", "join"} <= {action.dest for action in flags._actions}, script
 
 
-# What jobs do
+# Jobs at work
 
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):

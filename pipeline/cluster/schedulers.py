@@ -5,6 +5,7 @@ A job is told by SIGUSR1 that its time is nearly up, and by SIGTERM that it is c
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import os
@@ -82,40 +83,40 @@ class Entry:
     host: str = ""
 
 
-class Scheduler:
+class Scheduler(abc.ABC):
     """A scheduler: the part that Slurm and LSF share."""
 
     name: ClassVar[str]
     program: ClassVar[str]  # that submits
     queue: ClassVar[tuple[str, ...]]  # command that lists the jobs, ended ones among them
 
+    @abc.abstractmethod
     def submission(self, job: Job, config: ClusterConfig) -> list[str]:
         """The command that submits a job."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def number(self, answer: str) -> str | None:
         """The number of a submitted job; None if there is none in the answer."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def entries(self, answer: str) -> list[Entry]:
         """The jobs in the answer to ``queue``."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def cancelling(self, jobs: Sequence[str]) -> list[str]:
         """The command that cancels jobs."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def queue_again(self, job: str) -> int:
         """Let a job whose time is up begin again later.
 
         Returns:
             The exit status with which the job ends.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def own_job(self) -> str:
         """The number of the job that this process is."""
-        raise NotImplementedError
 
     def nothing_listed(self, answer: subprocess.CompletedProcess) -> bool:
         """Whether an answer to ``queue`` with a status other than 0 says that there are no jobs."""
@@ -171,11 +172,12 @@ class Scheduler:
 
 
 class Slurm(Scheduler):
-    """Slurm 20.02 or later; accounting is not needed."""
+    """Slurm, as tried with 22.05; accounting is not needed."""
 
     name, program = "Slurm", "sbatch"
     queue = ("squeue", "--me", "--noheader", "--array", "--states=all",
              "--format=%i|%T|%M|%N|%r")
+
     def submission(self, job: Job, config: ClusterConfig) -> list[str]:
         asked = job.resources
         dependency = "afterany" if job.whatever else "afterok"
@@ -224,7 +226,7 @@ class Slurm(Scheduler):
 
 
 class Lsf(Scheduler):
-    """LSF 10.1.0.9 or later."""
+    """LSF, by the manual of 10.1; tested on answers as it gives them, not on a cluster."""
 
     name, program = "LSF", "bsub"
     queue = ("bjobs", "-a", "-noheader", "-o",

@@ -109,7 +109,7 @@ class Standing:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What is done about a stage.
+    """The action that is taken for a stage.
 
     Attributes:
         name: of the stage.
