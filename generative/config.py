@@ -102,6 +102,9 @@ class TrainingConfig:
             (Loshchilov and Hutter 2017, "SGDR").
         image_rarity: how much more an image's error counts at pixels of a rare colour, see
             ``generative.rarity``; 0 for not at all.
+        open_loop_share: share of a batch's windows in which the latents are drawn from the prior
+            from the first step on, as in a simulation, so that its errors are trained away over
+            all steps.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -117,13 +120,15 @@ class TrainingConfig:
     terminal_absorbing: bool
     lr_decay: str = "none"
     image_rarity: float = 0.0
+    open_loop_share: float = 0.0
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
                  "batch_size", "epochs", "held_out_fraction")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
-        if not 0 <= self.image_rarity <= 1:
-            raise UserError(f"image_rarity must lie between 0 and 1, not {self.image_rarity}")
+        for name in ("image_rarity", "open_loop_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
 
     def lr_at(self, batch: int, num_batches: int) -> float:
         """Learning rate of a batch of a training of ``num_batches``."""

@@ -59,6 +59,8 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
                         help="how the learning rate falls to 0 by the end of the training")
     parser.add_argument("--image_rarity", type=float, key="gen_model.image_rarity",
                         help="0 to 1: how much more the error at pixels of rare colours counts")
+    parser.add_argument("--open_loop_share", type=float, key="gen_model.open_loop_share",
+                        help="0 to 1: share of the windows whose latents come from the prior")
     parser.add_argument("--log_interval", type=count, key="gen_model.log_interval",
                         help="batches a row of the log")
     parser.add_argument("--save_interval", type=count, key="gen_model.save_interval",

@@ -1,8 +1,7 @@
 """The simulator: an environment that was learnt, with the frozen agent inside.
 
-Two passes over the same parts. ``forward`` is the training pass: with true actions and the
-posterior, frames do not feed back into the cell, so everything but the two recurrences runs for
-all steps at once. ``imagine`` goes step by step, as it must when the agent sees what the
+Two passes over the same parts. ``forward`` is the training pass: with true actions, frames do not
+feed back into the cell, so everything but the two recurrences runs for all steps at once. ``imagine`` goes step by step, as it must when the agent sees what the
 environment shows and the environment gets what the agent does.
 
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
@@ -184,8 +183,12 @@ class Simulator(nn.Module):
         return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
                      most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
-    def forward(self, batch: AlignedBatch, draw: Draw) -> Simulation:
+    def forward(self, batch: AlignedBatch, draw: Draw,
+                open_loop: Tensor | None = None) -> Simulation:
         """The training pass: z from the posterior, true actions, true first agent state.
+
+        Args:
+            open_loop: windows whose z is drawn from the prior, bool (B,); None for none.
 
         Raises:
             UserError: inside a scope with patches.
@@ -204,7 +207,8 @@ class Simulator(nn.Module):
         for t in range(num_steps):
             h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
             posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
-            z = draw(posterior)
+            z = draw(posterior if open_loop is None else
+                     torch.where(open_loop[:, None, None], self.cell.prior_logits(h), posterior))
             all_h.append(h)
             all_z.append(z)
             all_posterior.append(posterior)

@@ -249,13 +249,22 @@ class SimulatorTraining:
         ranks, config = self.ranks, self.settings.simulator
         part = None if ranks.is_alone else (ranks.own(num), num)
         with self.compute.autocast():
-            simulation = self.simulator(windows, LatentSampler("sample", generator, part))
+            simulation = self.simulator(windows, LatentSampler("sample", generator, part),
+                                        self._open_loop(num))
         weights = self._pixel_weights(windows.images) if self._pixel_weights else None
         vectors = ranks.gather_with_own_gradient(simulation.start.bottleneck_vec, num)
         losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
                                   vectors)
         figures = measure(simulation, losses, vectors)
         return losses, ranks.mean(figures, self._share(num))
+
+    def _open_loop(self, num: int) -> Tensor | None:
+        """Which of this process's windows of a batch of ``num`` are simulated from the prior."""
+        share = self.settings.training.open_loop_share
+        if not share:
+            return None
+        own = self.ranks.own(num)
+        return torch.arange(own.start, own.stop, device=self.compute.device) < share * num
 
     def _share(self, num: int) -> float:
         """This process's share of ``num`` windows."""

@@ -320,6 +320,24 @@ def test_rare_colours_weigh_more_and_all_pixels_one_on_average(recording):
     assert weights[is_common].max() < weights[~is_common].min() and weights.max() > 2
 
 
+def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, recording, tmp_path,
+                                                                monkeypatch):
+    seen = []
+    forward = Simulator.forward
+
+    def watched(simulator, batch, draw, open_loop=None):
+        seen.append(None if open_loop is None else open_loop.tolist())
+        return forward(simulator, batch, draw, open_loop)
+
+    monkeypatch.setattr(Simulator, "forward", watched)
+    for share, expected in ((0.0, None), (0.5, [True, True, False, False]), (1.0, [True] * 4)):
+        settings = settings_for(agent_path, recording, max_batches=1,
+                                training={"open_loop_share": share})
+        SimulatorTraining(tmp_path / str(share), settings, FLOAT32).train()
+        assert seen[0] == expected
+        seen.clear()
+
+
 def test_learning_rate_falls_to_nothing_and_goes_on_where_it_was(agent_path, recording, tmp_path):
     training = {"lr_decay": "cosine", "image_rarity": 0.5, "save_interval": 3}
     settings = settings_for(agent_path, recording, training=training)
@@ -579,6 +597,7 @@ def test_published_values_are_the_defaults():
     (["--lr", "nan"], "lr must be above 0"),
     (["--lr", "inf"], "lr must be above 0"),
     (["--image_rarity", "1.5"], "image_rarity must lie between 0 and 1"),
+    (["--open_loop_share", "-0.1"], "open_loop_share must lie between 0 and 1"),
     (["--resume", "nowhere"], "nowhere holds no run to resume"),
     (["--num_initializing_steps", "1"], "num_init_steps must be at least 2"),
     pytest.param(["--device", "gpu"], "finds no CUDA GPU", marks=pytest.mark.skipif(

@@ -211,6 +211,21 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, h
 
 
 @torch.no_grad()
+def test_open_loop_windows_follow_the_prior_as_imagination_does(simulator, batch):
+    num = batch.actions.shape[1]
+    open_loop = torch.arange(num) == 1
+    mixed, closed = simulator(batch, MODE, open_loop), simulator(batch, MODE)
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
+    imagined = simulator.imagine(start, MODE, true_actions=batch.actions).stacked()
+    for name in ("env_h", "z", "images", "hidden_states", "values"):
+        found = getattr(mixed, name)
+        assert_state(found[:, open_loop], getattr(imagined, name)[:, open_loop], name)
+        assert_state(found[:, ~open_loop], getattr(closed, name)[:, ~open_loop], name)
+    assert not torch.equal(imagined.z, closed.z)
+
+
+@torch.no_grad()
 def test_posterior_needs_frames_and_prior_does_not(simulator, batch):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
     imagined = simulator.imagine(start, MODE, num_steps=2).stacked()
@@ -302,6 +317,14 @@ def test_mode_takes_the_most_likely_class_and_sample_follows_the_probabilities()
     torch.testing.assert_close(frequency, probs, atol=0.02, rtol=0)
     with pytest.raises(ValueError, match="'modal'"):
         LatentSampler("modal")
+
+
+def test_samples_are_those_of_torch():
+    probs = torch.softmax(torch.randn(50, 6, 7), dim=-1)
+    expected = torch.multinomial(probs.reshape(-1, 7), 1,
+                                 generator=torch.Generator().manual_seed(3)).reshape(50, 6)
+    z = LatentSampler("sample", torch.Generator().manual_seed(3))(probs.log())
+    assert torch.equal(z.argmax(dim=-1), expected)
 
 
 def test_action_gradient_is_that_of_the_log_probabilities():
