@@ -36,7 +36,6 @@ from common.devices import keep_freed_memory, resolve_compute
 from common.env import EnvConfig
 from common.networks import build_policy
 from common.ranks import Ranks, joined_ranks
-from generative.alignment import align
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
 
@@ -172,11 +171,11 @@ class SimulatorContestant(Contestant):
         self.run = SimulatorTraining(folder, settings, self.compute, self.ranks)
         self.time_optimiser(self.run.optimizer)
         own = self.run._order[0][self.ranks.own(settings.training.batch_size)]
-        self.batch = align(self.run.dataset.batch(own), settings.simulator)
+        self.windows = self.run.dataset.batch(own)
 
     def work(self, clock: Clock) -> None:
         with clock.measured("update"):
-            self.run.one_batch(self.batch)
+            self.run.one_batch(self.windows)
 
 
 def free_port() -> int:

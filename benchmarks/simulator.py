@@ -36,7 +36,7 @@ from common.files import sha256
 from common.parameters import ParameterSet
 from generative.alignment import AlignedBatch, align
 from generative.config import SimulatorConfig, TrainingConfig
-from generative.dataset import RolloutDataset
+from generative.dataset import RolloutDataset, Windows
 from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator
@@ -103,10 +103,8 @@ class PlainTraining(SimulatorTraining):
         return losses, measure(simulation, losses, simulation.start.bottleneck_vec)
 
 
-def some_batch(dataset: RolloutDataset, settings: SimulatorRunSettings,
-               batch_size: int) -> AlignedBatch:
-    numbers = np.random.default_rng(0).permutation(len(dataset))[:batch_size]
-    return align(dataset.batch(numbers), settings.simulator)
+def some_batch(dataset: RolloutDataset, batch_size: int) -> Windows:
+    return dataset.batch(np.random.default_rng(0).permutation(len(dataset))[:batch_size])
 
 
 class Contestant:
@@ -120,12 +118,12 @@ class Contestant:
         else:
             keep_freed_memory()
             self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
-        self.batches = {size: some_batch(self.run.dataset, settings, size)
+        self.windows = {size: some_batch(self.run.dataset, size)
                         for size in BATCH_SIZES}
 
     def __call__(self, size: int) -> float:
         start = time.perf_counter()
-        self.run.one_batch(self.batches[size])
+        self.run.one_batch(self.windows[size])
         return time.perf_counter() - start
 
 
@@ -143,8 +141,10 @@ def measure_training(recording: Path) -> None:
         for contestant in (ours, plain):
             contestant.close()
         contestant = Contestant(False, recording, Path(folder) / "shares")
-        check_same_mathematics(contestant.run.simulator, contestant.batches[2])
-        report_shares(contestant.run, contestant.batches[16], seconds[16][0])
+        simulator = contestant.run.simulator
+        check_same_mathematics(simulator, align(contestant.windows[2], simulator.config))
+        report_shares(contestant.run, align(contestant.windows[16], simulator.config),
+                      seconds[16][0])
 
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
@@ -250,7 +250,7 @@ def large_steps(recording: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = SimulatorTraining(Path(folder), settings, resolve_compute("cpu"))
         for _ in range(2):
-            run.one_batch(some_batch(run.dataset, settings, 28))
+            run.one_batch(some_batch(run.dataset, 28))
         run.log.close()
     peak = peak_memory()
     print(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")

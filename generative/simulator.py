@@ -1,8 +1,9 @@
 """The simulator: an environment that was learnt, with the frozen agent inside.
 
 Two passes over the same parts. ``forward`` is the training pass: with true actions, frames do not
-feed back into the cell, so everything but the two recurrences runs for all steps at once. ``imagine`` goes step by step, as it must when the agent sees what the
-environment shows and the environment gets what the agent does.
+feed back into the cell, so everything but the two recurrences runs for all steps at once.
+``imagine`` goes step by step, as it must when the agent sees what the environment shows and the
+environment gets what the agent does.
 
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
 is no image: H deterministic state), S latent variables, K classes of each, D agent hidden state,

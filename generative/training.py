@@ -29,10 +29,11 @@ from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.alignment import AlignedBatch, align, as_frames
 from generative.batches import BatchOrder, BatchReader
-from generative.dataset import RolloutDataset
+from generative.dataset import RolloutDataset, Windows
 from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
 from generative.published import load_published, save_published
 from generative.rarity import PixelWeights, count_colours
+from generative.repeated_step import RepeatedStep
 from generative.runs import (
     COLUMNS,
     MEASURES,
@@ -134,13 +135,17 @@ class SimulatorTraining:
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = prepared(simulator, compute)
-        self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=training.lr,
-                                          fused=True)
+        repeats = compute.device.type == "cuda" and ranks.is_alone
+        # A step that is repeated reads the learning rate on the GPU.
+        lr = torch.tensor(training.lr, device=compute.device) if repeats else training.lr
+        self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=lr, fused=True,
+                                          capturable=repeats)
         self._pixel_weights = None
         if training.image_rarity:
             shares = count_colours(self.dataset, split.train, settings.seed)
             self._pixel_weights = PixelWeights(shares.to(compute.device), training.image_rarity)
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
+        self._take_step = RepeatedStep(self._step, self._generator) if repeats else self._step
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
@@ -219,8 +224,7 @@ class SimulatorTraining:
                     stopped = ranks.largest(max(received, default=0))
                     if self.finished or stopped:
                         break
-                    batch = align(windows, self.settings.simulator)
-                    self._unlogged.append(self.one_batch(batch))
+                    self._unlogged.append(self.one_batch(windows))
                     self.batches += 1
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
@@ -271,26 +275,40 @@ class SimulatorTraining:
         own = self.ranks.own(num)
         return (own.stop - own.start) / num
 
-    def one_batch(self, batch: AlignedBatch) -> dict[str, Tensor]:
+    def one_batch(self, windows: Windows) -> dict[str, Tensor]:
         """Take one step of the optimiser; returns the figures of the whole batch, each ().
 
         Args:
-            batch: this process's windows of it.
+            windows: this process's of it.
+
+        Raises:
+            NonFiniteLoss: if the gradient became infinite or NaN.
         """
+        rate = self.settings.training.lr_at(self.batches, self.num_batches)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        figures = dict(zip(("gradient_norm", *MEASURES), self._take_step(windows)))
+        norm = float(figures["gradient_norm"])
+        if not math.isfinite(norm):
+            raise NonFiniteLoss(f"the gradient became {norm}, the loss "
+                                f"{float(figures['loss'])}, after {self.batches} batches; training "
+                                f"stopped, and what was saved before in {self.folder} was kept")
+        return figures
+
+    def _step(self, windows: Windows) -> Tensor:
+        """A step of the optimiser; returns the gradient's norm and the MEASURES."""
         num, parameters = self._order.batch_size, self.simulator.trainable_parameters()
+        batch = align(windows, self.settings.simulator)
         losses, figures = self._pass(batch, self._generator, num)
         self.optimizer.zero_grad(set_to_none=True)
         losses.share_of_total(self._share(num)).backward()
         self.ranks.sum_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM_LIMIT)
-        if not math.isfinite(float(norm)):
-            raise NonFiniteLoss(f"the gradient became {float(norm)}, the loss "
-                                f"{float(figures['loss'])}, after {self.batches} batches; training "
-                                f"stopped, and what was saved before in {self.folder} was kept")
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.training.lr_at(self.batches, self.num_batches)
         self.optimizer.step()
-        return {"gradient_norm": norm, **figures}
+        return torch.stack([norm, *(figures[name] for name in MEASURES)])
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:

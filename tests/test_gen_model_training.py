@@ -265,6 +265,24 @@ def test_bfloat16_follows_float32(agent_path, recording, tmp_path):
     np.testing.assert_allclose(losses[1], losses[0], rtol=0.02)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_steps_that_a_gpu_repeats_give_the_numbers_of_single_ones(agent_path, recording, tmp_path,
+                                                                  monkeypatch, bfloat16):
+    compute = Compute(torch.device("cuda", 0), bfloat16)
+    training = {"log_interval": 1, "lr_decay": "cosine", "open_loop_share": 0.5,
+                "image_rarity": 0.5}
+    settings = settings_for(agent_path, recording, max_batches=8, training=training)
+    assert SimulatorTraining(tmp_path / "repeated", settings, compute).train() == 0
+    monkeypatch.setattr("generative.training.RepeatedStep", lambda step, generator: step)
+    assert SimulatorTraining(tmp_path / "single", settings, compute).train() == 0
+    logs = [progress_of(tmp_path / name) for name in ("repeated", "single")]
+    for name in ("loss", "gradient_norm", "held_out_loss", "kl_nats"):
+        found, expected = (log[name].to_numpy() for log in logs)
+        assert len(found) == 8 and len(set(expected)) == 8
+        np.testing.assert_allclose(found, expected, rtol=2e-2 if bfloat16 else 2e-3)
+
+
 def test_loss_scales_act(agent_path, recording, tmp_path):
     rows = []
     for name, scales in (("plain", LossScales()),

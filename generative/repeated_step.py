@@ -1,0 +1,65 @@
+"""A training step that a GPU repeats by itself.
+
+A step of the simulator is some three thousand small kernels, and starting them one by one takes a
+processor longer than an H100 takes to run them. A CUDA graph starts them all at once (Gray 2019,
+"Getting started with CUDA graphs").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from generative.dataset import Windows
+
+_CALLS_BEFORE = 3  # in which the libraries choose their algorithms and take their memory
+
+
+class RepeatedStep:
+    """Runs the first steps as they are, then records one as a graph and repeats that.
+
+    The numbers are those of the step itself.
+
+    Args:
+        step: windows on the GPU to a tensor; all that it changes must lie there, and it must not
+            wait for it. Its windows have the same shape in every call.
+        generator: of the step's random numbers.
+    """
+
+    def __init__(self, step: Callable[[Windows], Tensor], generator: torch.Generator):
+        self._step, self._generator = step, generator
+        self._calls = 0
+        self._stream = torch.cuda.Stream(generator.device)
+        self._graph = torch.cuda.CUDAGraph()
+
+    def __call__(self, windows: Windows) -> Tensor:
+        if self._calls < _CALLS_BEFORE:
+            self._calls += 1
+            return self._as_it_is(windows)
+        if self._calls == _CALLS_BEFORE:
+            self._calls += 1
+            self._record(windows)
+        for field in dataclasses.fields(Windows):
+            getattr(self._windows, field.name).copy_(getattr(windows, field.name))
+        self._graph.replay()
+        return self._result.clone()
+
+    def _as_it_is(self, windows: Windows) -> Tensor:
+        """The step, where it can be recorded later: not in the default stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = self._step(windows)
+        torch.cuda.synchronize()
+        return result
+
+    def _record(self, windows: Windows) -> None:
+        self._windows = Windows(**{field.name: torch.empty_like(getattr(windows, field.name))
+                                   for field in dataclasses.fields(Windows)})
+        self._graph.register_generator_state(self._generator)
+        # Another thread may take memory meanwhile: that reads the next batch.
+        with torch.cuda.graph(self._graph, stream=self._stream,
+                              capture_error_mode="thread_local"):
+            self._result = self._step(self._windows)
