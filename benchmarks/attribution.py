@@ -1,4 +1,4 @@
-"""Speed and size of features, attributions and their page: the shipped agent of easy CoinRun, in
+"""Speed and size of features, attributions and their page: the shipped agent of CoinRun, in
 float32. ``benchmarks.clarity_page`` measures the page itself.
 
     python -m benchmarks.attribution                    everything, about 20 minutes
@@ -41,7 +41,7 @@ from common.networks import Policy, to_images
 from common.outputs import POLICY, VALUE, Output, outputs_named
 from interventions.scopes import recorded
 
-AGENT = Path("pretrained/coinrun_easy/model.pth")
+AGENT = Path("pretrained/coinrun_hard/model.pth")
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 LAYERS = ("block1", "block2", "block3")
 NUM_FRAMES, STEPS_OF_A_TRAJECTORY, FRAMES_AN_EPISODE = 4096, 512, 60
@@ -177,7 +177,8 @@ def main() -> None:
         folder = Path(name)
         data = args.data_dir or folder / "data"
         if args.data_dir is None:
-            assert record.main(["--model_file", str(AGENT), "--logdir", name, "--num_episodes",
+            assert record.main(["--model_file", str(AGENT), "--distribution_mode", "hard",
+                                "--logdir", name, "--num_episodes",
                                 str(args.num_frames // FRAMES_AN_EPISODE + 40), "--no_videos",
                                 "--no_action_noise"]) == 0
         inputs = ["--agent_file", str(AGENT), "--data_dir", str(data)]

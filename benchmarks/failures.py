@@ -30,8 +30,8 @@ from common.devices import resolve_compute
 from common.env import EnvConfig
 from generative import optimise_start
 
-AGENT = Path("pretrained/coinrun_easy/model.pth")
-SIMULATOR = Path("pretrained/coinrun_easy_simulator/model.pt")
+AGENT = Path("pretrained/coinrun_hard/model.pth")
+SIMULATOR = Path("pretrained/coinrun_hard_simulator/model.pt")
 LAYERS = ("block2", "block3")
 NUM_LEVELS, ROUNDS, AT_A_TIME = 256, 3, 64
 NUM_FRAMES, FRAMES_AN_EPISODE = 1000, 60
@@ -67,7 +67,7 @@ def measured(work: Callable[[], int]) -> tuple[int, float]:
 def measure_causes() -> None:
     compute = resolve_compute("cpu", 0, "auto")
     policy = load_agent(AGENT)
-    config = EnvConfig("coinrun", "easy").unseen_levels()
+    config = EnvConfig("coinrun", "hard").unseen_levels()
     levels = list(enumerate(config.draw_levels(NUM_LEVELS, 0)))
     play = functools.partial(play_episodes, policy, compute, config, levels, 0, AT_A_TIME,
                              keep_frames=False)
@@ -128,7 +128,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if set(wanted) - {"causes"}:
-            apart("record", "--model_file", str(AGENT), "--logdir", name, "--num_episodes",
+            apart("record", "--model_file", str(AGENT), "--distribution_mode", "hard",
+                  "--logdir", name, "--num_episodes",
                   str(args.num_frames // FRAMES_AN_EPISODE + 40), "--no_videos",
                   "--no_action_noise")
         if "checks" in wanted:

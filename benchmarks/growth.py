@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-AGENT = ROOT / "pretrained/coinrun_easy/model.pth"
-SIMULATOR = ROOT / "pretrained/coinrun_easy_simulator/model.pt"
+AGENT = ROOT / "pretrained/coinrun_hard/model.pth"
+SIMULATOR = ROOT / "pretrained/coinrun_hard_simulator/model.pt"
 SET = ("--interpreting_params_name", "demo")
 INSIDE = ("--agent_file", str(AGENT), *SET)
 RECORDED, SIMULATED = 120, 32  # that later stages read
@@ -62,11 +62,11 @@ def stages(work: Path) -> dict[str, Stage]:
             "--num_timesteps", str(n), "--val_interval", "100", "--seed", "0", "--num_threads",
             "1", "--logdir", str(folder)), torchrun=True),
         "evaluate": Stage("evaluate", "levels", (64, 128, 256), lambda n, folder: (
-            "--model_file", str(AGENT), "--env_name", "coinrun", "--distribution_mode", "easy",
+            "--model_file", str(AGENT), "--env_name", "coinrun", "--distribution_mode", "hard",
             "--num_episodes", str(n)), divides=False),
         "record": Stage("record", "episodes", (64, 128, 256), lambda n, folder: (
-            "--model_file", str(AGENT), "--num_episodes", str(n), "--no_videos", "--logdir",
-            str(folder))),
+            "--model_file", str(AGENT), "--distribution_mode", "hard", "--num_episodes", str(n),
+            "--no_videos", "--logdir", str(folder))),
         "train_gen_model": Stage("train_gen_model", "batches of 12 windows", (10, 20, 40),
                                  lambda n, folder: (
             *INSIDE, "--data_dir", str(data), "--max_batches", str(n), "--log_dir_base",

@@ -44,7 +44,7 @@ from generative.straight_through import LatentSampler
 from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining, measure
 
 ROOT = Path(__file__).parent.parent
-AGENT = ROOT / "pretrained" / "coinrun_easy" / "model.pth"
+AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 NUM_EPISODES = 60
 NUM_STEPS = 32
 BATCH_SIZES = (16, 2)
@@ -285,8 +285,9 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(None):
-            status = record.main(["--model_file", str(AGENT), "--logdir", folder, "--num_episodes",
-                                  str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
+            status = record.main(["--model_file", str(AGENT), "--distribution_mode", "hard",
+                                  "--logdir", folder, "--num_episodes", str(NUM_EPISODES),
+                                  "--no_videos", "--log_level", "error"])
         if status:
             raise SystemExit(status)
         for name, part in parts.items():
