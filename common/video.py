@@ -161,8 +161,8 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
         yield np.concatenate([header, body])
 
 
-def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
-    """Write rows of uint8 frames (H, W, C), each made ``size`` pixels high and wide, as a PNG."""
+def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
+    """Rows of uint8 frames (H, W, C) as one picture, each ``size`` pixels high and wide."""
     gap = size // 32
     width, height = len(rows[0]) * (size + gap) - gap, len(rows) * (size + gap) - gap
     picture = Image.new("RGB", (width, height), (255, 255, 255))
@@ -170,5 +170,10 @@ def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
         for j, frame in enumerate(row):
             small = Image.fromarray(frame).resize((size, size), Image.Resampling.LANCZOS)
             picture.paste(small, (j * (size + gap), i * (size + gap)))
+    return picture
+
+
+def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:
+    """Write a ``strip`` as a PNG."""
     with atomic_path(path) as temporary:
-        picture.save(temporary)
+        strip(rows, size).save(temporary)

@@ -10,7 +10,6 @@ import av
 import numpy as np
 import pandas as pd
 import pytest
-from browser import SHOWN, opened_page, running_browser, served
 from clarity_run import (
     LAGS,
     NUM_FEATURES,
@@ -35,6 +34,7 @@ from clarity.page_export.contents import Unit, unit_of
 from clarity.page_export.files import FORMAT, LEVELS, TILES
 from clarity.walking.advantages import advantages_of, scale_of_rewards
 from common.agent_file import AgentOrigin, load_agent, save_agent
+from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.env import EnvConfig
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS

@@ -10,11 +10,11 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 import torch
-from browser import SHOWN, opened_page, running_browser, served
 from conftest import FLOAT32, ROOT
 
 from agents.acting import run_policy
 from common.agent_file import load_agent, save_agent
+from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.env import EnvConfig
 from common.errors import UserError

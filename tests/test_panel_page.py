@@ -7,7 +7,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import av
 import numpy as np
 import pytest
-from browser import SHOWN, opened_page, running_browser, served
 from panel_run import (
     BEHAVIOURS,
     LACKING,
@@ -26,6 +25,7 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_export.files import PanelFolder
+from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
 

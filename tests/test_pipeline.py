@@ -22,9 +22,11 @@ from output_numbers import numbers
 from PIL import Image
 
 import run_pipeline
+from common.doctor import chromium
 from common.errors import UserError
+from generative.saliency.files import SaliencyFolder
 from interventions.files import InterventionsFolder
-from pipeline import code_closure
+from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
@@ -566,3 +568,50 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
         cells = re.findall("<tr><td>(.*?)</td><td>(.*?)</td>", part)
         assert cells == [(html.escape(effects["label"][row]),
                           effects["outcome"][row].replace("_", " ")) for row in rows]
+
+
+# Pictures of the documentation
+
+def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
+    assert pictures.main([str(finished), "--images_dir", str(tmp_path), "--component", "1"]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "saliency_checks.png (this preset has no saliency_checks)" in message
+    made = {path.name: Image.open(path) for path in tmp_path.iterdir()}
+    expected = {picture.name for picture in pictures.PICTURES if not picture.browser}
+    if chromium():
+        expected |= {"panel.png", "clarity_page.png"}
+        assert made["panel.png"].size == (1280, 830)
+        assert made["clarity_page.png"].size == (1500, 1130)
+        assert len(np.unique(made["clarity_page.png"])) > 50
+    assert set(made) == expected - {"saliency_checks.png"}
+    (effects,) = finished.glob("analysis/interventions/effects.png")
+    shown = np.asarray(made["interventions.png"].convert("RGB")).astype(float)
+    assert np.abs(shown - np.asarray(Image.open(effects).convert("RGB"))).mean() < 3
+
+    folder, film = SaliencyFolder(finished / "samples" / "informed_init"), made["saliency.gif"]
+    numbers = folder.samples.numbers()
+    terminals = folder.samples.stacked_field("terminals").max(axis=1)
+    assert film.n_frames == folder.samples.sample(0).frames.shape[0] == 4
+    film.seek(2)
+    tiles = np.asarray(film.convert("RGB")).astype(float)[:96, :4 * 99]
+    found = set()
+    for column, function in enumerate((None, "value", "action", "hx_direction_1_ica")):
+        arrays = [folder.samples.sample(n).frames if function is None
+                  else folder.saliency(n, function).processed for n in numbers]
+        errors = [np.abs(tiles[:, 99 * column:99 * column + 96] - np.asarray(
+            Image.fromarray(array[2]).resize((96, 96), Image.Resampling.LANCZOS))).mean()
+            for array in arrays]
+        assert min(errors) < 4 and (function is None or sorted(errors)[1] > 8)
+        found |= set() if function is None else {int(np.argmin(errors))}
+    (sample,) = found
+    assert terminals[sample] < 0.5 or (terminals < 0.5).sum() < 4
+
+
+def test_a_picture_whose_stage_is_not_finished_says_which(output, tmp_path, capsys):
+    (output / "pipeline" / "stage_render.json").unlink()
+    argv = [str(output), "--images_dir", str(tmp_path / "images"), "--only", "agent.png"]
+    assert pictures.main([*argv, "simulator.png"]) == 2
+    assert "not made: agent.png (finish render first)" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "images").iterdir()] == ["simulator.png"]
+    assert pictures.main([str(tmp_path), *argv[1:]]) == 2
+    assert "holds no experiment" in capsys.readouterr().err

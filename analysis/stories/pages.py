@@ -33,6 +33,11 @@ _CHARTED = 12
 _SHOWN_OF_COMPONENT = 8
 
 
+def samples_picture(group: int | str) -> str:
+    """File with films of a few samples of a behaviour."""
+    return f"{file_stem(group)}_samples.png"
+
+
 class StoryPages:
     """Writes the pages.
 
@@ -108,14 +113,14 @@ class StoryPages:
                              sample.rewards, self._ics, self._step)
         films = np.sort(self._rng.permutation(rows)[:self._num_films])
         plain = "all samples" if group == ALL_SAMPLES else f"behaviour {group}"
-        plot_films(folder / f"{stem}_samples.png", self._marked_frames(films),
+        plot_films(folder / samples_picture(group), self._marked_frames(films),
                    [f"sample {number}" for number in self._numbers[films]],
                    f"{plain.capitalize()}: {len(films)} of {len(rows)}, drawn at random; the mark "
                    "is the action that led to the frame")
         parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
                  "## Its samples\n",
                  facts_text(facts, self._step, ACTION_LABELS, group == ALL_SAMPLES) + "\n",
-                 f"![Steps of {len(films)} samples]({stem}_samples.png)\n"]
+                 f"![Steps of {len(films)} samples]({samples_picture(group)})\n"]
         if story.testable:
             chart = story.best(story.variants[0], _CHARTED)
             others = [story.counterpart(row) for _, row in chart.iterrows()]

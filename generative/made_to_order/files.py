@@ -33,6 +33,11 @@ _PATTERNS = ("made_to_order.json", "recorded.npz", "penalty_*/*", "penalty_*/*/*
 _TARGETS = "targets"
 
 
+def picture_name(order: int) -> str:
+    """The picture of an order's best start, below the folder."""
+    return f"pictures/order_{order:03d}.png"
+
+
 class MadeToOrderFolder:
     """Names in a folder of starts made to order; opened for writing.
 
@@ -64,7 +69,7 @@ class MadeToOrderFolder:
         return self.path / f"penalty_{penalty:g}"
 
     def picture_file(self, order: int) -> Path:
-        return self.path / "pictures" / f"order_{order:03d}.png"
+        return self.path / picture_name(order)
 
     def save_recorded(self, starts: RecordedStarts, targets: Sequence[str]) -> None:
         """Write the recorded starts, with the names of the targets."""

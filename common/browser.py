@@ -1,4 +1,4 @@
-"""A real browser for the tests and the benchmark of the interpretability panel."""
+"""A headless Chromium that opens the project's pages: for tests, benchmarks and pictures."""
 
 from __future__ import annotations
 

@@ -1,0 +1,277 @@
+"""Make the pictures of docs/images that show the shipped agent and simulator, from what
+run_pipeline.py has written:
+
+    python run_pipeline.py --preset section:demo --output_dir OUTPUT
+    python -m pipeline.pictures OUTPUT
+
+What a picture shows is chosen by a rule, not by hand, see docs/figures.md. A picture whose stages
+are not finished is left out, and they are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlencode
+
+import numpy as np
+from PIL import Image
+
+from analysis.influences.consistency import ALL_SAMPLES
+from analysis.influences.files import ComparisonFolder
+from analysis.panel_export.files import PanelFolder
+from analysis.stories.pages import samples_picture
+from clarity.attributing.clarity_files import AttributionFolder
+from clarity.page_export.files import ClarityFolder
+from clarity.walking.bookmarks import failures
+from common.browser import opened_page, running_browser
+from common.cli import Parser, from_zero
+from common.description import read_description
+from common.doctor import chromium
+from common.errors import UserError, script_main
+from common.files import atomic_path, read_array
+from common.video import strip
+from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
+from generative.made_to_order.files import picture_name
+from generative.saliency.files import SaliencyFolder
+from interventions.files import InterventionsFolder
+from pipeline import clarity_stages
+from pipeline.presets import ROOT, load_preset
+from pipeline.records import DONE, Experiment
+from pipeline.stages import FOLDERS, all_stages
+
+IMAGES = ROOT / "docs" / "images"
+ENDED = 0.5  # probability of the episode's end from which a sample is not shown
+FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
+PANEL_STEP = 3  # one before that at which saliency is read
+STEPS_BEFORE_FAILURE = 5
+PANEL_VIEW, CLARITY_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
+COLOURS = 256  # of a picture: a third of the size, and no difference that one sees
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """The output folder, and what the flags choose of it.
+
+    Attributes:
+        output: the folder.
+        component: of the agent's hidden state, whose saliency is shown.
+    """
+
+    output: Path
+    component: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A file of docs/images.
+
+    Attributes:
+        name: of the file.
+        stages: that must be finished.
+        make: gives the picture, or the frames of an animation.
+        browser: whether a page has to be opened.
+    """
+
+    name: str
+    stages: tuple[str, ...]
+    make: Callable[[Shown], Image.Image | list[Image.Image]]
+    browser: bool = False
+
+
+def agent(shown: Shown) -> Image.Image:
+    """Moments of the first episode."""
+    return Image.open(min(shown.output.glob("videos/*_strip.png")))
+
+
+def simulator(shown: Shown) -> Image.Image:
+    """Of the windows that the stage has drawn, the one whose image error is the median."""
+    folder = shown.output / "loss_over_time"
+    windows = read_description(folder / SETTINGS_NAME)["windows"]
+    errors = read_array(folder / loss_name("image", SIMULATOR), np.float32, 2)  # (T, N)
+    drawn = [(float(error), window) for window, error in zip(windows, errors.mean(axis=0))
+             if (folder / strip_name(window)).is_file()]
+    _, window = sorted(drawn)[len(drawn) // 2]
+    return Image.open(folder / strip_name(window))
+
+
+def shown_samples(shown: Shown) -> list[int]:
+    """Samples at equal distances among those whose episode goes on."""
+    samples = SaliencyFolder(shown.output / "samples" / "informed_init").samples
+    numbers = np.array(samples.numbers())
+    goes_on = samples.stacked_field("terminals", numbers.tolist()).max(axis=1) < ENDED
+    if goes_on.sum() >= FILMS:
+        numbers = numbers[goes_on]
+    places = np.linspace(0, len(numbers) - 1, min(FILMS, len(numbers))).round().astype(int)
+    return numbers[places].tolist()
+
+
+def saliency(shown: Shown) -> list[Image.Image]:
+    """Films of samples with the saliency of value, action and a component beside each."""
+    folder = SaliencyFolder(shown.output / "samples" / "informed_init")
+    numbers = shown_samples(shown)
+    names = ("value", "action", direction_function(folder, numbers, shown.component))
+    films = [[folder.samples.sample(number).frames,
+              *(folder.saliency(number, name).processed for name in names)] for number in numbers]
+    return [_columns([strip([[film[t] for film in row] for row in films[first::FILMS_IN_A_ROW]],
+                            FILM_SIZE) for first in range(min(FILMS_IN_A_ROW, len(films)))])
+            for t in range(len(films[0][0]))]
+
+
+def direction_function(folder: SaliencyFolder, numbers: list[int], component: int) -> str:
+    """The name of the saliency of a component.
+
+    Raises:
+        UserError: if these samples have none.
+    """
+    there = set.intersection(*map(set, folder.finished(numbers).values()))
+    for name in (f"hx_direction_{component}_ica", f"hx_direction_{component}_pca"):
+        if name in there:
+            return name
+    raise UserError(f"the samples have no saliency of component {component}; see --component")
+
+
+def _columns(pictures: list[Image.Image]) -> Image.Image:
+    """Pictures beside each other, farther apart than the frames in them."""
+    gap = FILM_SIZE // 7
+    whole = Image.new("RGB", (sum(each.width + gap for each in pictures) - gap,
+                              max(each.height for each in pictures)), (255, 255, 255))
+    left = 0
+    for each in pictures:
+        whole.paste(each, (left, 0))
+        left += each.width + gap
+    return whole
+
+
+def behaviour(shown: Shown) -> Image.Image:
+    """Samples of the behaviour that most samples show; of all of them if there is none."""
+    labels = ComparisonFolder(shown.output / FOLDERS.comparison).behaviours()
+    largest = np.bincount(labels[labels >= 0]).argmax() if (labels >= 0).any() else ALL_SAMPLES
+    return Image.open(shown.output / FOLDERS.stories / samples_picture(largest))
+
+
+def interventions(shown: Shown) -> Image.Image:
+    """The figure of the effects."""
+    return Image.open(InterventionsFolder(shown.output / FOLDERS.interventions).figure_file)
+
+
+def made_to_order(shown: Shown) -> Image.Image:
+    """The starts of the first order, beside the recorded ones."""
+    return Image.open(shown.output / "samples" / "made_to_order" / picture_name(0))
+
+
+def saliency_checks(shown: Shown) -> Image.Image:
+    """The figure of the checks."""
+    return Image.open(shown.output / clarity_stages.MAPS / "checks.png")
+
+
+def panel(shown: Shown) -> Image.Image:
+    """The panel at one of the samples of the films, a step before saliency is read."""
+    return _photographed(PanelFolder(shown.output / FOLDERS.panel).page_file, PANEL_VIEW, {
+        "sample": f"informed_init/{shown_samples(shown)[0]}", "step": PANEL_STEP,
+        "saliency": "value"})
+
+
+def clarity_page(shown: Shown) -> Image.Image:
+    """The clarity page a few frames before the first failure; at its start if there is none."""
+    steps = AttributionFolder(shown.output / clarity_stages.ATTRIBUTION).trajectories()
+    view = {}
+    for end in failures(steps, 1):
+        number = steps.trajectory[end]
+        first = np.flatnonzero(steps.trajectory == number)[0]
+        view = {"trajectory": number + 1,
+                "frame": max(end - STEPS_BEFORE_FAILURE, first) - first + 1}
+    return _photographed(ClarityFolder(shown.output / clarity_stages.PAGE).page_file, CLARITY_VIEW,
+                         {"layer": "block2", **view})
+
+
+def _photographed(page_file: Path, viewport: dict[str, int], view: dict[str, object]
+                  ) -> Image.Image:
+    """A page from disk, as a browser shows it at an address."""
+    address = f"{page_file.absolute().as_uri()}#{urlencode(view)}"
+    with running_browser() as browser, opened_page(browser, address, viewport=viewport) as page:
+        return Image.open(io.BytesIO(page.screenshot()))
+
+
+PICTURES = (
+    Picture("agent.png", ("render",), agent),
+    Picture("simulator.png", ("loss_over_time",), simulator),
+    Picture("saliency.gif", ("simulate", "saliency"), saliency),
+    Picture("behaviour.png", ("consistency", "causal_stories"), behaviour),
+    Picture("interventions.png", ("interventions",), interventions),
+    Picture("made_to_order.png", ("optimise_start",), made_to_order),
+    Picture("saliency_checks.png", ("saliency_checks",), saliency_checks),
+    Picture("panel.png", ("simulate", "panel"), panel, browser=True),
+    Picture("clarity_page.png", ("clarity_attribution", "clarity_page"), clarity_page,
+            browser=True))
+
+
+def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:
+    """Why a picture cannot be made; "" if it can.
+
+    Args:
+        made: the stages of the experiment's preset.
+    """
+    never = [stage for stage in picture.stages if stage not in made]
+    if never:
+        return f"this preset has no {never[0]}"
+    records = {stage: experiment.record(stage) for stage in picture.stages}
+    lacking = [stage for stage, record in records.items() if not record or record.status != DONE]
+    if lacking:
+        return f"finish {' and '.join(lacking)} first"
+    if picture.browser and chromium() is None:
+        return "there is no Chromium on this machine; apt-get install chromium"
+    return ""
+
+
+def save(path: Path, made: Image.Image | list[Image.Image]) -> None:
+    """Write a picture as PNG, or frames as GIF, of few colours."""
+    frames = [frame.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+              for frame in (made if isinstance(made, list) else [made])]
+    more = {"save_all": True, "append_images": frames[1:], "duration": FILM_MILLISECONDS,
+            "loop": 0} if len(frames) > 1 else {}
+    with atomic_path(path) as temporary:
+        frames[0].save(temporary, optimize=True, **more)
+    print(f"wrote {path}")
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.formatter_class = argparse.RawDescriptionHelpFormatter
+    flags.add_argument("output", type=Path, help="output folder of run_pipeline.py")
+    flags.add_argument("--images_dir", type=Path, default=IMAGES, help="folder to write to")
+    flags.add_argument("--only", nargs="+", choices=[picture.name for picture in PICTURES],
+                       metavar="PICTURE", help="make only these")
+    flags.add_argument("--component", type=from_zero, default=0,
+                       help="of the hidden state, whose saliency is shown (default: 0)")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    experiment = Experiment(args.output)
+    description = experiment.description()
+    if not description:
+        raise UserError(f"{args.output} holds no experiment; run_pipeline.py --preset section:demo "
+                        f"--output_dir {args.output} makes one")
+    stages = {stage.name for stage in all_stages(load_preset(description["preset"]),
+                                                 description["name"])}
+    lacking = []
+    for picture in PICTURES:
+        if args.only and picture.name not in args.only:
+            continue
+        reason = why_not(picture, experiment, stages)
+        if reason:
+            lacking.append(f"{picture.name} ({reason})")
+        else:
+            save(args.images_dir / picture.name, picture.make(Shown(args.output, args.component)))
+    if lacking:
+        raise UserError(f"not made: {', '.join(lacking)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
