@@ -49,7 +49,7 @@ FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
 PANEL_STEP = 3  # one before that at which saliency is read
 STEPS_BEFORE_FAILURE = 5
 PANEL_VIEW, CLARITY_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
-COLOURS = 256  # of a picture: a third of the size, and no difference that one sees
+COLOURS = 256  # of a figure: a third of the size, and no difference that one sees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,10 +227,15 @@ def why_not(picture: Picture, experiment: Experiment, made: set[str]) -> str:
     return ""
 
 
-def save(path: Path, made: Image.Image | list[Image.Image]) -> None:
-    """Write a picture as PNG, or frames as GIF, of few colours."""
-    frames = [frame.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-              for frame in (made if isinstance(made, list) else [made])]
+def save(path: Path, made: Image.Image | list[Image.Image], browser: bool) -> None:
+    """Write a picture as PNG, or frames as GIF.
+
+    Args:
+        browser: whether it shows a page, whose colour bars need all of its colours.
+    """
+    frames = [frame.convert("RGB") for frame in (made if isinstance(made, list) else [made])]
+    if not browser:
+        frames = [frame.quantize(COLOURS, dither=Image.Dither.NONE) for frame in frames]
     more = {"save_all": True, "append_images": frames[1:], "duration": FILM_MILLISECONDS,
             "loop": 0} if len(frames) > 1 else {}
     with atomic_path(path) as temporary:
@@ -268,7 +273,8 @@ def main(argv: list[str] | None = None) -> None:
         if reason:
             lacking.append(f"{picture.name} ({reason})")
         else:
-            save(args.images_dir / picture.name, picture.make(Shown(args.output, args.component)))
+            save(args.images_dir / picture.name, picture.make(Shown(args.output, args.component)),
+                 picture.browser)
     if lacking:
         raise UserError(f"not made: {', '.join(lacking)}")
 
