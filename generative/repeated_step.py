@@ -24,42 +24,47 @@ class RepeatedStep:
     The numbers are those of the step itself.
 
     Args:
-        step: windows on the GPU to a tensor; all that it changes must lie there, and it must not
-            wait for it. Its windows have the same shape in every call.
         generator: of the step's random numbers.
     """
 
-    def __init__(self, step: Callable[[Windows], Tensor], generator: torch.Generator):
-        self._step, self._generator = step, generator
+    def __init__(self, generator: torch.Generator):
+        self._generator = generator
         self._calls = 0
         self._stream = torch.cuda.Stream(generator.device)
         self._graph = torch.cuda.CUDAGraph()
 
-    def __call__(self, windows: Windows) -> Tensor:
+    def __call__(self, step: Callable[[Windows], Tensor], windows: Windows) -> Tensor:
+        """Take a step.
+
+        Args:
+            step: windows on the GPU to a tensor, the same in every call; all that it changes must
+                lie there, and it must not wait for it.
+            windows: with the same shapes in every call.
+        """
         if self._calls < _CALLS_BEFORE:
             self._calls += 1
-            return self._as_it_is(windows)
+            return self._as_it_is(step, windows)
         if self._calls == _CALLS_BEFORE:
             self._calls += 1
-            self._record(windows)
+            self._record(step, windows)
         for field in dataclasses.fields(Windows):
             getattr(self._windows, field.name).copy_(getattr(windows, field.name))
         self._graph.replay()
         return self._result.clone()
 
-    def _as_it_is(self, windows: Windows) -> Tensor:
+    def _as_it_is(self, step: Callable[[Windows], Tensor], windows: Windows) -> Tensor:
         """The step, where it can be recorded later: not in the default stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            result = self._step(windows)
+            result = step(windows)
         torch.cuda.synchronize()
         return result
 
-    def _record(self, windows: Windows) -> None:
+    def _record(self, step: Callable[[Windows], Tensor], windows: Windows) -> None:
         self._windows = Windows(**{field.name: torch.empty_like(getattr(windows, field.name))
                                    for field in dataclasses.fields(Windows)})
         self._graph.register_generator_state(self._generator)
         # Another thread may take memory meanwhile: that reads the next batch.
         with torch.cuda.graph(self._graph, stream=self._stream,
                               capture_error_mode="thread_local"):
-            self._result = self._step(self._windows)
+            self._result = step(self._windows)

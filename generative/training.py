@@ -145,7 +145,7 @@ class SimulatorTraining:
             shares = count_colours(self.dataset, split.train, settings.seed)
             self._pixel_weights = PixelWeights(shares.to(compute.device), training.image_rarity)
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
-        self._take_step = RepeatedStep(self._step, self._generator) if repeats else self._step
+        self._repeated = RepeatedStep(self._generator) if repeats else None
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
         if saved:
@@ -290,7 +290,9 @@ class SimulatorTraining:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        figures = dict(zip(("gradient_norm", *MEASURES), self._take_step(windows)))
+        figures = dict(zip(("gradient_norm", *MEASURES),
+                           self._repeated(self._step, windows) if self._repeated
+                           else self._step(windows)))
         norm = float(figures["gradient_norm"])
         if not math.isfinite(norm):
             raise NonFiniteLoss(f"the gradient became {norm}, the loss "
