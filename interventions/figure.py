@@ -40,6 +40,7 @@ def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame | None
     for axes, outcome in zip(panels.flat, outcomes):
         part = directions[directions["outcome"] == outcome.name]
         _plot_outcome(axes, part)
+        axes.locator_params(axis="x", nbins=5)  # more overlap where numbers are long
         unaltered = part["unaltered"].iloc[0]
         axes.set_title(outcome.label, fontsize=10)
         axes.set_xlabel(f"change (unaltered: {unaltered:.3g})", fontsize=9)
