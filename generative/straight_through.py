@@ -57,7 +57,7 @@ class LatentSampler:
             own, num = self.part or (slice(None), len(probs))
             batch = probs.new_ones(num, *probs.shape[1:])  # the draws of the others do not matter
             batch[own] = probs.detach()
-            # What torch.multinomial computes, without its checks, for which a GPU has to wait.
+            # The draw of torch.multinomial without its checks, for which a GPU has to wait.
             race = torch.empty_like(batch).exponential_(generator=self.generator)
             classes = (batch / race).argmax(dim=-1)[own]
         return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
