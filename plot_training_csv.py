@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from agents.training_log import newest_run, read_log
-from agents.training_plots import plot_everything, plot_for_figure
+from agents.training_plots import plot_beside, plot_everything, plot_for_figure
 from common.cli import Parser
-from common.errors import script_main
+from common.errors import UserError, script_main
 from generative.runs import newest_simulator_run, read_progress
 from generative.training_plots import plot_simulator
 
@@ -18,6 +18,9 @@ def parser() -> Parser:
     flags.add_argument("--datapath", type=Path, required=True,
                        help="a run's folder, or its experiment's folder for the newest run; of "
                             "an agent (train.py) or of a simulator (train_gen_model.py)")
+    flags.add_argument("--beside", type=Path,
+                       help="another agent's run, whose return is drawn beside this one's "
+                            "(plot_beside.png in this run's folder)")
     return flags
 
 
@@ -28,6 +31,9 @@ def main(argv: list[str] | None = None) -> None:
     if simulator_folder is not None:
         log = read_progress(simulator_folder)
         title = f"{simulator_folder.parent.name}, {log['batches'].iloc[-1]:,} batches"
+        if args.beside:
+            raise UserError(f"--beside compares runs of agents, and {args.datapath} is a "
+                            "simulator's")
         plot_simulator(log, simulator_folder / "plot.png", title)
         return
     folder = newest_run(args.datapath)
@@ -36,6 +42,19 @@ def main(argv: list[str] | None = None) -> None:
     title = f"{folder.parent.name}, {experiment}, {log['timesteps'].iloc[-1]:,} steps"
     plot_everything(log, folder / "plot.png", title)
     plot_for_figure(log, folder / "plot_for_fig.png", title)
+    if args.beside:
+        other = newest_run(args.beside)
+        if other.resolve() == folder.resolve():
+            raise UserError(f"--beside gives {folder}, the run that it is to lie beside")
+        names = name_of(folder), name_of(other)
+        if len(set(names)) == 1:
+            names = str(folder), str(other)
+        plot_beside(dict(zip(names, (log, read_log(other)))), folder / "plot_beside.png")
+
+
+def name_of(folder: Path) -> str:
+    """A run in a word or two: its experiment's, or its folder's if it lies in none."""
+    return folder.parent.name if folder.name.startswith("seed_") else folder.name
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,7 @@ import pandas as pd
 
 from common.training_curves import OTHER, STEPS, TRAINING, VALIDATION, save
 
+SMOOTHED = 9  # updates, where two runs are compared
 TITLES = {
     "episode_rewards": "return of the last 40 episodes",
     "episode_len": "length of the last 40 episodes (steps)",
@@ -64,3 +66,21 @@ def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path, title)
+
+
+def plot_beside(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
+    """The return of two runs on training levels, beside each other.
+
+    Args:
+        logs: by the names of the runs.
+    """
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for (name, log), colour in zip(logs.items(), (TRAINING, VALIDATION), strict=True):
+        axes.plot(log["timesteps"], log["mean_episode_rewards"].rolling(
+            SMOOTHED, center=True, min_periods=1).mean(), color=colour, label=name)
+    axes.set(xlabel="environment steps",
+             ylabel=f"return on training levels, mean of {SMOOTHED} updates")
+    axes.xaxis.set_major_formatter(STEPS)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path, " beside ".join(logs))

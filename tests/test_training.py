@@ -534,6 +534,33 @@ def test_plots_are_drawn_from_the_log(undisturbed, capsys):
         assert str(undisturbed / name) in printed
 
 
+def test_two_runs_are_drawn_beside_each_other(undisturbed, tmp_path, capsys):
+    log = pd.read_csv(undisturbed / "log.csv")
+    (tmp_path / "mine").mkdir()
+    shutil.copy(undisturbed / "log.csv", tmp_path / "mine")
+    (tmp_path / "other").mkdir()
+    log.assign(mean_episode_rewards=log["mean_episode_rewards"] + 1).to_csv(
+        tmp_path / "other" / "log.csv", index=False)
+    flags = ["--datapath", str(tmp_path / "mine"), "--beside", str(tmp_path / "other")]
+    with figures_drawn() as figures:
+        assert plot_training_csv.main(flags) == 0
+    [axes] = figures["plot_beside.png"].axes
+    mine, other = axes.lines
+    np.testing.assert_allclose(other.get_ydata() - mine.get_ydata(), 1)
+    # The first number is the mean of the first half of a window, and of what there is.
+    assert mine.get_ydata()[0] == pytest.approx(log["mean_episode_rewards"][:5].mean())
+    assert [text.get_text() for text in axes.get_legend().texts] == ["mine", "other"]
+    again = tmp_path / "again" / "mine"  # of the same name
+    shutil.copytree(tmp_path / "mine", again)
+    with figures_drawn() as figures:
+        assert plot_training_csv.main([*flags[:-1], str(again)]) == 0
+    [axes] = figures["plot_beside.png"].axes
+    assert [text.get_text() for text in axes.get_legend().texts] == [flags[1], str(again)]
+    for wrong, message in (("none", "no training run"), ("mine", "the run that it is to lie")):
+        assert plot_training_csv.main([*flags[:-1], str(tmp_path / wrong)]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_ppo_learns(tmp_path):
     """After half a minute on one level the return is far above that of the untrained agent."""
