@@ -1,5 +1,5 @@
-"""The table of findings on disk: ``findings.csv``, a row a number of ours, and ``table.md``, a row
-a published claim."""
+"""The table of findings on disk: ``findings.csv``, a row a number of ours, ``table.md``, a row a
+published claim, and ``findings.png``, a panel a row with a tested number, if there is any."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from common.files import atomic_path
 from common.tables import read_table, write_table
 from interventions.effects import LEVEL, holm
 from interventions.findings import Claim, Finding
+from interventions.findings_figure import plot_findings
 
 _COLUMNS = {"agent": str, "row": int, "primary": bool, "claimed": bool}
 
@@ -32,10 +33,11 @@ class FindingsFolder:
         self.path, self._claims, self._script, self._letter = Path(path), claims, script, letter
         self.findings_file = self.path / "findings.csv"
         self.table_file = self.path / "table.md"
+        self.figure_file = self.path / "findings.png"
 
     def save(self, found: Mapping[str, Sequence[Finding]], reasons: Mapping[str, Mapping[int, str]],
              notes: Sequence[str]) -> None:
-        """Write both files.
+        """Write the files.
 
         Args:
             found: findings by agent.
@@ -47,6 +49,10 @@ class FindingsFolder:
         with atomic_path(self.table_file) as temporary:
             temporary.write_text(markdown(self._claims, found, reasons, table, notes,
                                           self._letter), encoding="utf-8")
+        self.figure_file.unlink(missing_ok=True)  # of an earlier table
+        if table["primary"].any():
+            with atomic_path(self.figure_file) as temporary:
+                plot_findings(temporary, table, self._letter)
 
     def result(self) -> str:
         """How many rows have a number, and how many primary ones are claimed, in words."""

@@ -194,7 +194,7 @@ SECTIONS = (
                                   f"{CLARITY}/saliency_checks/checks.png"),
               "Maps through the simulator beside attributions to layers: which is right more often "
               "about the real game?"),
-        Files("clarity_table", (f"{CLARITY}/table/table.md",),
+        Files("clarity_table", (f"{CLARITY}/table/table.md", f"{CLARITY}/table/*.png"),
               "What the article found, and what this agent shows."))),
     Section("causes", "What the agent fails by", "failure_causes", (
         "Each failed episode has a cause: the hazard without which its last step, repeated in a "
@@ -264,7 +264,8 @@ def _maze_sections(preset: MazePreset) -> tuple[Section, ...]:
         "findings", "What was published, and what these agents show", TABLE,
         "A row a published claim, a column an agent.",
         "Look for rows that say claimed, and for those that do not: nulls are results.",
-        (Files(TABLE, (f"{ROOM}/table/table.md",), "The table."),
+        (Files(TABLE, (f"{ROOM}/table/table.md", f"{ROOM}/table/*.png"),
+               "The table, and the effects of the rows that are tested."),
          Files("maze_page", (f"{ROOM}/page/index.html",), MAZE_PAGE_CAPTION)))]
     for agent in preset.agents:
         folder = f"{ROOM}/{agent}"

@@ -9,12 +9,14 @@ import pandas as pd
 import pytest
 import torch
 from conftest import FLOAT32, small_policy, start, wait_for
+from PIL import Image
 
 import run_pipeline
 from common.agent_file import save_agent
 from interventions.controls import PERMUTED
 from interventions.effects import holm
 from interventions.findings import Finding
+from interventions.findings_figure import plot_findings
 from interventions.findings_folder import FindingsFolder, findings_table, markdown
 from interventions.layers import find_layer
 from maze import steering, table
@@ -73,6 +75,40 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
     assert "0.900 (0.800 to 0.950)" in lines[0]
     assert "no number: no agents with other regions" in lines[2]
     assert "no number: retargeting has not been run to its end" in lines[15]
+    with Image.open(tmp_path / "findings.png") as picture:
+        assert picture.width > 400  # two panels
+
+
+def test_a_table_without_a_test_has_no_figure(studies, tmp_path):
+    shown = Finding(1, "", "x", 0.9, 0.8, 0.95, 100, shown=True)
+    tested = dataclasses.replace(shown, row=6, p=0.001, p_control=0.04, primary=True)
+    folder = FindingsFolder(tmp_path, CLAIMS, "x")
+    folder.save({"a": [shown, tested]}, {"a": {}}, ())
+    assert folder.figure_file.is_file()
+    folder.save({"a": [shown]}, {"a": {}}, ())
+    assert not folder.figure_file.exists()
+
+
+def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("interventions.findings_figure.Figure.savefig",
+                        lambda figure, path, **_: drawn.append(figure))
+    one = Finding(6, "", "channels 10 times -1", -1.0, -1.5, -0.5, 10, p=0.001, p_control=0.04,
+                  primary=True)
+    other = dataclasses.replace(one, measure="channels 20 times -1", value=0.2, low_95=-0.1,
+                                high_95=0.5)
+    later, untested = (dataclasses.replace(one, row=12),
+                       dataclasses.replace(one, row=7, primary=False))
+    plot_findings(tmp_path / "x.png",
+                  findings_table({"a": [one, later, untested], "b": [other]}), "R")
+    first, second = (axes for axes in drawn[0].axes if axes.axison)
+    assert first.get_title() == "R6: channels … times -1"
+    assert second.get_title() == "R12: channels 10 times -1"
+    marks = [line for line in first.lines if line.get_marker() in ("D", "o")]
+    assert [(line.get_xdata()[0], line.get_ydata()[0], line.get_marker()) for line in marks] == [
+        (-1.0, 0, "D"), (0.2, 1, "o")]
+    bars = [tuple(line.get_xdata()) for line in first.lines if len(set(line.get_xdata())) == 2]
+    assert bars == [(-1.5, -0.5), (-0.1, 0.5)]
 
 
 def test_one_test_a_row_is_corrected_over_the_table():
@@ -210,7 +246,7 @@ def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, c
         process.kill()
         process.communicate()
     assert run_pipeline.main(arguments(stopped)) == 0
-    for path in ("findings.csv", "table.md"):
+    for path in ("findings.csv", "table.md", "findings.png"):
         assert ((stopped / "analysis/maze/table" / path).read_bytes()
                 == (whole / "analysis/maze/table" / path).read_bytes())
     assert (stopped / "report" / "index.html").is_file()
