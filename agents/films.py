@@ -6,7 +6,7 @@ Letters in shape comments: T steps.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +52,15 @@ def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: in
 
 
 def write_beside(path: Path, films: Mapping[str, np.ndarray], fps: int) -> None:
-    """Write films by title, uint8 (T, SIDE, SIDE, 3), beside each other. An episode that is over
-    stays as it was, but darker."""
+    """Write films beside each other, see ``beside``."""
+    write_video(path, beside(films), fps)
+
+
+def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Frames of films by title, uint8 (T, SIDE, SIDE, 3), beside each other. An episode that is
+    over stays as it was, but darker."""
     longest = max(map(len, films.values()))
     columns = {name: np.concatenate([frames, np.repeat(frames[-1:] // 2, longest - len(frames),
                                                        axis=0)])[:, None]
                for name, frames in films.items()}
-    write_video(path, side_by_side(columns, 1), fps)
+    return side_by_side(columns, 1)

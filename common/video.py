@@ -119,6 +119,17 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
         container.mux(stream.encode())
 
 
+def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
+    """Write uint8 frames (H, W, 3) as an animated GIF that begins again, atomically. All have the
+    256 colours that fit the first best."""
+    images = [Image.fromarray(frame) for frame in frames]
+    palette = images[0].quantize(256)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+    with atomic_path(path) as temporary:
+        images[0].save(temporary, save_all=True, append_images=images[1:], loop=0,
+                       duration=round(1000 / fps))
+
+
 def write_poster(path: Path, film: Path) -> None:
     """Write a frame of an mp4 file as a picture, for pages to show until the film plays.
 

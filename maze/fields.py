@@ -75,6 +75,8 @@ def parser() -> Parser:
                        choices=(COEFFICIENTS, CHECKPOINTS, CHEESE),
                        help="of the levels that are drawn: over the arms in their order, over the "
                             "agent files in the agent's folder, with the cheese on every square")
+    flags.add_argument("--num_stills", type=from_zero, default=0,
+                       help="moments of each film that are also written as one picture")
     add_output_flags(flags, "fields")
     add_shard_flags(flags, "the levels")
     return flags
@@ -141,12 +143,13 @@ def main(argv: list[str] | None = None) -> None:
         draw_arm(folder, arm, fields, found[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):
-        if not folder.film_file(film, name).exists():
+        stills = folder.stills_file(film, name) if args.num_stills else None
+        if not folder.film_file(film, name).exists() or (stills and not stills.exists()):
             figures = {  # of which those of one are drawn, one after the other
                 COEFFICIENTS: over_arms(found, name, views[name], style),
                 CHECKPOINTS: over_checkpoints(checkpoints, levels[name], look, views[name], style),
                 CHEESE: over_cheese(levels[name], look, style)}[film]
-            write_film(folder.film_file(film, name), figures)
+            write_film(folder.film_file(film, name), figures, stills, args.num_stills)
     print(summary(table))
     print(f"wrote {folder.table_file} and the fields of {len(levels)} levels in {len(arms)} arms")
 

@@ -42,6 +42,8 @@ def parser() -> Parser:
     flags.add_argument("--max_steps", type=count, default=150, help="steps that a film shows")
     flags.add_argument("--tps", type=frames_per_second, default=FRAMES_PER_SECOND,
                        help="environment steps a second in the films")
+    flags.add_argument("--gif", action="store_true",
+                       help="write films as animated pictures, too, which documents can show")
     add_output_flags(flags, "rollouts")
     return flags
 
@@ -77,16 +79,17 @@ def main(argv: list[str] | None = None) -> None:
         "patches": [each.metadata for each in opened.values()], "levels": seeds,
         "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,
         "versions": versions()},
-        ("settings.json", "film_*.mp4", "level_*.json", "episodes.csv"), "films", "--output_dir",
-        args.overwrite, informative=("versions", "agent_file"))
+        ("settings.json", "film_*.mp4", "film_*.gif", "level_*.json", "episodes.csv"), "films",
+        "--output_dir", args.overwrite, informative=("versions", "agent_file"))
     reel = Reel(policy, compute, env, edit, args.seed, args.max_steps, args.tps)
     rows = []
     for number, state in with_progress(enumerate(states), len(states), "film"):
         film = args.output_dir / f"film_{state.level_seed}.mp4"
         facts = args.output_dir / f"level_{state.level_seed}.json"
-        if not (film.exists() and facts.exists()):
+        gif = film.with_suffix(".gif") if args.gif else None
+        if not all(path.exists() for path in (film, facts, gif) if path):
             lock.check()
-            reel.shoot(film, facts, number, state, arms)
+            reel.shoot(film, facts, number, state, arms, gif)
         rows += read_json(facts)
     table = pd.DataFrame(rows)
     write_table(args.output_dir / "episodes.csv", table, exact=True)

@@ -21,6 +21,7 @@ from conftest import (
     wait_for,
 )
 from matplotlib.quiver import Quiver
+from PIL import Image
 from scipy.stats import binomtest, sem
 
 from agents.acting import run_policy
@@ -405,7 +406,7 @@ def arguments(agent: Path, output: Path, *more: str, levels: str = SMALL) -> lis
 def finished(feed_forward, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("fields") / "out"
     assert fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
-                                 "--films", "cheese", "checkpoints")) == 0
+                                 "--films", "cheese", "checkpoints", "--num_stills", "3")) == 0
     return output
 
 
@@ -443,12 +444,22 @@ def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finish
 
 
 def test_pictures_and_films_are_of_the_levels_that_are_drawn(finished):
-    assert {path.name for path in finished.rglob("*.png")} == {"field_0.png", "maps_0.png"}
+    assert {path.name for path in finished.rglob("*_0.png")} == {
+        "field_0.png", "maps_0.png", "checkpoints_0.png", "cheese_0.png"}
     assert sorted(path.name for path in (finished / "films").iterdir()) == [
-        "checkpoints_0.mp4", "cheese_0.mp4"]
-    for name, num_frames in (("checkpoints", 2), ("cheese", 6)):
+        "checkpoints_0.mp4", "checkpoints_0.png", "cheese_0.mp4", "cheese_0.png"]
+    for name, num_frames, shown in (("checkpoints", 2, [0, 1]), ("cheese", 6, [0, 2, 5])):
         with av.open(str(finished / "films" / f"{name}_0.mp4")) as film:
-            assert sum(1 for _ in film.decode(video=0)) == num_frames
+            frames = [frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)]
+        assert len(frames) == num_frames
+        with Image.open(finished / "films" / f"{name}_0.png") as stills:
+            found = np.asarray(stills, np.float64)
+        # Up to what the film's compression takes, which is less than its frames differ by.
+        side_by_side = np.hstack([frames[each] for each in shown]).astype(np.float64)
+        assert found.shape == side_by_side.shape
+        assert np.abs(found - side_by_side).mean() < 4
+        assert np.abs(found - np.roll(side_by_side, frames[0].shape[1], axis=1)).mean() > 1.5 * (
+            np.abs(found - side_by_side).mean())
 
 
 def test_a_killed_script_goes_on_and_ends_with_the_same_numbers(finished, feed_forward, tmp_path):
@@ -472,7 +483,8 @@ def test_shards_and_a_join_give_the_files_of_one_run(finished, feed_forward, tmp
 
     def run(*more):
         return fields.main(arguments(feed_forward, output, "--patch", PATCH, "--num_pictures", "1",
-                                     "--films", "cheese", "checkpoints", *more))
+                                     "--films", "cheese", "checkpoints", "--num_stills", "3",
+                                     *more))
 
     with killed_at(field_arms, "save_field", 2):
         assert run("--shard", "2/3") == 130

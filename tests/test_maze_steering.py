@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import FLOAT32, tiny_policy
+from PIL import Image
 
 from agents.acting import run_policy
 from common.agent_file import save_agent
@@ -363,6 +364,11 @@ def test_films_show_every_arm_with_the_same_random_numbers(agent, tmp_path, caps
     written = film.stat().st_mtime_ns
     assert rollouts.main(argv) == 0
     assert film.stat().st_mtime_ns == written
+    assert rollouts.main([*argv, "--gif"]) == 0
+    with Image.open(film.with_suffix(".gif")) as animated:
+        assert animated.n_frames <= len(frames) and animated.size == frames[0].shape[1::-1]
+        shown = np.asarray(animated.convert("RGB"), np.float64)
+    assert np.abs(shown - frames[0]).mean() < 6 < np.abs(shown - frames[0][::-1]).mean()
     capsys.readouterr()
     assert rollouts.main([*argv, "--max_steps", "30"]) == 2
     assert rollouts.main([*argv[:6], "--output_dir", str(tmp_path / "x")]) == 2

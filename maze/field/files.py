@@ -11,6 +11,7 @@ Layout::
     <arm>/field_<level>.png             the field, or what the patches change
     <arm>/maps_<level>.png              value and probabilities of reaching each square
     films/<name>_<level>.mp4
+    films/<name>_<level>.png            some moments of it side by side, if asked for
 
 An ``.npz`` file has ``squares`` (n, 2) int16, inner row and column; ``log_probs`` (n, 15),
 ``probs`` (n, 5: left, down, up, right, stay) and ``values`` (n,), float32; ``rows``, the world from
@@ -178,6 +179,9 @@ class FieldsFolder:
 
     def film_file(self, name: str, level: str) -> Path:
         return self.path / FILMS / f"{name}_{level}.mp4"
+
+    def stills_file(self, name: str, level: str) -> Path:
+        return self.path / FILMS / f"{name}_{level}.png"
 
     def save_tables(self, table: pd.DataFrame, moved: pd.DataFrame) -> None:
         """Write ``moved.csv`` and then ``differences.csv``.

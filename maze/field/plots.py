@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from PIL import Image
 
 from common.errors import UserError
 from common.files import atomic_path
@@ -119,9 +120,20 @@ def plot_maps(path: Path, grid: Grid, maps: Mapping[str, np.ndarray], style: Sty
     _save(path, figure)
 
 
-def write_film(path: Path, figures: Iterable[Figure]) -> None:
-    """Write figures of one size as a film, atomically, each shown for a quarter of a second."""
-    write_video(path, _pictures(figures), FILM_FRAMES_PER_SECOND)
+def write_film(path: Path, figures: Iterable[Figure], stills: Path | None = None,
+               num_stills: int = 0) -> None:
+    """Write figures of one size as a film, atomically, each shown for a quarter of a second.
+
+    Args:
+        stills: where so many of the figures are written, too, side by side: the first, the last,
+            and others at equal distances; all, if there are fewer.
+    """
+    pictures = list(_pictures(figures))
+    write_video(path, iter(pictures), FILM_FRAMES_PER_SECOND)
+    if stills:
+        chosen = np.unique(np.linspace(0, len(pictures) - 1, num_stills).round().astype(int))
+        with atomic_path(stills) as temporary:
+            Image.fromarray(np.hstack([pictures[each] for each in chosen])).save(temporary)
 
 
 def _pictures(figures: Iterable[Figure]) -> Iterator[np.ndarray]:

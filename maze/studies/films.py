@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from agents.episodes import play_episodes
-from agents.films import small_film, write_beside
+from agents.films import beside, small_film, write_beside
 from common.devices import Compute
 from common.env import EnvConfig, LevelEdit
 from common.files import save_json
 from common.networks import Policy
+from common.video import write_gif
 from interventions.patch import Patch
 from interventions.scopes import patched
 from maze.level.state import MazeState
@@ -40,10 +41,11 @@ class Reel:
     fps: int
 
     def shoot(self, film: Path, facts: Path, number: int, state: MazeState,
-              arms: Mapping[str, Sequence[Patch]]) -> None:
+              arms: Mapping[str, Sequence[Patch]], gif: Path | None = None) -> None:
         """Play a level with each arm, and write the film, then what happened.
 
         Args:
+            gif: where the film is written as an animated picture, too.
             number: of the level; with the seed, it decides the random numbers.
             arms: patches by the arm's name, none without any.
         """
@@ -60,5 +62,7 @@ class Reel:
                          "return": episode.total_reward,
                          "squares": len(np.unique(episode.positions[:-1], axis=0))})
         write_beside(film, films, self.fps)
+        if gif:
+            write_gif(gif, beside(films), self.fps)
         save_json(facts, rows)
 
