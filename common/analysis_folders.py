@@ -19,6 +19,7 @@ class AnalysisFolders:
     bottleneck = property(lambda self: self.save_dir / "bottleneck_vec_analysis_precomp")
     bottleneck_plots = property(lambda self: self.save_dir / "bottleneck_vec_plots")
     behaviours = property(lambda self: self.save_dir / "combined_agent_env_hx_analysis_precomp")
+    behaviour_stability = property(lambda self: self.save_dir / "behaviour_stability")
     behaviour_plots = property(lambda self: self.save_dir / "combined_agent_env_hx_plots")
     jacobians = property(lambda self: self.save_dir / "jacob_analysis_precomp")
     jacobian_plots = property(lambda self: self.save_dir / "jacob_plots")

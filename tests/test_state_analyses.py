@@ -20,6 +20,7 @@ from sklearn.metrics import adjusted_rand_score
 import export_panel
 import xcorr_and_xcaus_plots
 from analysis import (
+    behaviour_stability,
     bottleneck_vec_analysis_plotting,
     bottleneck_vec_analysis_precompute,
     causal_stories,
@@ -34,6 +35,16 @@ from analysis import (
 )
 from analysis.behaviours.figures import figures as behaviour_figures
 from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.stability import (
+    CONTROL,
+    NOT_DRAWN,
+    SAMPLES,
+    StabilityFolder,
+    agreements,
+    counts,
+    draws_of,
+    without_behaviours,
+)
 from analysis.behaviours.steps import analyse as analyse_behaviours
 from analysis.behaviours.steps import behaviour_features, most_common
 from analysis.bottleneck_vectors.figures import figures as bottleneck_figures
@@ -422,6 +433,81 @@ def test_a_killed_run_goes_on_and_gives_what_an_unbroken_one_gives(precomputed, 
 
 
 # Figures.
+
+
+# Behaviours in draws of the samples.
+
+
+def test_draws_agree_on_the_samples_that_are_in_both():
+    # Per draw agglomerative, hdbscan and kmeans. Of samples 1 to 4, which both draws have, the
+    # first method puts the same together under other names, the second crosses them, and the third
+    # leaves all of the second pair out, which is a group, too.
+    first = np.array([[0, 0, 0, 1, 1, NOT_DRAWN], [0, 0, 0, 1, 1, NOT_DRAWN],
+                      [0, 0, 0, 1, 1, NOT_DRAWN]])
+    second = np.array([[NOT_DRAWN, 1, 1, 0, 0, 2], [NOT_DRAWN, 0, 1, 0, 1, 0],
+                       [NOT_DRAWN, 0, 0, -1, -1, 0]])
+    found = agreements(SAMPLES, [first, second])
+    assert [(each.method, each.draw, each.other_draw, each.shared_samples) for each in found] == [
+        ("agglomerative", 0, 1, 4), ("hdbscan", 0, 1, 4), ("kmeans", 0, 1, 4)]
+    # The pairs of a crossed 2 x 2 table: 0 agree of an expected 2 / 3 and at most 2.
+    assert [each.adjusted_rand for each in found] == pytest.approx([1, -0.5, 1])
+    numbers = counts(SAMPLES, [first, second]).set_index(["method", "draw"])
+    assert numbers.loc[("agglomerative", 1), "behaviours"] == 3
+    assert numbers.loc[("kmeans", 1), ["behaviours", "in_none"]].tolist() == [1, 0.4]
+
+
+def test_draws_are_random_subsets_of_the_samples():
+    draws = draws_of(20, 0.8, 6, seed=3)
+    assert all(len(set(draw)) == 16 and set(draw) <= set(range(20)) for draw in draws)
+    assert len({tuple(draw) for draw in draws}) == 6
+    np.testing.assert_array_equal(draws, draws_of(20, 0.8, 6, seed=3))
+
+
+def test_the_control_keeps_each_coordinate_and_loses_what_samples_share():
+    rng = np.random.default_rng(0)
+    kind = np.arange(200) % 2
+    # Sum and difference, the principal components, are both large in samples of one kind.
+    size = np.where(kind == 1, 3.0, 1.0)
+    total, difference = ((-1.0) ** (np.arange(200) // every) * size for every in (2, 4))
+    features = np.stack([total + difference / 2, total - difference / 2], axis=1)[:, None]
+    features = np.repeat(features, 4, axis=1) + 0.01 * rng.normal(size=(200, 4, 2))
+    config = BehavioursConfig(200, 2, 2, 2, "kmeans", 1, (1,))
+    control = without_behaviours(features.astype(np.float32), config, seed=1)
+    assert control.shape == features.shape
+    # Courses of single samples stay whole, so steps of a sample are still nearly the same,
+    assert control.std(axis=1).max() < 0.1
+    # the spread is that of the states, and the sizes of the two go together no more.
+    np.testing.assert_allclose(control.std(axis=(0, 1)), features.std(axis=(0, 1)), rtol=0.05)
+    for states, least, most in ((features, 0.9, 1), (control, -0.2, 0.2)):
+        sizes = np.abs(states[:, 0] @ np.array([[1, 1], [1, -1]]))
+        assert least < np.corrcoef(sizes.T)[0, 1] < most
+
+
+def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
+        precomputed, data, tmp_path, capsys):
+    command = arguments(data, precomputed, "--n_clusters", KINDS, "--num_env_samples", NUM_SAMPLES,
+                        "--num_draws", 3, "--precomp_dir", tmp_path / "stability")
+    assert behaviour_stability.main(command) == 0
+    folder = StabilityFolder(tmp_path / "stability", NUM_SAMPLES, 3)
+    table = pd.read_csv(folder.table("agreement"))
+    assert len(table) == 2 * 3 * 3
+    mean = table.groupby(["data", "method"])["adjusted_rand"].mean()
+    assert mean[SAMPLES, "kmeans"] == mean[SAMPLES, "agglomerative"] == 1
+    assert mean[CONTROL, "kmeans"] < 0.8
+    labels = folder.read("samples_0")
+    drawn = labels[2] != NOT_DRAWN
+    assert drawn.sum() == round(0.8 * NUM_SAMPLES)
+    assert adjusted_rand_score(KIND[drawn], labels[2][drawn]) == 1
+    text = folder.table("report").read_text()
+    assert "| kmeans | 3 to 3 | 0% to 0% | 1.00 (1.00 to 1.00) |" in text
+    assert text.strip() in capsys.readouterr().out
+
+
+def test_stability_of_one_draw_or_of_all_samples_is_refused(data, precomputed, capsys):
+    for flags, message in ((("--num_draws", 1), "--num_draws must be at least 2, not 1"),
+                           (("--share", 1), "--share must lie between 0 and 1, not be 1.0")):
+        assert behaviour_stability.main(arguments(data, precomputed, *flags)) == 2
+        assert message in capsys.readouterr().err
 
 
 PLOTS = {

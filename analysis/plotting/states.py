@@ -18,9 +18,9 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
-from PIL import Image
 
 from common.palette import COLOURS, DARK_GREY, DPI, SKY_BLUE, VERMILION
+from common.video import write_gif
 
 # Where there are more categories than colours the marker changes, and their numbers are written
 # where their states are.
@@ -278,11 +278,8 @@ def plot_space(path: Path, space: Plane, colouring: Quantity | Category, seed: i
     for angle in np.linspace(0, 360, SPACE_FRAMES, endpoint=False):
         axes.view_init(elev=20, azim=angle)
         canvas.draw()
-        frames.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3]))
-    palette = frames[0].quantize(256)
-    frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    frames[0].save(path, save_all=True, append_images=frames[1:], loop=0,
-                   duration=round(1000 * SPACE_SECONDS / SPACE_FRAMES))
+        frames.append(np.array(canvas.buffer_rgba())[..., :3])
+    write_gif(path, frames, SPACE_FRAMES / SPACE_SECONDS)
 
 
 def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:

@@ -1,0 +1,89 @@
+"""Say whether behaviours are the same in other samples: find them in random draws of the samples,
+by each method of clustering, and compare the draws.
+
+Writes the agreement of every pair of draws (adjusted Rand index), beside that of a control without
+behaviours, and the number of behaviours in each. The method that agrees most is the one to give
+combined_agent_env_hx_analysis_precompute.py as --clustering.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.behaviours.inputs import add_behaviour_flags, read_inputs
+from analysis.behaviours.stability import (
+    DATA,
+    SAMPLES,
+    StabilityFolder,
+    agreements,
+    counts,
+    draws_of,
+    labels_of_draw,
+    report,
+    without_behaviours,
+)
+from analysis.parameters.config import BehavioursConfig, TsneConfig
+from analysis.results.output import check_results, description_of, finish, reporting_writer
+from common.array_folders import Result
+from common.cli import Parser, count, seed
+from common.errors import UserError, script_main
+from common.files import atomic_path
+from common.tables import write_table
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    add_behaviour_flags(flags, "behaviour_stability")
+    flags.add_argument("--n_clusters", type=count,
+                       key="analysis.combined_agent_env_hx.n_clusters", help="number of clusters")
+    flags.add_argument("--num_draws", type=count, default=10, help="draws, at least 2")
+    flags.add_argument("--share", type=float, default=0.8,
+                       help="of the samples, in each draw, below 1")
+    flags.add_argument("--seed", type=seed, default=0,
+                       help="of every random choice but those of t-SNE")
+    flags.add_argument("--overwrite", action="store_true",
+                       help="replace the results for this number of samples")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args, _, parameters = parser().read(argv)
+    if args.num_draws < 2:
+        raise UserError(f"--num_draws must be at least 2, not {args.num_draws}: draws are compared")
+    if not 0 < args.share < 1:
+        raise UserError(f"--share must lie between 0 and 1, not be {args.share}")
+    config, tsne_seed = parameters.get(BehavioursConfig), parameters.get(TsneConfig).tsne_seed
+    folder = StabilityFolder(args.precomp_dir or parameters.folders.behaviour_stability,
+                             config.num_samples, args.num_draws)
+    check_results(folder, "samples", args.overwrite)
+    inputs = read_inputs(args, parameters)
+    num_samples = len(inputs.numbers)
+    features = inputs.features.reshape(num_samples, -1, inputs.features.shape[1])
+    writer = reporting_writer(folder, {
+        **description_of(config, args.seed, tsne_seed, inputs.samples, inputs.numbers),
+        **inputs.description(), "num_draws": args.num_draws, "share": args.share})
+    draws = draws_of(num_samples, args.share, args.num_draws, args.seed)
+    labels = {}
+    for data in DATA:
+        states = features if data == SAMPLES else without_behaviours(features, config, args.seed)
+        labels[data] = []
+        for number, draw in enumerate(draws):
+            name = f"{data}_{number}"
+            found = writer.step(name, lambda name=name, states=states, draw=draw: Result(
+                {name: labels_of_draw(states, draw, config, args.seed, tsne_seed)},
+                {"samples": len(draw)}))
+            labels[data].append(found[name])
+    agreement = pd.DataFrame([each for data in DATA for each in agreements(data, labels[data])])
+    numbers = pd.concat([counts(data, labels[data]) for data in DATA])
+    write_table(folder.table("agreement"), agreement)
+    write_table(folder.table("draws"), numbers)
+    text = report(agreement, numbers, config, args.share)
+    with atomic_path(folder.table("report")) as temporary:
+        temporary.write_text(text)
+    finish(writer)  # last: what has settings is whole
+    print(text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
