@@ -37,8 +37,8 @@ from common.parameters import ParameterSet
 
 UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
 SIZES, MILLION = (10_000, 100_000), 1_000_000
-TIME_LIMIT = {100_000: 600}  # seconds
-MEMORY_LIMIT = 16  # GB
+TIME_LIMIT = {100_000: 600, MILLION: 1200}  # seconds
+MEMORY_LIMIT = 6  # GB
 AGREEMENT_STATES, AGREEMENT_NEIGHBOURS = 3_000, 15
 
 
@@ -134,7 +134,7 @@ def print_table(results: dict[int, dict]) -> None:
         limit = TIME_LIMIT.get(size)
         print(f"{size} states: {total:.0f} s{f' (limit {limit} s)' if limit else ''}, "
               f"{peak:.2f} GB (limit {MEMORY_LIMIT} GB); ICA {facts['ica']['iterations']} and NMF "
-              f"{facts['nmf']['iterations']} iterations, {facts['outliers']['outliers']} outliers")
+              f"{facts['nmf']['iterations']} iterations, {facts['kept']['outliers']} outliers")
     sizes = list(results)
     print("step".ljust(10) + "".join(f"{size:>12} s     GB" for size in sizes) + "   growth")
     for step in results[sizes[0]]:
