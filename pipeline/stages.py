@@ -358,7 +358,8 @@ class _Builder:
              "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
             (f"{FOLDERS.panel}/**/*.*",),
             number_of(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
-            needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS},
+            needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS,
+                   "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
             clears=(str(FOLDERS.panel),), continued=from_start)]
 

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -43,11 +45,33 @@ def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), "--exp_name", NAME, *more]
 
 
+# A sitecustomize.py: each process notes which files below FOLDER it opens, and whether to read.
+NOTING = """\
+import os, sys
+def note(event, args):
+    if event == "open" and isinstance(args[0], str) and args[0].startswith(FOLDER):
+        file = os.open(f"{NOTES}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        kind = "reads" if args[2] & os.O_ACCMODE == os.O_RDONLY else "writes"
+        os.write(file, f"{kind} {args[0]}\\n".encode())
+        os.close(file)
+sys.addaudithook(note)
+"""
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def notes(tmp_path_factory):
+    """A folder with the notes of the processes that wrote ``finished``."""
+    return tmp_path_factory.mktemp("notes")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, notes):
     """An output folder that no test may change."""
     folder = tmp_path_factory.mktemp("pipeline") / "output"
-    assert run_pipeline.main(arguments(folder)) == 0
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(f"FOLDER, NOTES = '{folder}/', '{notes}'\n{NOTING}")
+    subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT, check=True,
+                   env={**os.environ, "PYTHONPATH": str(site)})
     return folder
 
 
@@ -182,6 +206,27 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     found = planned(run(output, "--from", "train_simulator", "--dry_run"))
     assert found["train_simulator"] == f"the input {changed} has changed"
     assert "evaluate" not in found
+
+
+def test_a_stage_reads_what_it_and_those_that_it_waits_for_have_written(finished, notes):
+    """Or a job on a cluster, where other stages run at the same time, reads half of it."""
+    waits_for = {}
+    for stage in STAGES:
+        direct = {*stage.needs, *(f"train_{what}" for what in ("agent", "simulator")
+                                  if f"{{{what}}}" in stage.files)}
+        waits_for[stage.name] = direct.union(*(waits_for[name] for name in direct))
+    written_by = {path: stage.name for stage in STAGES for path in find(finished, stage.outputs)}
+    seen = set()
+    for file in notes.iterdir():
+        noted = [line.split(" ", 1) for line in file.read_text().splitlines()]
+        logs = [Path(path).stem for kind, path in noted
+                if kind == "writes" and Path(path).parent == finished / "logs"]
+        if len(logs) == 1:  # of the others one is the pipeline, and some serve a stage
+            stage = logs[0].partition("_")[2]
+            writers = {written_by.get(Path(path), stage) for kind, path in noted if kind == "reads"}
+            assert writers <= {stage, *waits_for[stage]}, stage
+            seen.add(stage)
+    assert seen == set(NAMES)
 
 
 def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
