@@ -8,27 +8,24 @@ they are counted.
 from __future__ import annotations
 
 import argparse
-import functools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from agents.episodes import play_episodes
 from agents.reference import played_reference
 from clarity.failing.arms import (
     FailureArm,
     invisible_hazards,
     labels_of,
     original_and_edited,
+    play_arm,
     with_controls,
 )
 from clarity.failing.causes import causes_of, what_is_known
 from clarity.failing.counting import ANY, Failures, blindness, effects, rates
 from clarity.failing.files import ORIGINAL, CausesFolder
 from clarity.failing.films import shoot, told_apart
-from clarity.failing.playing import with_fates
 from clarity.failing.report import plot, report
 from common.cli import (
     Parser,
@@ -47,7 +44,6 @@ from common.devices import Compute, resolve_compute
 from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import atomic_path, versions
-from common.progress import Progress
 from common.shards import WHOLE, add_shard_flags
 from common.tables import write_table
 from interventions.effects import check_starts
@@ -112,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
         "arms": {each.arm.name: each.made for each in (*shown, *controls)}}, args.overwrite,
         args.shard, args.join)
     for each in args.shard.of([*shown, *controls]):
-        play(each, folder, compute, config, levels, args)
+        play_arm(each, folder, compute, config, levels, args.seed, args.num_envs)
     folder.finish_shard()
     if args.shard != WHOLE:
         return
@@ -140,28 +136,6 @@ def arms_of(args: argparse.Namespace, labels: Sequence[str], compute: Compute, c
     pattern = controls[0].arm.pattern if controls else None
     return [*agents, *invisible_hazards(args.invisible, config.env_name, agents[0],
                                         pattern)], controls
-
-
-def play(each: FailureArm, folder: CausesFolder, compute: Compute, config: EnvConfig,
-         levels: Sequence[tuple[int, int]], args: argparse.Namespace) -> None:
-    """Play an arm's levels that are not there yet."""
-    if folder.has(each.arm.name):
-        return
-    begun = folder.begun(each.arm.name)
-    left = [level for level in levels if level[0] not in begun]
-    started, steps = time.monotonic(), 0
-    if left:
-        episodes = functools.partial(
-            play_episodes, each.policy(), compute, config, left, args.seed, args.num_envs,
-            keep_frames=False, edit=each.level_edit, edit_every_step=each.every_step)
-        with Progress(len(levels), "episode", len(begun)) as progress:
-            for _, fate in with_fates(config, episodes):
-                folder.add(each.arm.name, fate)
-                steps += fate.length
-                progress.update(progress.done + 1)
-    folder.finish(each.arm.name)
-    rate = steps / max(time.monotonic() - started, 1e-9)
-    print(f"{each.arm.name}: {len(left)} episodes, {rate:.0f} steps/s", flush=True)
 
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # causes.csv, effects.csv, blindness.csv

@@ -14,7 +14,7 @@ from common import rollout_files
 from common.game_objects import hazards_of, objects_of
 from common.parameters import ParameterSet
 from interventions.findings_folder import FindingsFolder
-from pipeline.presets import AGENT, SIMULATOR, Preset
+from pipeline.presets import AGENT, SIMULATOR, ClarityPreset, Preset
 from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
 
 ROOM = "analysis/clarity"  # below the output folder
@@ -26,14 +26,17 @@ FEATURES, OTHERS, ATTRIBUTION, OBJECTS, CHECKS, MAPS, PAGE, EDITS, CAUSES, TABLE
         "saliency_checks", "page", "edits", "causes", "table"))
 
 
-def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> list[Stage]:
+def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
+                   exp_name: str) -> list[Stage]:
     """A recording of the agent's own policy, features, attributions, checks of them and of maps
     through the simulator, the page, what the agent fails by with and without a feature, and the
     article's table."""
     config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
-    edited = f"{EDITS}/without_{failing.layer}_{failing.feature}.pth"
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
     invisible = [name for name in failing.invisible if name in hazards]
+    game = ("--env_name", preset.env_name, "--distribution_mode", preset.distribution_mode,
+            *(("--use_backgrounds",) if isinstance(preset, ClarityPreset)
+              and preset.use_backgrounds else ()))
     recorded = {"clarity_record": tuple(f"{RECORDING}/data/{pattern}"
                                         for pattern in rollout_files.PATTERNS)}
     seed = ("--seed", str(preset.seed))
@@ -48,12 +51,30 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
     checks = [check for check in config.checks if known or check != OBJECT_CHECK]
     sizes = ("--num_observations", str(config.num_observations), "--nmf_features",
              str(config.nmf_features))
+    blinded = [name for name in failing.hazards if name in hazards]
+    edited = [f"blind_to_{name}.pth" for name in blinded] or [
+        f"without_{failing.layer}_{failing.feature}.pth"]
+    edit = Stage(
+        "clarity_edit", "clarity.choose_edits",
+        ("--agent_file", AGENT, *game, "--hazards", *blinded, "--features_dir",
+         f"{OUTPUT}/{FEATURES}", "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--num_episodes",
+         str(failing.choosing_episodes), "--seed", str(preset.seed + 1), "--output_dir",
+         f"{OUTPUT}/{EDITS}"),
+        (f"{EDITS}/**/*.*",), number_of(f"{EDITS}/*.pth", "edited agents"),
+        needs={"clarity_features": (f"{FEATURES}/**/*.*",), **named}, files=(AGENT,),
+        clears=(EDITS,)) if blinded else Stage(
+        "clarity_edit", "clarity.edit_agent",
+        ("--agent_file", AGENT, "--features_dir", f"{OUTPUT}/{FEATURES}", "--layer",
+         failing.layer, "--features", str(failing.feature), "--output",
+         f"{OUTPUT}/{EDITS}/{edited[0]}"),
+        (f"{EDITS}/*.pth",), number_of(f"{EDITS}/*.pth", "edited agents"),
+        needs={"clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,), clears=(EDITS,),
+        continued=from_start)
     compared = known and config.compare_activations
     others = ("--other_features_dir", f"{OUTPUT}/{OTHERS}") if compared else ()
     return [
         Stage("clarity_record", "record",
-              ("--model_file", AGENT, "--env_name", preset.env_name, "--distribution_mode",
-               preset.distribution_mode, "--param_name", preset.recording_param_name,
+              ("--model_file", AGENT, *game, "--param_name", preset.recording_param_name,
                "--num_episodes", str(config.num_episodes), "--no_action_noise", "--no_videos",
                *seed, "--logdir", f"{OUTPUT}/{RECORDING}"),
               (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
@@ -98,7 +119,8 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
                  parameters=parameters.flattened("analysis.saliency.common_timesteps",
                                                  "analysis.saliency.gaussian_kernel_size",
                                                  "analysis.saliency.sigma"),
-                 clears=(MAPS,))] if known and config.num_maps else []),
+                 clears=(MAPS,))]
+          if known and config.num_maps and SIMULATOR in preset.given_files else []),
         Stage("clarity_page", "clarity.page",
               (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",
                f"{OUTPUT}/{CHECKS}", *(("--failure_causes",) if hazards else ()), "--exp_name",
@@ -106,23 +128,17 @@ def clarity_stages(preset: Preset, parameters: ParameterSet, exp_name: str) -> l
               (f"{PAGE}/**/*.*",), number_of(f"{PAGE}/data/*.js", "files of data"),
               needs={**studied, **named, "clarity_checks": (f"{CHECKS}/**/*.*",)},
               files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start),
-        Stage("clarity_edit", "clarity.edit_agent",
-              ("--agent_file", AGENT, "--features_dir", f"{OUTPUT}/{FEATURES}", "--layer",
-               failing.layer, "--features", str(failing.feature), "--output",
-               f"{OUTPUT}/{edited}"),
-              (f"{EDITS}/*.pth",), number_of(f"{EDITS}/*.pth", "edited agents"),
-              needs={"clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,), clears=(EDITS,),
-              continued=from_start),
+        edit,
         Stage("failure_causes", "clarity.failure_causes",
-              ("--agent_file", AGENT, f"{OUTPUT}/{edited}", "--env_name", preset.env_name,
-               "--distribution_mode", preset.distribution_mode, "--num_episodes",
-               str(failing.num_episodes), "--num_controls", str(failing.num_controls),
-               "--num_films", str(failing.num_films), "--reference_size",
-               str(failing.reference_size), *(("--invisible", *invisible) if invisible else ()),
-               *seed, "--output_dir", f"{OUTPUT}/{CAUSES}"),
-              (f"{CAUSES}/**/*.*",), failed,
-              needs={"clarity_edit": (f"{EDITS}/*.pth",)}, files=(AGENT,), clears=(CAUSES,),
-              max_shards=1 + failing.num_controls),  # edited agents
+              ("--agent_file", AGENT, *(f"{OUTPUT}/{EDITS}/{file}" for file in edited), *game,
+               "--num_episodes", str(failing.num_episodes), "--num_controls",
+               str(failing.num_controls), "--num_films", str(failing.num_films),
+               "--reference_size", str(failing.reference_size),
+               *(("--invisible", *invisible) if invisible else ()), *seed, "--output_dir",
+               f"{OUTPUT}/{CAUSES}"),
+              (f"{CAUSES}/**/*.*",), failed, needs={edit.name: (f"{EDITS}/*.pth",)},
+              files=(AGENT,), clears=(CAUSES,),
+              max_shards=1 + len(edited) * (1 + failing.num_controls) + len(invisible)),
         Stage("clarity_table", "clarity.table",
               ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, *seed, "--output_dir",
                f"{OUTPUT}/{TABLE}"),

@@ -153,19 +153,46 @@ class MazePreset:
         return {place_of(name): file for name, file in self.agents.items()}
 
 
+@dataclasses.dataclass(frozen=True)
+class ClarityPreset:
+    """Preset of the studies of one agent that fill the table of the article on RL vision."""
+
+    parameters: str
+    agent_file: str | None
+    model_file: str | None
+    env_name: str
+    distribution_mode: str
+    use_backgrounds: bool
+    seed: int
+    recording_param_name: str
+
+    def __post_init__(self):
+        if self.agent_file is None:
+            raise UserError("this preset has no agent of its own; give one with --agent_file")
+
+    @property
+    def given_files(self) -> dict[str, Path | None]:
+        """As of ``Preset``, without a simulator if none is given."""
+        files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
+        return {place: ROOT / file for place, file in files.items() if file is not None}
+
+
+AnyPreset = Preset | MazePreset | ClarityPreset
+
+
 def place_of(agent: str) -> str:
     """The place that stands for the file of one of several agents."""
     return f"{{agent {agent}}}"
 
 
 def load_preset(name: str, agent_file: Path | None = None, model_file: Path | None = None,
-                path: Path = PRESETS_FILE) -> Preset | MazePreset:
+                path: Path = PRESETS_FILE) -> AnyPreset:
     """A preset.
 
     Args:
         name: of the preset; or section:NAME, for a set of ``interpreting_configs.yml``.
         agent_file: analysed instead of the preset's; no agent is trained then. Without
-            ``model_file`` a simulator is trained around it.
+            ``model_file`` a simulator is trained around it, if the preset needs one.
         model_file: simulator that is used instead; none is trained then.
 
     Raises:
@@ -179,21 +206,34 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
     values = presets.get(known[name])
     if known[name] == SECTION and isinstance(values, dict):
         values = {**values, "parameters": name.removeprefix(f"{SECTION}:")}
-    of_mazes = isinstance(values, dict) and "agent_files" in values
-    preset = typed(MazePreset if of_mazes else Preset, values, f"{path.name}, '{known[name]}'")
-    if of_mazes and model_file is not None:
+    kind = _kind_of(values)
+    if kind is MazePreset and model_file is not None:
         raise UserError(f"the preset '{name}' has no simulator; leave --model_file out")
     for file, flag in ((agent_file, "--agent_file"), (model_file, "--model_file")):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}; see {flag}")
-    if of_mazes:
+    if kind is ClarityPreset and agent_file is not None:
+        values = {**values, "agent_file": str(agent_file.absolute()), "model_file": None}
+    preset = typed(kind, values, f"{path.name}, '{known[name]}'")
+    if isinstance(preset, MazePreset):
         return preset if agent_file is None else dataclasses.replace(
             preset, agent_files=(str(agent_file.absolute()),))
-    if agent_file is not None:
+    if isinstance(preset, Preset) and agent_file is not None:
         training = preset.simulator_training or SimulatorTrainingPreset(0, None, None)
         preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None,
                                      agent_training=None, simulator_training=training)
     if model_file is not None:
-        preset = dataclasses.replace(preset, model_file=str(model_file.absolute()),
-                                     simulator_training=None)
+        given = {"model_file": str(model_file.absolute())}
+        if isinstance(preset, Preset):
+            given["simulator_training"] = None
+        preset = dataclasses.replace(preset, **given)
     return preset
+
+
+def _kind_of(values: object) -> type[AnyPreset]:
+    """The kind of a preset, which one of its keys tells."""
+    if isinstance(values, dict):
+        for key, kind in (("agent_files", MazePreset), ("use_backgrounds", ClarityPreset)):
+            if key in values:
+                return kind
+    return Preset

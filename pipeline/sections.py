@@ -8,7 +8,7 @@ import dataclasses
 from maze.studies import results
 from pipeline.clarity_stages import ROOM as CLARITY
 from pipeline.maze_stages import ROOM, TABLE
-from pipeline.presets import MazePreset, Preset
+from pipeline.presets import AnyPreset, ClarityPreset, MazePreset
 from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
@@ -54,6 +54,37 @@ class Section:
     parts: tuple[Files, ...]
 
 
+CLARITY_SECTIONS = (
+    Section("clarity", "What the outputs are made of", "clarity_features", (
+        "The value is attributed to the activations of the agent's layers (integrated gradients), "
+        "and the channels of each layer are reduced to a few features. The page walks through "
+        "trajectories and shows what raised or lowered the value at each step, and by how much the "
+        "attributions miss it."), (
+        "Look for features whose examples show one thing, and for what the value was made of "
+        "before and after a step at which it jumps."), (
+        Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
+              "disk."),
+        Files("clarity_checks", (f"{CLARITY}/checks/report.md", f"{CLARITY}/checks/*.png"),
+              "Are the attributions right? Cells deleted in their order, and objects taken out of "
+              "the real game.", 2),
+        Files("saliency_checks", (f"{CLARITY}/saliency_checks/report.md",
+                                  f"{CLARITY}/saliency_checks/checks.png"),
+              "Maps through the simulator beside attributions to layers: which is right more often "
+              "about the real game?"),
+        Files("clarity_table", (f"{CLARITY}/table/table.md", f"{CLARITY}/table/*.png"),
+              "What the article found, and what this agent shows."))),
+    Section("failures", "What the agent fails by", "failure_causes", (
+        "Each failed episode has a cause: the hazard without which its last step, repeated in a "
+        "copy of the real game, would not have ended it. The same levels are played by the agent, "
+        "with features of it taken out, with a hazard made invisible, and with random edits of "
+        "the same size."), (
+        "Look for a cause that becomes more frequent without the feature, beyond the grey range "
+        "of the random edits, and for how much of it an invisible hazard does."), (
+        Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
+                                 f"{CLARITY}/causes/films/*.mp4"),
+              "Failures by cause; what may be claimed; and a level that only one of two arms "
+              "fails, if there is any."),)),
+)
 SECTIONS = (
     Section("agent", "The agent", "evaluate", (
         "An agent with a memory learns by trial and error (PPO) to play levels that are generated "
@@ -178,36 +209,7 @@ SECTIONS = (
         "Look for steps at which a component moves, and for what the saliency marks at the "
         "steps before."), (
         Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
-    Section("clarity", "What the outputs are made of", "clarity_features", (
-        "The value is attributed to the activations of the agent's layers (integrated gradients), "
-        "and the channels of each layer are reduced to a few features. The page walks through "
-        "trajectories and shows what raised or lowered the value at each step, and by how much the "
-        "attributions miss it."), (
-        "Look for features whose examples show one thing, and for what the value was made of "
-        "before and after a step at which it jumps."), (
-        Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
-              "disk."),
-        Files("clarity_checks", (f"{CLARITY}/checks/report.md", f"{CLARITY}/checks/*.png"),
-              "Are the attributions right? Cells deleted in their order, and objects taken out of "
-              "the real game.", 2),
-        Files("saliency_checks", (f"{CLARITY}/saliency_checks/report.md",
-                                  f"{CLARITY}/saliency_checks/checks.png"),
-              "Maps through the simulator beside attributions to layers: which is right more often "
-              "about the real game?"),
-        Files("clarity_table", (f"{CLARITY}/table/table.md", f"{CLARITY}/table/*.png"),
-              "What the article found, and what this agent shows."))),
-    Section("causes", "What the agent fails by", "failure_causes", (
-        "Each failed episode has a cause: the hazard without which its last step, repeated in a "
-        "copy of the real game, would not have ended it. The same levels are played by the agent, "
-        "without one of its features, with a hazard made invisible, and with random edits of the "
-        "same size."), (
-        "Look for a cause that becomes more frequent without the feature, beyond the grey range "
-        "of the random edits, and for how much of it an invisible hazard does."), (
-        Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
-                                 f"{CLARITY}/causes/films/*.mp4"),
-              "Failures by cause; what may be claimed; and a level that only one of two arms "
-              "fails, if there is any."),)),
-)
+    *CLARITY_SECTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +231,7 @@ class Page:
     sections: tuple[Section, ...]
 
 
-def page_of(preset: Preset | MazePreset) -> Page:
+def page_of(preset: AnyPreset) -> Page:
     """The page of an experiment with this preset."""
     if isinstance(preset, MazePreset):
         return Page(
@@ -240,6 +242,14 @@ def page_of(preset: Preset | MazePreset) -> Page:
             "Analysed below: " + ", ".join(
                 f"{name} ({file})" for name, file in zip(preset.agents, preset.agent_files)) + ".",
             _maze_sections(preset))
+    if isinstance(preset, ClarityPreset):
+        return Page(
+            "what are the agent's outputs made of?",
+            "What are an agent's outputs made of, and is it true?",
+            "An agent's value is attributed to features of its layers, the attributions are "
+            "checked by experiment in the real game, and features are taken out to see what the "
+            "agent then fails by.",
+            f"Analysed below: {_which('agent', preset.agent_file)}.", CLARITY_SECTIONS)
     analysed = (f"Analysed below: {_which('agent', preset.agent_file)}, in "
                 f"{_which('simulator', preset.model_file)}.")
     if (preset.agent_file and preset.model_file

@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.settings import SETTINGS_NAME
 from generative.runs import checkpoints, newest_simulator_run
 from maze.field.page_export import MazePageFolder
-from pipeline.presets import AGENT, SIMULATOR, MazePreset, Preset
+from pipeline.presets import AGENT, SIMULATOR, AnyPreset
 from pipeline.records import find
 
 OUTPUT, PAGE, MAZE_PAGE, CLARITY_PAGE = "{output}", "{page}", "{maze page}", "{clarity page}"
@@ -84,7 +84,7 @@ class PathResolver:
         output: the output folder.
     """
 
-    def __init__(self, output: Path, preset: Preset | MazePreset):
+    def __init__(self, output: Path, preset: AnyPreset):
         self._output, self._given = output, preset.given_files
 
     def sources(self, files: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ from interventions.config import DirectionFilesConfig, SwapConfig
 from interventions.files import InterventionsFolder
 from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
-from pipeline.presets import AGENT, ROOT, SIMULATOR, MazePreset, Preset
+from pipeline.presets import AGENT, ROOT, SIMULATOR, AnyPreset, ClarityPreset, MazePreset, Preset
 from pipeline.records import find
 from pipeline.stage import (
     OUTPUT,
@@ -88,10 +88,12 @@ def resumed_simulator(argv: list[str], folder: Path) -> list[str] | None:
     return [*argv[:2], "--resume", str(run)]  # with the agent's file
 
 
-def all_stages(preset: Preset | MazePreset, exp_name: str) -> tuple[Stage, ...]:
+def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
     """Every stage of the experiment, in the order in which they run."""
     if isinstance(preset, MazePreset):
         return maze_stages(preset)
+    if isinstance(preset, ClarityPreset):
+        return tuple(clarity_stages(preset, ParameterSet(preset.parameters), exp_name))
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),

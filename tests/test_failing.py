@@ -17,6 +17,7 @@ import record
 from agents.episodes import play_episodes
 from agents.object_masks import ObjectPainter
 from clarity import failure_causes
+from clarity.failing import arms as failure_arms
 from clarity.failing import causes, playing
 from clarity.failing.arms import hiding
 from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
@@ -313,7 +314,7 @@ def played(monkeypatch) -> list:
         calls.append((policy, more["edit"]))
         return play_episodes(policy, *rest, **more)
 
-    monkeypatch.setattr(failure_causes, "play_episodes", play)
+    monkeypatch.setattr(failure_arms, "play_episodes", play)
     return calls
 
 

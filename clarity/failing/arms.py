@@ -1,26 +1,33 @@
-"""Arms of a count of failures: the original agent, edited ones, invisible hazards, and controls."""
+"""Arms of a count of failures: the original agent, edited ones, invisible hazards, and controls;
+and how one is played."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from agents.episodes import play_episodes
 from clarity.editing.random_edits import ChangeSizes, RandomEdit, random_edits
 from clarity.failing.causes import what_is_known
-from clarity.failing.files import ORIGINAL
+from clarity.failing.files import ORIGINAL, CausesFolder
+from clarity.failing.playing import with_fates
 from common.agent_file import load_agent
+from common.devices import Compute
 from common.edits import Edit, with_edits
-from common.env import LevelEdit
+from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, nearest
 from common.files import sha256
 from common.game_objects import GameObject, hazards_of, invisible
 from common.level_state import LevelState
 from common.networks import Policy
+from common.progress import Progress
 from interventions.effects import Arm
 from interventions.reference import ReferenceSet, activations_of
 
@@ -174,3 +181,31 @@ def hiding(game: str, kind: GameObject) -> LevelEdit:
         return invisible(level, kind).to_bytes()
 
     return hide
+
+
+def play_arm(each: FailureArm, folder: CausesFolder, compute: Compute, config: EnvConfig,
+             levels: Sequence[tuple[int, int]], seed: int, num_envs: int) -> None:
+    """Play the levels of an arm that a folder does not hold yet, and print the speed.
+
+    Args:
+        levels: number and seed of each.
+        seed: of the actions.
+        num_envs: episodes played at a time.
+    """
+    if folder.has(each.arm.name):
+        return
+    begun = folder.begun(each.arm.name)
+    left = [level for level in levels if level[0] not in begun]
+    started, steps = time.monotonic(), 0
+    if left:
+        episodes = functools.partial(
+            play_episodes, each.policy(), compute, config, left, seed, num_envs,
+            keep_frames=False, edit=each.level_edit, edit_every_step=each.every_step)
+        with Progress(len(levels), "episode", len(begun)) as progress:
+            for _, fate in with_fates(config, episodes):
+                folder.add(each.arm.name, fate)
+                steps += fate.length
+                progress.update(progress.done + 1)
+    folder.finish(each.arm.name)
+    rate = steps / max(time.monotonic() - started, 1e-9)
+    print(f"{each.arm.name}: {len(left)} episodes, {rate:.0f} steps/s", flush=True)

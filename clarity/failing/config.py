@@ -12,10 +12,12 @@ from common.parameters import positive
 
 @dataclasses.dataclass(frozen=True)
 class FailureCausesConfig:
-    """Which feature is taken out, which hazards are invisible, and how much is played."""
+    """What is taken out, which hazards are invisible, and how much is played."""
 
     section: ClassVar[str] = "failure_causes"
 
+    hazards: tuple[str, ...]
+    choosing_episodes: int
     layer: str
     feature: int
     invisible: tuple[str, ...]
@@ -25,7 +27,7 @@ class FailureCausesConfig:
     reference_size: int
 
     def __post_init__(self):
-        positive(self, "num_episodes", "reference_size")
+        positive(self, "choosing_episodes", "num_episodes", "reference_size")
         if min(self.feature, self.num_films, self.num_controls) < 0 or self.num_controls == 1:
             raise UserError("feature and num_films must not be negative, and num_controls must be "
                             "0 or at least 2")
