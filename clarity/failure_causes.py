@@ -25,7 +25,7 @@ from clarity.failing.arms import (
 from clarity.failing.causes import causes_of, what_is_known
 from clarity.failing.counting import ANY, Failures, blindness, effects, rates
 from clarity.failing.files import ORIGINAL, CausesFolder
-from clarity.failing.films import shoot, told_apart
+from clarity.failing.films import draw, endings, first_failures, shoot, told_apart
 from clarity.failing.report import plot, report
 from common.cli import (
     Parser,
@@ -118,7 +118,11 @@ def main(argv: list[str] | None = None) -> None:
             f"with the same random draws. {what_is_known(config.env_name)}").strip()
     table = write_results(folder, shown, controls, config, args.seed, what)
     films = write_films(folder, shown, compute, config, args)
-    write_report(folder, table, films, what, controls)
+    failed = first_failures(folder.episodes(ORIGINAL))
+    if len(failed) and not folder.failures_file.exists():
+        draw(folder.failures_file, endings(shown[0], failed, compute, config, args.seed,
+                                           args.num_envs))
+    write_report(folder, table, films, len(failed), what, controls)
     print_table(table[0])
     print(f"wrote {folder.report_file}, {folder.figure_file.name}, {folder.causes_file.name}, "
           f"{folder.effects_file.name} and {len(films)} films")
@@ -183,8 +187,8 @@ def write_films(folder: CausesFolder, shown: Sequence[FailureArm], compute: Comp
     return films
 
 
-def write_report(folder: CausesFolder, tables: Tables, films: Sequence[Path], what: str,
-                 controls: Sequence[FailureArm]) -> None:
+def write_report(folder: CausesFolder, tables: Tables, films: Sequence[Path],
+                 num_failures: int, what: str, controls: Sequence[FailureArm]) -> None:
     """The report."""
     said = ""
     if controls:
@@ -196,7 +200,8 @@ def write_report(folder: CausesFolder, tables: Tables, films: Sequence[Path], wh
                      "less by over a quarter: they are the nearest there are.")
     with atomic_path(folder.report_file) as temporary:
         temporary.write_text(report(
-            *tables, [str(film.relative_to(folder.path)) for film in films], what, said))
+            *tables, [str(film.relative_to(folder.path)) for film in films],
+            folder.failures_file.name if num_failures else "", what, said))
 
 
 def print_table(table: pd.DataFrame) -> None:

@@ -55,7 +55,7 @@ def test_the_edit_is_chosen_that_raises_failures_by_the_hazard_more_than_others(
     assert found.loc[1, ["by_hazard_before", "by_hazard", "by_others_before", "by_others"]
                      ].tolist() == [1, 6, 1, 0]
     # Much that is no saw is worse than little that is one; of equals it is the first.
-    ended["a_0_strength_1"] = np.array("saw saw lava lava other other".split())
+    ended["a_0_strength_1"] = np.array(["saw", "saw", "lava", "lava", "other", "other"])
     ended["a_0_strength_2"] = ended["b_1_strength_2"]
     found = compared(tried[:4], ended, ended["original"], "solved")
     assert found["chosen"].tolist() == [False, True, False, False]

@@ -19,10 +19,11 @@ from agents.object_masks import ObjectPainter
 from clarity import failure_causes
 from clarity.failing import arms as failure_arms
 from clarity.failing import causes, playing
-from clarity.failing.arms import hiding
+from clarity.failing.arms import FailureArm, hiding
 from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
 from clarity.failing.counting import Failures, blindness, effects
-from clarity.failing.files import CausesFolder
+from clarity.failing.files import SOLVED, CausesFolder
+from clarity.failing.films import FAILURES, FRAMES, endings, first_failures
 from clarity.failing.playing import STEPS_A_STATE, with_fates
 from clarity.failing.recorded import recorded_causes
 from common.agent_file import save_agent
@@ -34,6 +35,7 @@ from common.game_objects import hazards_of, in_view, invisible
 from common.level_state import LevelState
 from common.networks import Policy
 from common.rollout_files import RolloutFolder
+from common.video import mark_action
 from interventions.effects import Arm, mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
@@ -334,13 +336,14 @@ def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, t
         for cause in causes_of("coinrun"):
             assert rates.loc[(arm, cause), "failures"] == (table["cause"] == cause).sum()
     written = folder.report_file.read_text()
+    assert folder.failures_file.exists() and f"]({folder.failures_file.name})" in written
     films = [path.name for path in (folder.path / "films").iterdir()]
     assert films and all(name in written for name in films)
 
     copy = tmp_path / "causes"
     shutil.copytree(folder.path, copy)
     for path in (folder.causes_file, folder.effects_file, folder.blindness_file,
-                 folder.report_file, folder.figure_file):
+                 folder.report_file, folder.figure_file, folder.failures_file):
         (copy / path.name).unlink()
     shutil.rmtree(copy / "films")
     killed = CausesFolder(copy, "coinrun")
@@ -395,6 +398,31 @@ def test_controls_play_and_are_counted(counted, played, capsys):
     assert table["control"].sum() == 2 * len(causes_of("coinrun"))
     assert (table.loc[~table["control"], "num_controls"] == 2).all()
     assert "fewer than 19 controls" in folder.report_file.read_text()
+
+
+def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to(counted):
+    table = CausesFolder(counted / "causes", "coinrun").episodes("original")
+    failed = first_failures(table)
+    named = table.loc[table["cause"] != SOLVED, "cause"]
+    assert failed["cause"].tolist()[:named.nunique()] == named.drop_duplicates().tolist()
+    assert len(failed) == min(FAILURES, len(named)) and failed["level"].is_unique
+    config = HARD.unseen_levels()
+    arm = FailureArm(Arm("original", "", "", False), hopping, {})
+    row = failed.iloc[[-1]]
+    [ending] = endings(arm, row, FLOAT32, config, 5, 64)
+    level, length = int(row["level_seed"].iloc[0]), int(row["length"].iloc[0])
+    assert ending.title.endswith(f"level {level}, steps {length - FRAMES} to {length - 1}")
+    [episode] = play_episodes(hopping(), FLOAT32, config, [
+        (int(row["level"].iloc[0]), level)], 5, 64)
+    with contextlib.closing(LevelSlots(config, 1)) as slots:
+        slots.start(0, level)
+        for action in episode.actions[:length - 1]:
+            slots.step(0, int(action))
+        last = slots.frames[0].copy()
+        assert slots.step(0, int(episode.actions[length - 1]))[1]  # which ends it
+    np.testing.assert_array_equal(ending.frames[-1],
+                                  mark_action(last, episode.actions[length - 1]))
+    np.testing.assert_array_equal(ending.values, episode.values[length - FRAMES:length])
 
 
 @pytest.mark.parametrize(("more", "named"), [

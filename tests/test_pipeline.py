@@ -463,6 +463,17 @@ def test_every_preset_and_set_has_its_stages():
     for name in ("maze", "maze-tiny"):
         check_stages(all_stages(load_preset(name), name))
         assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]
+    for name, agent, maps in (("clarity", None, True), ("clarity", Path(__file__), False),
+                              ("clarity-backgrounds", Path(__file__), False)):
+        found = all_stages(load_preset(name, agent_file=agent), name)
+        check_stages(found)
+        assert ("saliency_checks" in [stage.name for stage in found]) == maps
+        shown = {stage.name for stage in found if "--use_backgrounds" in stage.argv}
+        assert shown == ({"clarity_record", "clarity_edit", "failure_causes"}
+                         if name == "clarity-backgrounds" else set())
+    assert load_preset("clarity", Path(__file__), Path(__file__)).model_file == __file__
+    with pytest.raises(UserError, match="give one with --agent_file"):
+        load_preset("clarity-backgrounds")
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
@@ -585,6 +596,7 @@ def test_a_damaged_film_has_no_poster(run, output):
 
 def test_every_section_says_what_to_look_for(finished):
     page = (finished / REPORT / PAGE_NAME).read_text()
+    assert len({section.anchor for section in SECTIONS}) == len(SECTIONS)
     for section in SECTIONS:
         part = page.partition(f'<section id="{section.anchor}">')[2].partition("<figure>")[0]
         assert re.search('<p class="look">Look for .*[.]</p>', part), section.anchor

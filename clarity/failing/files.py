@@ -17,6 +17,7 @@ Layout::
     blindness.csv          a row for each edited arm and invisible hazard: label, hazard,
                            blindness, low_95, high_95
     report.md, causes.png
+    failures.png           the last frames of some of the original's failures, if it has any
     films/<arm>_level_<seed>.mp4    levels that only one of the original and this arm fails
 
 Arms are called ``original``, ``edited_<label>``, ``invisible_<hazard>`` and
@@ -71,6 +72,7 @@ class CausesFolder:
         self.blindness_file = self.path / "blindness.csv"
         self.report_file = self.path / "report.md"
         self.figure_file = self.path / "causes.png"
+        self.failures_file = self.path / "failures.png"
         self._hazards = [kind.name for kind in hazards_of(game)]
         self._kinds = {"level": int, "level_seed": int, "cause": str, "length": int,
                        "return": float, **{f"{_IN_VIEW}{name}": int for name in self._hazards}}
@@ -106,7 +108,7 @@ class CausesFolder:
         arms = list(description["arms"])
         self._shared = SharedFolder(
             self.settings_file, {**description, "arms": {**known, **description["arms"]}},
-            ("settings.json", "episodes/*.csv", "films/*.mp4", f"{_PARTS}/*",
+            ("settings.json", "episodes/*.csv", "films/*.mp4", "failures.png", f"{_PARTS}/*",
              *(path.name for path in results)), "causes of failure", "--output_dir", overwrite,
             ("versions", "arms"), shard, {"arms": arms},
             lambda: known.keys() == set(arms) and all(path.exists() for path in results), join)

@@ -1,11 +1,15 @@
-"""Films of levels that only one of two arms fails, both beside each other."""
+"""Films of levels that only one of two arms fails, both beside each other; and the last frames of
+an agent's failures."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from agents.episodes import play_episodes
 from agents.films import last_steps, write_beside
@@ -13,9 +17,12 @@ from clarity.failing.arms import FailureArm
 from clarity.failing.files import SOLVED
 from common.devices import Compute
 from common.env import EnvConfig
-from common.video import FRAMES_PER_SECOND
+from common.files import atomic_path
+from common.palette import DPI
+from common.video import FRAMES_PER_SECOND, mark_action
 
 LAST_STEPS = 150  # of an episode, at most
+FAILURES, FRAMES = 4, 8  # that are drawn, and of each of them
 
 
 def told_apart(original: pd.DataFrame, other: pd.DataFrame, number: int) -> list[int]:
@@ -47,3 +54,65 @@ def shoot(path: Path, arms: Sequence[FailureArm], causes: Sequence[str], compute
             each.every_step)
     path.parent.mkdir(exist_ok=True)
     write_beside(path, films, FRAMES_PER_SECOND)
+
+
+def first_failures(episodes: pd.DataFrame, number: int = FAILURES) -> pd.DataFrame:
+    """Failed episodes of an arm: the first by each cause, then the others, in the order of the
+    levels."""
+    failed = episodes[episodes["cause"] != SOLVED]
+    again = failed.duplicated("cause").to_numpy()
+    return pd.concat([failed[~again], failed[again]])[:number]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """The last frames of a failed episode.
+
+    Attributes:
+        title: cause, level and steps.
+        frames: with the marks of the actions, uint8 (T, 64, 64, 3); the last action ended it.
+        values: float32 (T,).
+    """
+
+    title: str
+    frames: np.ndarray
+    values: np.ndarray
+
+
+def endings(arm: FailureArm, failed: pd.DataFrame, compute: Compute, config: EnvConfig, seed: int,
+            num_slots: int) -> list[Ending]:
+    """Play failed episodes once more, and keep the frames in which each ended.
+
+    Args:
+        failed: rows of the arm's episodes.
+        seed, num_slots: as they were played.
+    """
+    levels = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
+    played = {episode.number: episode for episode in play_episodes(
+        arm.policy(), compute, config, levels, seed, num_slots, edit=arm.level_edit,
+        edit_every_step=arm.every_step)}
+    found = []
+    for (number, level), cause in zip(levels, failed["cause"]):
+        episode = played[number]
+        end = len(episode.actions) - 1  # a black frame
+        begin = max(0, end - FRAMES)
+        found.append(Ending(
+            f"{cause}: level {level}, steps {begin} to {end - 1}",
+            np.stack([mark_action(episode.frames[step], episode.actions[step])
+                      for step in range(begin, end)]), episode.values[begin:end]))
+    return found
+
+
+def draw(path: Path, shown: Sequence[Ending]) -> None:
+    """Draw endings, a row each."""
+    figure = Figure(figsize=(1.5 * FRAMES, 1.95 * len(shown)), layout="constrained")
+    rows = figure.subplots(len(shown), FRAMES, squeeze=False)
+    for axes, ending in zip(rows, shown):
+        for panel in axes:
+            panel.axis("off")
+        for panel, frame, value in zip(axes, ending.frames, ending.values):
+            panel.imshow(frame, interpolation="nearest")
+            panel.set_title(f"V {value:.1f}", fontsize=8)
+        axes[0].text(0, 1.22, ending.title, transform=axes[0].transAxes, fontsize=9)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=DPI)

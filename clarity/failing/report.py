@@ -19,12 +19,13 @@ _CONTROLS = "#DDDDDD"
 
 
 def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, films: Sequence[str],
-           what: str, controls: str) -> str:
+           failures: str, what: str, controls: str) -> str:
     """The report as Markdown.
 
     Args:
         rates, effects, blind: as in ``causes.csv``, ``effects.csv`` and ``blindness.csv``.
         films: their paths beside the report.
+        failures: likewise of the picture of the original's failures; empty without any.
         what: a sentence on what was played.
         controls: a sentence on the controls; empty without any.
     """
@@ -66,6 +67,11 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, film
             (row.label, row.hazard, "not defined" if math.isnan(row.blindness) else
              f"{row.blindness:.2f} ({row.low_95:.2f} to {row.high_95:.2f})")
             for row in blind.itertuples()])
+    if failures:
+        lines += ["## The original's failures", "",
+                  "The first by each cause, in their last frames. V: value; the mark is the action "
+                  "that was taken, the last of which ended the episode.", "",
+                  f"![The original's failures]({failures})", ""]
     if films:
         lines += ["## Levels that only one arm fails", "",
                   "Both arms, side by side; one that is over stays, darker.", "",
