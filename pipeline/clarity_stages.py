@@ -30,7 +30,8 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                    exp_name: str) -> list[Stage]:
     """A recording of the agent's own policy, features, attributions, checks of them and of maps
     through the simulator, the page, what the agent fails by with and without a feature, and the
-    article's table."""
+    article's table. Features are found, edits chosen and failures counted on levels of three
+    seeds."""
     config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
     invisible = [name for name in failing.invisible if name in hazards]
@@ -134,8 +135,8 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                "--num_episodes", str(failing.num_episodes), "--num_controls",
                str(failing.num_controls), "--num_films", str(failing.num_films),
                "--reference_size", str(failing.reference_size),
-               *(("--invisible", *invisible) if invisible else ()), *seed, "--output_dir",
-               f"{OUTPUT}/{CAUSES}"),
+               *(("--invisible", *invisible) if invisible else ()), "--seed",
+               str(preset.seed + 2), "--output_dir", f"{OUTPUT}/{CAUSES}"),
               (f"{CAUSES}/**/*.*",), failed, needs={edit.name: (f"{EDITS}/*.pth",)},
               files=(AGENT,), clears=(CAUSES,),
               max_shards=1 + len(edited) * (1 + failing.num_controls) + len(invisible)),

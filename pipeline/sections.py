@@ -81,8 +81,9 @@ CLARITY_SECTIONS = (
         "Look for a cause that becomes more frequent without the feature, beyond the grey range "
         "of the random edits, and for how much of it an invisible hazard does."), (
         Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
+                                 f"{CLARITY}/causes/failures.png",
                                  f"{CLARITY}/causes/films/*.mp4"),
-              "Failures by cause; what may be claimed; and a level that only one of two arms "
+              "Failures by cause; what may be claimed; how some episodes ended; and a level that only one of two arms "
               "fails, if there is any."),)),
 )
 SECTIONS = (

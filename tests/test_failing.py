@@ -23,7 +23,7 @@ from clarity.failing.arms import FailureArm, hiding
 from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
 from clarity.failing.counting import Failures, blindness, effects
 from clarity.failing.files import SOLVED, CausesFolder
-from clarity.failing.films import FAILURES, FRAMES, endings, first_failures
+from clarity.failing.films import FRAMES, endings, first_failures
 from clarity.failing.playing import STEPS_A_STATE, with_fates
 from clarity.failing.recorded import recorded_causes
 from common.agent_file import save_agent
@@ -400,28 +400,32 @@ def test_controls_play_and_are_counted(counted, played, capsys):
     assert "fewer than 19 controls" in folder.report_file.read_text()
 
 
-def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to(counted):
-    table = CausesFolder(counted / "causes", "coinrun").episodes("original")
-    failed = first_failures(table)
-    named = table.loc[table["cause"] != SOLVED, "cause"]
-    assert failed["cause"].tolist()[:named.nunique()] == named.drop_duplicates().tolist()
-    assert len(failed) == min(FAILURES, len(named)) and failed["level"].is_unique
-    config = HARD.unseen_levels()
-    arm = FailureArm(Arm("original", "", "", False), hopping, {})
-    row = failed.iloc[[-1]]
-    [ending] = endings(arm, row, FLOAT32, config, 5, 64)
-    level, length = int(row["level_seed"].iloc[0]), int(row["length"].iloc[0])
-    assert ending.title.endswith(f"level {level}, steps {length - FRAMES} to {length - 1}")
-    [episode] = play_episodes(hopping(), FLOAT32, config, [
-        (int(row["level"].iloc[0]), level)], 5, 64)
-    with contextlib.closing(LevelSlots(config, 1)) as slots:
+def test_the_first_failures_are_one_by_each_cause_and_then_the_others():
+    table = pd.DataFrame({"level": range(7), "cause": [
+        SOLVED, "saw", "saw", "lava", SOLVED, "lava", TIMEOUT]})
+    assert first_failures(table, 4)["level"].tolist() == [1, 3, 6, 2]
+    assert first_failures(table, 9)["level"].tolist() == [1, 3, 6, 2, 5]
+
+
+def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
+    policy = hopping()
+    with torch.no_grad():
+        policy.fc_policy.bias[HOP] = 2  # other actions among the hops
+    number, level = LEVELS[2]
+    [episode] = play_episodes(policy, FLOAT32, HARD, [LEVELS[2]], 5, 64)
+    length = len(episode.actions) - 1
+    arm = FailureArm(Arm("original", "", "", False), lambda: policy, {})
+    [ending] = endings(arm, pd.DataFrame({"level": [number], "level_seed": [level],
+                                          "cause": ["saw"]}), FLOAT32, HARD, 5, 64)
+    assert ending.title == f"saw: level {level}, steps {length - FRAMES} to {length - 1}"
+    frames = []
+    with contextlib.closing(LevelSlots(HARD, 1)) as slots:
         slots.start(0, level)
-        for action in episode.actions[:length - 1]:
-            slots.step(0, int(action))
-        last = slots.frames[0].copy()
-        assert slots.step(0, int(episode.actions[length - 1]))[1]  # which ends it
-    np.testing.assert_array_equal(ending.frames[-1],
-                                  mark_action(last, episode.actions[length - 1]))
+        for step, action in enumerate(episode.actions[:length]):
+            frames.append(mark_action(slots.frames[0], action))
+            assert slots.step(0, int(action))[1] == (step == length - 1)
+    assert len(set(episode.actions[length - FRAMES:length])) > 1
+    np.testing.assert_array_equal(ending.frames, frames[-FRAMES:])
     np.testing.assert_array_equal(ending.values, episode.values[length - FRAMES:length])
 
 

@@ -105,14 +105,14 @@ def endings(arm: FailureArm, failed: pd.DataFrame, compute: Compute, config: Env
 
 def draw(path: Path, shown: Sequence[Ending]) -> None:
     """Draw endings, a row each."""
-    figure = Figure(figsize=(1.5 * FRAMES, 1.95 * len(shown)), layout="constrained")
-    rows = figure.subplots(len(shown), FRAMES, squeeze=False)
-    for axes, ending in zip(rows, shown):
-        for panel in axes:
+    figure = Figure(figsize=(1.3 * FRAMES, 1.9 * len(shown)), layout="constrained")
+    for part, ending in zip(figure.subfigures(len(shown), squeeze=False).flat, shown):
+        part.suptitle(ending.title, x=0.01, ha="left", fontsize=9)
+        panels = part.subplots(1, FRAMES)
+        for panel in panels:
             panel.axis("off")
-        for panel, frame, value in zip(axes, ending.frames, ending.values):
+        for panel, frame, value in zip(panels, ending.frames, ending.values):
             panel.imshow(frame, interpolation="nearest")
             panel.set_title(f"V {value:.1f}", fontsize=8)
-        axes[0].text(0, 1.22, ending.title, transform=axes[0].transAxes, fontsize=9)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, dpi=DPI)
