@@ -1,6 +1,9 @@
-"""Choose edits that blind an agent to hazards of its game: for each hazard the features that go
-with it are taken out, one layer and strength at a time, levels are played, and the edit that makes
-the agent fail most by this hazard, and least by others, is written as an agent file.
+"""Choose edits that blind an agent to hazards of its game.
+
+For each hazard, levels are found that one must see it to solve: on which the agent fails by it when
+it is invisible. On these each feature of each layer is taken out by itself, then the best one
+together with each other of its layer, and so on as long as that is better. The edit that makes the
+agent fail most by the hazard, and least by others, is written as an agent file.
 
 What the edits do must be counted on other levels, by clarity.failure_causes. A killed run continues
 after the last episode.
@@ -8,18 +11,27 @@ after the last episode.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
-from clarity.attributing.clarity_files import LayerFeatures
+from clarity.attributing.clarity_files import FeaturesFolder, LayerFeatures
 from clarity.attributing.flags import features_of
 from clarity.attributing.layers import Cut, find_cuts
-from clarity.checking.object_files import ObjectsFolder
-from clarity.editing.candidates import Candidate, candidates_for, compared
-from clarity.failing.arms import FailureArm, original_and_edited, play_arm
+from clarity.editing.candidates import (
+    Candidate,
+    Trial,
+    best_of,
+    single_features,
+    trial,
+    with_another,
+)
+from clarity.failing.arms import FailureArm, invisible_hazards, original_and_edited, play_arm
 from clarity.failing.causes import what_is_known
 from clarity.failing.files import ORIGINAL, SOLVED, CausesFolder
 from common.agent_file import load_agent, read_origin, save_agent
@@ -33,16 +45,17 @@ from common.cli import (
     seed,
     set_up_logging,
 )
-from common.devices import resolve_compute
+from common.devices import Compute, resolve_compute
 from common.edits import Edit, with_edits
+from common.env import EnvConfig
 from common.errors import UserError, nearest, script_main
 from common.files import sha256, versions
-from common.game_objects import hazards_of
-from common.networks import Policy
+from common.game_objects import GameObject, hazards_of
 from common.tables import write_table
 from interventions.effects import Arm
 
 PLAYED, TABLE = "played", "candidates.csv"  # in the folder
+MIN_LEVELS = 10  # that a hazard must be seen on; if they are fewer, all levels are played
 
 
 def parser() -> Parser:
@@ -51,18 +64,17 @@ def parser() -> Parser:
     flags.add_argument("--hazards", nargs="+", required=True, metavar="HAZARD",
                        help="what it is to be blind to, such as saw: for each an edit is chosen")
     flags.add_argument("--layers", nargs="+", metavar="LAYER",
-                       help="layers to edit, by their short names; those whose features have "
-                            "scores if not given")
+                       help="layers to edit, by their short names; those that have features and "
+                            "cells if not given")
     flags.add_argument("--num_features", type=count, default=2,
                        help="most features of a layer that are taken out together")
-    flags.add_argument("--strengths", type=float, nargs="+", default=[1.0, 2.0],
+    flags.add_argument("--strengths", type=float, nargs="+", default=[1.0],
                        help="of the edits: 1 takes the features out, 2 turns their sign around")
     flags.add_argument("--features_dir", type=Path, default=Path("analysis/clarity/features"),
                        help="its features, from python -m clarity.features")
-    flags.add_argument("--objects_dir", type=Path, default=Path("analysis/clarity/objects"),
-                       help="their scores, from python -m clarity.objects")
-    flags.add_argument("--num_episodes", type=count, default=100,
-                       help="levels that are played with each edit")
+    flags.add_argument("--num_episodes", type=count, default=160,
+                       help="levels, of which those are played with edits that a hazard must be "
+                            "seen on")
     add_env_flags(flags)
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="episodes played at a time")
@@ -82,80 +94,159 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, "float32"
                               if args.precision == "auto" else args.precision)
+    if not np.isfinite(args.strengths).all():
+        raise UserError("--strengths must be numbers, not NaN or infinity")
     config = env_config(args).unseen_levels()
-    known = [kind.name for kind in hazards_of(config.env_name)]
-    hazards = list(dict.fromkeys(args.hazards))
-    for name in hazards:
-        if name not in known:
-            raise UserError(f"{config.env_name} has no hazard '{name}'" + (
-                nearest(name, known) if known else f": {what_is_known(config.env_name)}"))
-    policy, origin = load_agent(args.agent_file, compute.device), read_origin(args.agent_file)
-    checksum = sha256(args.agent_file)
+    hazards = hazards_named(args.hazards, config.env_name)
+    original = original_and_edited([args.agent_file], [ORIGINAL], compute.device)[0]
+    origin, checksum = read_origin(args.agent_file), sha256(args.agent_file)
     root = origin.edited_from or checksum
-    objects = ObjectsFolder(args.objects_dir)
-    cuts = {cut.name: cut for cut in find_cuts(policy, args.layers or objects.layers())}
-    features = {name: features_of(args.features_dir, cut, {checksum, root}, config.env_name)
-                for name, cut in cuts.items()}
-    scores = {name: scores_of(objects, each) for name, each in features.items()}
-    candidates = [each for name in hazards for each in candidates_for(
-        name, scores, args.num_features, dict.fromkeys(args.strengths))]
-    edits = {each.label: edit_of(each, cuts, features) for each in candidates}
-    edited = {each.label: features[each.layer] for each in candidates}
-    arms = [original_and_edited([args.agent_file], [ORIGINAL], compute.device)[0],
-            *(arm_of(label, policy, edits[label], checksum, each.checksum)
-              for label, each in edited.items())]
-    levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
-    folder = CausesFolder(args.output_dir / PLAYED, config.env_name)
-    folder.open({"env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
-                 "precision": compute.precision, "versions": versions(),
-                 "arms": {each.arm.name: each.made for each in arms}}, args.overwrite)
-    for each in arms:
-        play_arm(each, folder, compute, config, levels, args.seed, args.num_envs)
-    folder.finish_shard()
-    ended = {each.arm.label: folder.episodes(each.arm.name)["cause"].to_numpy(str)
-             for each in arms}
-    table = compared(candidates, ended, ended[ORIGINAL], SOLVED)
-    write_table(args.output_dir / TABLE, table)
-    for row, each in zip(table.itertuples(), candidates):
-        if row.chosen:
-            path = args.output_dir / f"blind_to_{each.hazard}.pth"
-            save_agent(path, with_edits(load_agent(args.agent_file), [edits[each.label]]),
-                       origin=dataclasses.replace(origin, edited_from=root))
-            print(f"wrote {path}: without {each.layer}'s features {row.features}, strength "
-                  f"{each.strength:g}: fails {row.by_hazard} of {row.levels} levels by "
-                  f"{each.hazard} ({row.by_hazard_before} before) and {row.by_others} by others "
-                  f"({row.by_others_before})")
+    layers = args.layers or layers_in(args.features_dir)
+    features = {cut: features_of(args.features_dir, cut, {checksum, root}, config.env_name)
+                for cut in find_cuts(original.policy(), layers)}
+    edits = Edits(original, features)
+    trials = []
+    for hazard in hazards:
+        folder = CausesFolder(args.output_dir / PLAYED / hazard.name, config.env_name)
+        folder.open({"agent_sha256": checksum, "features_sha256": {
+            cut.name: each.checksum for cut, each in features.items()}, "env": vars(config),
+            "num_episodes": args.num_episodes, "seed": args.seed, "precision": compute.precision,
+            "versions": versions(), "arms": {}}, args.overwrite)
+        chosen, tried = Tries(hazard, folder, edits, compute, config, args).search()
+        folder.finish_shard()
+        trials += [(hazard.name, each, each is chosen) for each in tried]
+        path = args.output_dir / f"blind_to_{hazard.name}.pth"
+        save_agent(path, with_edits(load_agent(args.agent_file), [edits.edit(chosen.candidate)]),
+                   origin=dataclasses.replace(origin, edited_from=root))
+        print(f"wrote {path}: without {chosen.candidate.layer}'s features "
+              f"{_joined(chosen.candidate)}, strength {chosen.candidate.strength:g}: fails "
+              f"{chosen.by_hazard} of {chosen.levels} levels by {hazard.name} "
+              f"({chosen.by_hazard_before} before) and {chosen.by_others} by others "
+              f"({chosen.by_others_before})")
+    write_table(args.output_dir / TABLE, pd.DataFrame([
+        {"hazard": hazard, "layer": each.candidate.layer, "features": _joined(each.candidate),
+         "strength": each.candidate.strength, "levels": each.levels,
+         "by_hazard_before": each.by_hazard_before, "by_hazard": each.by_hazard,
+         "by_others_before": each.by_others_before, "by_others": each.by_others, "chosen": chosen}
+        for hazard, each, chosen in trials]))
 
 
-def scores_of(objects: ObjectsFolder, features: LayerFeatures) -> pd.DataFrame:
-    """The scores of a layer's features.
+def hazards_named(names: Sequence[str], game: str) -> list[GameObject]:
+    """Hazards of a game by name.
 
     Raises:
-        UserError: if they are of other features, missing or damaged.
+        UserError: if it has none of this name.
     """
-    if not objects.has(features.name, features.checksum):
-        raise UserError(f"{objects.path} has no scores of these features of {features.name}; "
-                        "python -m clarity.objects makes them")
-    return objects.scores(features.name)
+    hazards = {kind.name: kind for kind in hazards_of(game)}
+    for name in names:
+        if name not in hazards:
+            raise UserError(f"{game} has no hazard '{name}'" + (
+                nearest(name, hazards) if hazards else f": {what_is_known(game)}"))
+    return [hazards[name] for name in dict.fromkeys(names)]
 
 
-def edit_of(candidate: Candidate, cuts: dict[str, Cut],
-            features: dict[str, LayerFeatures]) -> Edit:
-    """The edit that a candidate stands for."""
-    directions = features[candidate.layer].reducer.directions[list(candidate.features)]
-    return Edit(cuts[candidate.layer].layer.name, torch.from_numpy(directions),
-                candidate.strength)
+def layers_in(path: Path) -> list[str]:
+    """Short names of the layers with cells whose features a folder holds.
+
+    Raises:
+        UserError: if there are none.
+    """
+    found = sorted(each.parent.name for each in path.glob("*/directions.npy"))
+    found = [name for name in found
+             if FeaturesFolder(path, name).read().mean_activations[0].size > 1]
+    if not found:
+        raise UserError(f"{path} holds no features of a layer with cells; python -m "
+                        "clarity.features finds them")
+    return found
 
 
-def arm_of(label: str, policy: Policy, edit: Edit, agent: str, features: str) -> FailureArm:
-    """The agent with an edit, as an arm.
+class Edits:
+    """The edits that candidates stand for.
 
     Args:
-        agent, features: checksums.
+        original: the agent.
+        features: of its layers.
     """
-    return FailureArm(Arm(f"edited_{label}", label, label, control=False),
-                      lambda: with_edits(policy, [edit]),
-                      {"agent_sha256": agent, "features_sha256": features})
+
+    def __init__(self, original: FailureArm, features: dict[Cut, LayerFeatures]):
+        self.original = original
+        self._by_name = {cut.name: (cut.layer.name, each.reducer.directions)
+                         for cut, each in features.items()}
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """How many features each layer has."""
+        return {name: len(directions) for name, (_, directions) in self._by_name.items()}
+
+    def edit(self, candidate: Candidate) -> Edit:
+        layer, directions = self._by_name[candidate.layer]
+        return Edit(layer, torch.from_numpy(directions[list(candidate.features)]),
+                    candidate.strength)
+
+    def arm(self, candidate: Candidate) -> FailureArm:
+        """The edited agent."""
+        edit, label = self.edit(candidate), candidate.label
+        return FailureArm(Arm(f"edited_{label}", label, label, control=False),
+                          lambda: with_edits(self.original.policy(), [edit]), {})
+
+
+class Tries:
+    """Plays edits that might blind an agent to a hazard.
+
+    Args:
+        folder: open.
+    """
+
+    def __init__(self, hazard: GameObject, folder: CausesFolder, edits: Edits, compute: Compute,
+                 config: EnvConfig, args: argparse.Namespace):
+        self._hazard, self._folder, self._edits = hazard, folder, edits
+        self._compute, self._config, self._args = compute, config, args
+        self._levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
+
+    def search(self) -> tuple[Trial, list[Trial]]:
+        """The best edit, and all that were tried."""
+        self._play(self._edits.original)
+        self._levels = self._that_it_must_be_seen_on()
+        strengths = list(dict.fromkeys(self._args.strengths))
+        tried = [self._trial(each) for each in single_features(self._edits.numbers, strengths)]
+        best = best_of(tried)
+        for _ in range(self._args.num_features - 1):
+            more = with_another(best.candidate, self._edits.numbers[best.candidate.layer])
+            trials = [self._trial(each) for each in more]
+            tried += trials
+            if not trials or best_of(trials).margin <= best.margin:
+                break
+            best = best_of(trials)
+        return best, tried
+
+    def _that_it_must_be_seen_on(self) -> list[tuple[int, int]]:
+        """The levels that the agent fails by the hazard when that is invisible; all of them if
+        they are too few, or it cannot be invisible."""
+        if self._hazard.cells:
+            return self._levels
+        [hidden] = invisible_hazards([self._hazard.name], self._config.env_name,
+                                     self._edits.original, None)
+        found = self._play(hidden) == self._hazard.name
+        if found.sum() < MIN_LEVELS:
+            return self._levels
+        return [level for level, must in zip(self._levels, found) if must]
+
+    def _trial(self, candidate: Candidate) -> Trial:
+        after = self._play(self._edits.arm(candidate))
+        before = self._folder.episodes(ORIGINAL).set_index("level")["cause"]
+        return trial(candidate, self._hazard.name,
+                     before.loc[[number for number, _ in self._levels]].to_numpy(str), after,
+                     SOLVED)
+
+    def _play(self, arm: FailureArm) -> np.ndarray:
+        """What each level ended by (N,)."""
+        play_arm(arm, self._folder, self._compute, self._config, self._levels, self._args.seed,
+                 self._args.num_envs)
+        return self._folder.episodes(arm.arm.name)["cause"].to_numpy(str)
+
+
+def _joined(candidate: Candidate) -> str:
+    return " ".join(map(str, candidate.features))
 
 
 if __name__ == "__main__":

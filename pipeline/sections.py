@@ -83,8 +83,8 @@ CLARITY_SECTIONS = (
         Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
                                  f"{CLARITY}/causes/failures.png",
                                  f"{CLARITY}/causes/films/*.mp4"),
-              "Failures by cause; what may be claimed; how some episodes ended; and a level that only one of two arms "
-              "fails, if there is any."),)),
+              "Failures by cause; what may be claimed; how some episodes ended; and a level that "
+              "only one of two arms fails, if there is any."),)),
 )
 SECTIONS = (
     Section("agent", "The agent", "evaluate", (

@@ -9,15 +9,18 @@ from conftest import killed_at, small_policy
 from clarity import choose_edits
 from clarity.attributing.clarity_files import FeaturesFolder
 from clarity.attributing.layers import find_cuts
-from clarity.checking.object_files import COLUMNS as SCORES
-from clarity.checking.object_files import ObjectsFolder
-from clarity.editing.candidates import Candidate, candidates_for, compared
+from clarity.editing.candidates import (
+    Candidate,
+    Trial,
+    best_of,
+    single_features,
+    trial,
+    with_another,
+)
 from clarity.failing.files import CausesFolder
 from common.agent_file import load_agent, read_origin, save_agent
 from common.env import EnvConfig
-from common.errors import UserError
-from common.files import save_json, sha256
-from common.tables import write_table
+from common.files import sha256
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT = 8, 7  # actions: to the right and up; to the right
@@ -25,40 +28,26 @@ GUARD, LAYER = 5, "relu3"  # a channel that is 1 everywhere
 SEED = "18"  # of levels on which an agent that hops meets saws, and one that also walks does not
 
 
-def table(rows):
-    """Scores of features: feature, kind, area."""
-    return pd.DataFrame(rows, columns=["feature", "kind", "auc"])
+def test_every_feature_is_tried_alone_and_the_best_one_with_each_other():
+    assert single_features({"low": 2, "high": 1}, [1.0, 2.0]) == [
+        Candidate("low", (0,), 1.0), Candidate("low", (0,), 2.0), Candidate("low", (1,), 1.0),
+        Candidate("low", (1,), 2.0), Candidate("high", (0,), 1.0), Candidate("high", (0,), 2.0)]
+    assert with_another(Candidate("low", (1, 3), 2.0), 4) == [
+        Candidate("low", (0, 1, 3), 2.0), Candidate("low", (1, 2, 3), 2.0)]
+    assert Candidate("low", (1, 3), 2.5).label == "low_1_3_strength_2.5"
 
 
-def test_the_best_features_of_each_layer_are_tried_alone_and_together():
-    scores = {"low": table([(0, "saw", .6), (1, "saw", .9), (2, "saw", .7), (3, "box", .99)]),
-              "high": table([(0, "saw", np.nan), (4, "saw", .8)])}
-    assert candidates_for("saw", scores, 2, [1.0, 2.0]) == [
-        Candidate("saw", "low", (1,), 1.0, .9), Candidate("saw", "low", (1,), 2.0, .9),
-        Candidate("saw", "low", (1, 2), 1.0, .7), Candidate("saw", "low", (1, 2), 2.0, .7),
-        Candidate("saw", "high", (4,), 1.0, .8), Candidate("saw", "high", (4,), 2.0, .8)]
-    with pytest.raises(UserError, match="no feature has a score for 'lava'"):
-        candidates_for("lava", scores, 2, [1.0])
-
-
-def test_the_edit_is_chosen_that_raises_failures_by_the_hazard_more_than_others():
-    ended = {name: np.array(each.split()) for name, each in {
-        "original": "solved solved solved solved saw other",
-        "a_0_strength_1": "saw saw saw saw saw other",      # + 4
-        "a_0_strength_2": "saw saw saw saw saw saw",        # + 5, others - 1
-        "b_1_strength_1": "lava lava lava lava saw other",
-        "b_1_strength_2": "saw solved solved solved saw lava"}.items()}
-    tried = [Candidate(hazard, *each) for hazard in ("saw", "lava") for each in (
-        ("a", (0,), 1.0, .7), ("a", (0,), 2.0, .7), ("b", (1,), 1.0, .9), ("b", (1,), 2.0, .9))]
-    found = compared(tried, ended, ended["original"], "solved")
-    assert found["chosen"].tolist() == [False, True, False, False, False, False, True, False]
-    assert found.loc[1, ["by_hazard_before", "by_hazard", "by_others_before", "by_others"]
-                     ].tolist() == [1, 6, 1, 0]
-    # Much that is no saw is worse than little that is one; of equals it is the first.
-    ended["a_0_strength_1"] = np.array(["saw", "saw", "lava", "lava", "other", "other"])
-    ended["a_0_strength_2"] = ended["b_1_strength_2"]
-    found = compared(tried[:4], ended, ended["original"], "solved")
-    assert found["chosen"].tolist() == [False, True, False, False]
+def test_the_best_edit_raises_failures_by_the_hazard_more_than_by_others():
+    before = ["solved", "solved", "solved", "solved", "saw", "other"]
+    ended = ["saw saw saw saw saw other",            # + 4
+             "saw saw saw saw saw saw",              # + 5, others - 1
+             "saw saw saw lava lava lava",           # + 2, others + 2
+             "saw saw saw saw saw saw"]
+    trials = [trial(Candidate("a", (number,), 1.0), "saw", np.array(before),
+                    np.array(each.split()), "solved") for number, each in enumerate(ended)]
+    assert [each.margin for each in trials] == [4, 6, 0, 6]
+    assert trials[2] == Trial(Candidate("a", (2,), 1.0), 6, 1, 3, 1, 3)
+    assert best_of(trials) is trials[1]
 
 
 def guarded() -> torch.nn.Module:
@@ -78,7 +67,7 @@ def guarded() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """An agent, two features of a layer, and scores by which the other one goes with saws more."""
+    """An agent and three features of a layer, the second of which is the planted one."""
     path = tmp_path_factory.mktemp("edits")
     policy = guarded()
     save_agent(path / "model.pth", policy)
@@ -86,24 +75,17 @@ def folder(tmp_path_factory):
     features = FeaturesFolder(path / "features", LAYER)
     features.open({"agent_sha256": sha256(path / "model.pth"), "game": "coinrun",
                    "layer": cut.layer.name, "baseline": "zero"}, False)
-    directions = np.zeros((2, 64), np.float32)
-    directions[[0, 1], [7, GUARD]] = 1
+    directions = np.zeros((3, 64), np.float32)
+    directions[[0, 1, 2], [7, GUARD, 9]] = 1
     features.finish(directions, np.zeros(cut.shape, np.float32), np.zeros((9, 2), np.int32), {},
                     {"signed": False, "grid": cut.shape[1:]})
-    objects = ObjectsFolder(path / "objects")
-    scores = pd.DataFrame([(feature, kind, auc, .5, 1, .5, .4, .6, 99) for feature, kind, auc in (
-        (0, "saw", .9), (0, "lava", np.nan), (1, "saw", .8), (1, "lava", np.nan))], columns=SCORES)
-    write_table(objects.scores_file(LAYER), scores)
-    save_json(objects.names_file(LAYER), {"features_sha256": features.read().checksum,
-                                          "features": []})
     return path
 
 
 def arguments(folder, output, *more: str) -> list[str]:
     return ["--agent_file", str(folder / "model.pth"), "--distribution_mode", "hard",
-            "--features_dir", str(folder / "features"), "--objects_dir", str(folder / "objects"),
-            "--num_episodes", "6", "--num_features", "1", "--seed", SEED, "--device", "cpu",
-            "--output_dir", str(output), *(more or ("--hazards", "saw"))]
+            "--features_dir", str(folder / "features"), "--num_episodes", "6", "--seed", SEED,
+            "--device", "cpu", "--output_dir", str(output), *(more or ("--hazards", "saw"))]
 
 
 def contents(folder) -> dict:
@@ -113,34 +95,55 @@ def contents(folder) -> dict:
 
 def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_files(
         folder, tmp_path, capsys):
-    output, more = tmp_path / "edits", ("--hazards", "saw", "--num_features", "2")
-    assert choose_edits.main(arguments(folder, output, *more)) == 0
-    tried = pd.read_csv(output / "candidates.csv").set_index(["features", "strength"])
-    assert tried.index.tolist() == [("0", 1), ("0", 2), ("0 1", 1), ("0 1", 2)]
-    assert tried["chosen"].tolist() == [False, False, True, False]
+    output = tmp_path / "edits"
+    assert choose_edits.main(arguments(folder, output)) == 0
+    tried = pd.read_csv(output / "candidates.csv").set_index("features")
+    assert tried.index.tolist() == ["0", "1", "2", "0 1", "1 2"]
+    assert tried["chosen"].tolist() == [False, True, False, False, False]
     assert (tried["by_hazard"] > tried["by_hazard_before"]).tolist() == [
-        False, False, True, True]
-    folder_played = CausesFolder(output / "played", "coinrun")
-    assert folder_played.episodes("original")["level_seed"].tolist() == HARD.unseen_levels(
-        ).draw_levels(6, int(SEED))
-    edited = load_agent(output / "blind_to_saw.pth")
-    [edit] = edited.edits
+        False, True, False, True, True]
+    assert (tried["levels"] == 6).all()  # too few that saws must be seen on
+    played = CausesFolder(output / "played" / "saw", "coinrun")
+    assert played.episodes("original")["level_seed"].tolist() == HARD.unseen_levels().draw_levels(
+        6, int(SEED))
+    [edit] = load_agent(output / "blind_to_saw.pth").edits
     assert (edit.layer, edit.strength) == ("embedder.relu3", 1.0)
-    np.testing.assert_array_equal(edit.directions.nonzero()[:, 1], [7, GUARD])
+    np.testing.assert_array_equal(edit.directions.nonzero()[:, 1], [GUARD])
     assert read_origin(output / "blind_to_saw.pth").edited_from == sha256(folder / "model.pth")
-    assert f"fails {tried['by_hazard'].iloc[2]} of 6 levels by saw" in capsys.readouterr().out
+    assert f"fails {tried['by_hazard']['1']} of 6 levels by saw" in capsys.readouterr().out
 
     again = tmp_path / "again"
-    with killed_at(CausesFolder, "add", 9):
-        assert choose_edits.main(arguments(folder, again, *more)) == 130
+    with killed_at(CausesFolder, "add", 15):
+        assert choose_edits.main(arguments(folder, again)) == 130
     assert not (again / "blind_to_saw.pth").exists()
-    assert choose_edits.main(arguments(folder, again, *more)) == 0
-    assert contents(again) == contents(output)
+    for _ in range(2):  # the second time all of it is there
+        assert choose_edits.main(arguments(folder, again)) == 0
+        assert contents(again) == contents(output)
+
+
+def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(choose_edits, "MIN_LEVELS", 1)
+    assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "saw", "lava",
+                                       "--num_features", "1")) == 0
+    saw, lava = (CausesFolder(tmp_path / "played" / name, "coinrun") for name in ("saw", "lava"))
+    hidden = saw.episodes("invisible_saw")
+    needed = hidden.loc[hidden["cause"] == "saw", "level"].tolist()
+    assert 1 <= len(needed) < 6
+    edited = saw.episodes("edited_relu3_1_strength_1")
+    assert edited["level"].tolist() == needed
+    before = saw.episodes("original").set_index("level")["cause"]
+    tried = pd.read_csv(tmp_path / "candidates.csv").set_index(["hazard", "features"])
+    row = tried.loc[("saw", 1)]
+    assert (row["levels"], row["by_hazard_before"], row["by_hazard"]) == (
+        len(needed), (before.loc[needed] == "saw").sum(), (edited["cause"] == "saw").sum())
+    # Lava cannot be invisible.
+    assert not lava.episodes_file("invisible_lava").exists()
+    assert (tried.loc["lava", "levels"] == 6).all()
 
 
 @pytest.mark.parametrize(("more", "named"), [
     (("--hazards", "sow"), "did you mean 'saw'"),
-    (("--hazards", "lava"), "no feature has a score for 'lava'"),
+    (("--hazards", "saw", "--features_dir", "nowhere"), "no features of a layer with cells"),
     (("--hazards", "saw", "--env_name", "fruitbot"), "causes of failure are timeout and ended"),
     (("--hazards", "saw", "--layers", "relu2"), "holds no finished features"),
     (("--hazards", "saw", "--strengths", "inf"), "NaN or infinity")])
