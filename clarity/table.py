@@ -25,8 +25,9 @@ def parser() -> Parser:
                             "that hold attribution/, features/, objects/, checks/ and causes/")
     flags.add_argument("--labels", nargs="+", metavar="NAME",
                        help="names of the agents; those of the folders if not given")
-    flags.add_argument("--layer", help="whose numbers are shown, where each layer has its own; the "
-                                       "middle one if not given")
+    flags.add_argument("--layers", nargs="+", metavar="LAYER",
+                       help="of each agent, or one for all: whose numbers are shown, where each "
+                            "layer has its own; the middle one if not given")
     flags.add_argument("--seed", type=seed, default=0, help="of the bootstraps")
     flags.add_argument("--output_dir", type=Path, default=Path("analysis") / "clarity" / "table",
                        help="folder to write to")
@@ -43,10 +44,14 @@ def main(argv: list[str] | None = None) -> None:
     if len(set(names)) < len(names):
         raise UserError(f"two agents have the same name; they are columns of the table: "
                         f"{', '.join(names)}; give others with --labels")
+    shown = args.layers or [None]
+    if len(shown) not in (1, len(names)):
+        raise UserError(f"--layers names {len(shown)} layers for {len(names)} agents; give one, or "
+                        "one for each")
     found, reasons = {}, {}
-    for name, folder in zip(names, args.studies):
+    for name, folder, layer in zip(names, args.studies, shown * (len(names) // len(shown))):
         studies = AgentStudies(folder)
-        layer = args.layer or studies.layers[len(studies.layers) // 2]
+        layer = layer or studies.layers[len(studies.layers) // 2]
         if layer not in studies.layers:
             raise UserError(f"{folder} has no attributions to a layer '{layer}'"
                             f"{nearest(layer, studies.layers)}")

@@ -120,11 +120,17 @@ def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp
     path, *_ = studies
     _, lines = made(path, tmp_path)
     assert "largest entry, block3" in lines[2] and "block2" not in lines[2]
-    _, lines = made(path, tmp_path, "--layer", "block2")
+    _, lines = made(path, tmp_path, "--layers", "block2")
     assert "largest entry, block2" in lines[2] and "block3" not in lines[2]
     capsys.readouterr()
-    assert table.main(["--studies", str(path), "--layer", "blok2"]) == 2
+    assert table.main(["--studies", str(path), "--layers", "blok2"]) == 2
     assert "'block2'" in capsys.readouterr().err.replace("block2?", "'block2'")
+    two = ["--studies", str(path), str(path), "--labels", "one", "other"]
+    assert table.main([*two, "--layers", "block3", "block2", "--output_dir", str(tmp_path)]) == 0
+    cells = (tmp_path / "table.md").read_text().splitlines()[4].split(" | ")
+    assert "block3" in cells[-2] and "block2" not in cells[-2] and "block2" in cells[-1]
+    assert table.main([*two, "--layers", "block3", "block2", "block2"]) == 2
+    assert "3 layers for 2 agents" in capsys.readouterr().err
     assert table.main(["--studies", str(path), str(path)]) == 2
     assert "--labels" in capsys.readouterr().err
     assert table.main(["--studies", str(tmp_path)]) == 2
@@ -164,7 +170,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
             causes.effects_file, index=False)
     pd.DataFrame([{"label": "no saw", "hazard": "saw", "blindness": 0.4, "low_95": 0.2,
                    "high_95": 0.6}]).to_csv(causes.blindness_file, index=False)
-    found, lines = made(path, tmp_path, "--labels", "mine", "--layer", "block2")
+    found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
     assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
             in lines[2])
     assert ("block2, feature 2 (coin): frames in 1 000 with it strongly active away from one: "
