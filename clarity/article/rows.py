@@ -135,12 +135,19 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
                   shown=True)
     yield Finding(0, "steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
     for each in studies.objects.layers():
+        rates = []
         for number, feature in enumerate(studies.objects.names(each)["features"], start=1):
             rate, low, high = (feature.get(name) for name in RATES)
             if rate is not None:
+                rates.append(rate)
                 yield Finding(0, "observations", f"{each}, feature {number} ({feature['name']}): "
                               "frames in 1 000 with it strongly active away from one", rate, low,
-                              high, 0, shown=each == layer)
+                              high, 0)
+        if rates:
+            yield Finding(0, "features", f"{each}: frames in 1 000 with a feature strongly active "
+                          "away from its object, median of the features (lowest to highest)",
+                          np.median(rates), min(rates), max(rates), len(rates),
+                          shown=each == layer)
 
 
 def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
