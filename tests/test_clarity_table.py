@@ -150,8 +150,8 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     coin = {"name": "coin", "hallucinations": 7.5, "hallucinations_low_95": 5.0,
             "hallucinations_high_95": 9.0}
     save_json(ObjectsFolder(path / "objects").names_file("block2"), {
-        "features": [none, coin, {**coin, "name": "saw", "hallucinations": 8.5}], "score": 0.8, "score_low_95": 0.7, "score_high_95": 0.9,
-        "score_chance": 0.5})
+        "features": [none, coin, {**coin, "name": "saw", "hallucinations": 8.5}], "score": 0.8,
+        "score_low_95": 0.7, "score_high_95": 0.9, "score_chance": 0.5})
     save_json(ObjectsFolder(path / "objects").compared_file("block2"),
               {"difference": 0.03, "low_95": -0.01, "high_95": 0.07})
     causes = CausesFolder(path / "causes", "coinrun")
@@ -174,7 +174,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
     assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
             in lines[2])
     assert lines[5].count("in 1 000") == 1 and lines[5].endswith(
-        "median of the features (lowest to highest): 8.000 (7.500 to 8.500) |")
+        "median of the features (lowest to highest): 8 (7.500 to 8.500) |")
     one = found.loc[(6, "block2, feature 2 (coin): frames in 1 000 with it strongly active away "
                         "from one")]
     assert one[["value", "low_95", "high_95"]].tolist() == [7.5, 5, 9]
