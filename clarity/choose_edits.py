@@ -68,7 +68,7 @@ def parser() -> Parser:
                             "cells if not given")
     flags.add_argument("--num_features", type=count, default=2,
                        help="most features of a layer that are taken out together")
-    flags.add_argument("--strengths", type=float, nargs="+", default=[1.0],
+    flags.add_argument("--strengths", type=float, nargs="+", default=[1.0, 2.0],
                        help="of the edits: 1 takes the features out, 2 turns their sign around")
     flags.add_argument("--features_dir", type=Path, default=Path("analysis/clarity/features"),
                        help="its features, from python -m clarity.features")

@@ -85,7 +85,8 @@ def folder(tmp_path_factory):
 def arguments(folder, output, *more: str) -> list[str]:
     return ["--agent_file", str(folder / "model.pth"), "--distribution_mode", "hard",
             "--features_dir", str(folder / "features"), "--num_episodes", "6", "--seed", SEED,
-            "--device", "cpu", "--output_dir", str(output), *(more or ("--hazards", "saw"))]
+            "--strengths", "1", "--device", "cpu", "--output_dir", str(output),
+            *(more or ("--hazards", "saw"))]
 
 
 def contents(folder) -> dict:
