@@ -33,11 +33,12 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
     article's table. Features are found, edits chosen and failures counted on levels of three
     seeds."""
     config, failing = parameters.get(ClarityConfig), parameters.get(FailureCausesConfig)
+    alone = isinstance(preset, ClarityPreset)  # not after the stages of a whole experiment
+    simulated = not alone or preset.model_file is not None
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
     invisible = [name for name in failing.invisible if name in hazards]
     game = ("--env_name", preset.env_name, "--distribution_mode", preset.distribution_mode,
-            *(("--use_backgrounds",) if isinstance(preset, ClarityPreset)
-              and preset.use_backgrounds else ()))
+            *(("--use_backgrounds",) if alone and preset.use_backgrounds else ()))
     recorded = {"clarity_record": tuple(f"{RECORDING}/data/{pattern}"
                                         for pattern in rollout_files.PATTERNS)}
     seed = ("--seed", str(preset.seed))
@@ -120,7 +121,7 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                                                  "analysis.saliency.gaussian_kernel_size",
                                                  "analysis.saliency.sigma"),
                  clears=(MAPS,))]
-          if known and config.num_maps and SIMULATOR in preset.given_files else []),
+          if known and config.num_maps and simulated else []),
         Stage("clarity_page", "clarity.page",
               (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",
                f"{OUTPUT}/{CHECKS}", *(("--failure_causes",) if hazards else ()), "--exp_name",

@@ -166,13 +166,15 @@ class ClarityPreset:
     seed: int
     recording_param_name: str
 
-    def __post_init__(self):
-        if self.agent_file is None:
-            raise UserError("this preset has no agent of its own; give one with --agent_file")
-
     @property
     def given_files(self) -> dict[str, Path | None]:
-        """As of ``Preset``, without a simulator if none is given."""
+        """As of ``Preset``, without a simulator if none is given.
+
+        Raises:
+            UserError: if there is no agent.
+        """
+        if self.agent_file is None:
+            raise UserError("this preset has no agent of its own; give one with --agent_file")
         files = {AGENT: self.agent_file, SIMULATOR: self.model_file}
         return {place: ROOT / file for place, file in files.items() if file is not None}
 
@@ -212,21 +214,20 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
     for file, flag in ((agent_file, "--agent_file"), (model_file, "--model_file")):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}; see {flag}")
-    if kind is ClarityPreset and agent_file is not None:
-        values = {**values, "agent_file": str(agent_file.absolute()), "model_file": None}
     preset = typed(kind, values, f"{path.name}, '{known[name]}'")
     if isinstance(preset, MazePreset):
         return preset if agent_file is None else dataclasses.replace(
             preset, agent_files=(str(agent_file.absolute()),))
-    if isinstance(preset, Preset) and agent_file is not None:
-        training = preset.simulator_training or SimulatorTrainingPreset(0, None, None)
-        preset = dataclasses.replace(preset, agent_file=str(agent_file.absolute()), model_file=None,
-                                     agent_training=None, simulator_training=training)
+    trains = isinstance(preset, Preset)
+    if agent_file is not None:
+        preset = dataclasses.replace(
+            preset, agent_file=str(agent_file.absolute()), model_file=None,
+            **({"agent_training": None, "simulator_training":
+                preset.simulator_training or SimulatorTrainingPreset(0, None, None)}
+               if trains else {}))
     if model_file is not None:
-        given = {"model_file": str(model_file.absolute())}
-        if isinstance(preset, Preset):
-            given["simulator_training"] = None
-        preset = dataclasses.replace(preset, **given)
+        preset = dataclasses.replace(preset, model_file=str(model_file.absolute()),
+                                     **({"simulator_training": None} if trains else {}))
     return preset
 
 

@@ -34,6 +34,7 @@ from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT
 from pipeline.sections import SECTIONS
+from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"
@@ -473,7 +474,7 @@ def test_every_preset_and_set_has_its_stages():
                          if name == "clarity-backgrounds" else set())
     assert load_preset("clarity", Path(__file__), Path(__file__)).model_file == __file__
     with pytest.raises(UserError, match="give one with --agent_file"):
-        load_preset("clarity-backgrounds")
+        PathResolver(Path("out"), load_preset("clarity-backgrounds"))
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
