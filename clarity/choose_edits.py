@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +30,13 @@ from clarity.editing.candidates import (
     trial,
     with_another,
 )
-from clarity.failing.arms import FailureArm, invisible_hazards, original_and_edited, play_arm
-from clarity.failing.causes import what_is_known
+from clarity.failing.arms import (
+    FailureArm,
+    hazards_named,
+    invisible_hazards,
+    original_and_edited,
+    play_arm,
+)
 from clarity.failing.files import ORIGINAL, SOLVED, CausesFolder
 from common.agent_file import load_agent, read_origin, save_agent
 from common.cli import (
@@ -48,9 +52,9 @@ from common.cli import (
 from common.devices import Compute, resolve_compute
 from common.edits import Edit, with_edits
 from common.env import EnvConfig
-from common.errors import UserError, nearest, script_main
+from common.errors import UserError, script_main
 from common.files import sha256, versions
-from common.game_objects import GameObject, hazards_of
+from common.game_objects import GameObject
 from common.tables import write_table
 from interventions.effects import Arm
 
@@ -129,20 +133,6 @@ def main(argv: list[str] | None = None) -> None:
          "by_hazard_before": each.by_hazard_before, "by_hazard": each.by_hazard,
          "by_others_before": each.by_others_before, "by_others": each.by_others, "chosen": chosen}
         for hazard, each, chosen in trials]))
-
-
-def hazards_named(names: Sequence[str], game: str) -> list[GameObject]:
-    """Hazards of a game by name.
-
-    Raises:
-        UserError: if it has none of this name.
-    """
-    hazards = {kind.name: kind for kind in hazards_of(game)}
-    for name in names:
-        if name not in hazards:
-            raise UserError(f"{game} has no hazard '{name}'" + (
-                nearest(name, hazards) if hazards else f": {what_is_known(game)}"))
-    return [hazards[name] for name in dict.fromkeys(names)]
 
 
 def layers_in(path: Path) -> list[str]:
@@ -239,7 +229,7 @@ class Tries:
                      SOLVED)
 
     def _play(self, arm: FailureArm) -> np.ndarray:
-        """What each level ended by (N,)."""
+        """The cause of failure of each level, or "solved" (N,)."""
         play_arm(arm, self._folder, self._compute, self._config, self._levels, self._args.seed,
                  self._args.num_envs)
         return self._folder.episodes(arm.arm.name)["cause"].to_numpy(str)

@@ -29,7 +29,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What became of the levels that an edit was tried on.
+    """Failures on the levels that an edit was tried on.
 
     Attributes:
         candidate: the edit.
@@ -73,8 +73,8 @@ def trial(candidate: Candidate, hazard: str, before: np.ndarray, after: np.ndarr
     """A trial on the same levels without and with an edit.
 
     Args:
-        before, after: what each level ended by (N,).
-        solved: what a level that is no failure ended by.
+        before, after: cause of failure of each level, or solved (N,).
+        solved: stands for a level that is solved.
     """
     counts = [int(found.sum()) for ended in (before, after) for found in (
         ended == hazard, (ended != hazard) & (ended != solved))]

@@ -141,6 +141,20 @@ def _control(original: Policy, of: FailureArm, number: int, drawn: Sequence[Rand
         moved=moved, near=all(each.near for each in drawn))
 
 
+def hazards_named(names: Sequence[str], game: str) -> list[GameObject]:
+    """Hazards of a game by name.
+
+    Raises:
+        UserError: if it has none of this name.
+    """
+    hazards = {kind.name: kind for kind in hazards_of(game)}
+    for name in names:
+        if name not in hazards:
+            raise UserError(f"{game} has no hazard '{name}'" + (
+                nearest(name, hazards) if hazards else f": {what_is_known(game)}"))
+    return [hazards[name] for name in dict.fromkeys(names)]
+
+
 def invisible_hazards(names: Sequence[str], game: str, original: FailureArm,
                       pattern: str | None) -> list[FailureArm]:
     """The original agent on levels in which a hazard is drawn no more but acts.
@@ -151,20 +165,15 @@ def invisible_hazards(names: Sequence[str], game: str, original: FailureArm,
     Raises:
         UserError: if the game has no such hazard, or it cannot be invisible.
     """
-    hazards = {kind.name: kind for kind in hazards_of(game)}
     arms = []
-    for name in dict.fromkeys(names):
-        if name not in hazards:
-            raise UserError(f"{game} has no hazard '{name}'" + (
-                nearest(name, hazards) if hazards else f": {what_is_known(game)}"))
-        kind = hazards[name]
+    for kind in hazards_named(names, game):
         if kind.cells:
-            raise UserError(f"{name} of {game} is drawn from cells, which cannot be invisible and "
-                            "act")
-        label = f"invisible {name}"
+            raise UserError(f"{kind.name} of {game} is drawn from cells, which cannot be "
+                            "invisible and act")
+        label = f"invisible {kind.name}"
         arms.append(dataclasses.replace(
-            original, arm=Arm(f"invisible_{name}", label, pattern or label, control=False),
-            made={**original.made, "invisible": name}, level_edit=hiding(game, kind),
+            original, arm=Arm(f"invisible_{kind.name}", label, pattern or label, control=False),
+            made={**original.made, "invisible": kind.name}, level_edit=hiding(game, kind),
             every_step=bool(kind.moving or kind.trails)))
     return arms
 

@@ -12,7 +12,7 @@ from common.parameters import positive
 
 @dataclasses.dataclass(frozen=True)
 class FailureCausesConfig:
-    """What is taken out, which hazards are invisible, and how much is played."""
+    """Features to take out, hazards to make invisible, and numbers of levels and controls."""
 
     section: ClassVar[str] = "failure_causes"
 
