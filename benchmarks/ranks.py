@@ -42,7 +42,8 @@ from generative.training import SimulatorTraining
 ENV = EnvConfig("coinrun", "hard")
 BATCH_SIZE = 16
 STEPS = 64  # of a rollout
-REPEATS = 2
+PREPARING = 3  # pieces of work until memory is taken and kernels are prepared
+REPEATS = 3
 
 
 @dataclasses.dataclass
@@ -93,6 +94,11 @@ class TimedRanks(Ranks):
             return tensor
         with self._timed():
             return super().sum(tensor)
+
+    def sum_gradients(self, parameters):
+        if not self.is_alone:
+            with self._timed():
+                super().sum_gradients(parameters)
 
 
 class Contestant:
@@ -198,11 +204,11 @@ def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple
     two = [Apart(make, *args, rank, 2, port) for rank in range(2)]
     turns = {"one": [one], "two": two, "unconnected": [one, other]}
     clocks: dict[str, list[list[Clock]]] = {turn: [] for turn in turns}
-    for repeat in range(REPEATS + 1):  # in the first one memory is taken and kernels are prepared
+    for repeat in range(PREPARING + REPEATS):
         for turn, processes in turns.items():
             begun = [process.begin() for process in processes]
             found = [future.result() for future in begun]
-            if repeat:
+            if repeat >= PREPARING:
                 clocks[turn].append(found)
     for process in (one, other, *two):
         process.close()

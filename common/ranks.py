@@ -35,6 +35,8 @@ _JOINING = datetime.timedelta(minutes=5)
 _WAITING = datetime.timedelta(minutes=30)
 # For a GPU to wait on others. A dead process is noticed at once by gloo, but not by NCCL.
 _GPU_WAITING = datetime.timedelta(minutes=5)
+# Numbers of a gradient that is a message of its own: half a megabyte.
+_LARGE = 2**17
 
 logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
@@ -161,23 +163,31 @@ class Ranks:
         return {name: mean.clone() for name, mean in zip(figures, means)}
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Add up the gradients of all ranks in place, in one message.
+        """Add up the gradients of all ranks in place.
 
-        A rank that had nothing to do has no gradients, which count as 0; a parameter that no rank
-        has a gradient of is left without.
+        Large ones travel from where they lie, all others in one message. A rank that had nothing to
+        do has no gradients, which count as 0; a parameter that no rank has a gradient of is left
+        without.
         """
         if self.is_alone:
             return
-        gradients = [parameter.grad for parameter in parameters]
-        present = parameters[0].new_tensor([gradient is not None for gradient in gradients])
-        pieces = [parameter.new_zeros(parameter.numel()) if gradient is None
-                  else gradient.flatten() for parameter, gradient in zip(parameters, gradients)]
-        *sums, present = self.sum(torch.cat([*pieces, present])).split(
-            [*map(len, pieces), len(present)])
-        for parameter, gradient, piece, ranks in zip(parameters, gradients, sums, present.tolist()):
-            if ranks:
-                gradient = torch.empty_like(parameter) if gradient is None else gradient
-                parameter.grad = gradient.copy_(piece.view_as(gradient))
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                     for parameter in parameters]
+        present = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
+        large = [gradient for gradient in gradients if gradient.numel() >= _LARGE]
+        small = [gradient for gradient in gradients if gradient.numel() < _LARGE]
+        together = torch.cat([present, *(gradient.flatten() for gradient in small)])
+        with _talking():
+            group = self._group(together)
+            messages = [dist.all_reduce(tensor, group=group, async_op=True)
+                        for tensor in (together, *large)]
+            for message in messages:
+                message.wait()
+        present, *sums = together.split([len(present), *map(torch.numel, small)])
+        for gradient, summed in zip(small, sums):
+            gradient.copy_(summed.view_as(gradient))
+        for parameter, gradient, ranks in zip(parameters, gradients, present.tolist()):
+            parameter.grad = gradient if ranks else None
 
     def largest(self, number: int) -> int:
         """The largest of all ranks' numbers."""

@@ -3,6 +3,7 @@ by several: of a smaller parameter set than those of the files.
 
     torchrun tests/rank_runs.py all FOLDER AGENT_FILE DATA_DIR
     torchrun tests/rank_runs.py agent|simulator FLAGS OF THE SCRIPT
+    torchrun tests/rank_runs.py gradients FILE
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import torch
 from conftest import tiny_config
 
 import train
 import train_gen_model
+from common.ranks import joined_ranks
 
 UPDATES, BATCHES = 4, 6
 STEPS_AN_UPDATE = 8 * 24
@@ -55,8 +58,40 @@ def make_all(folder: Path, agent: Path, data: Path) -> int:
             or train_gen_model.main(simulator_arguments(folder / "simulator", agent, data)))
 
 
+# By name: the shape of a parameter, and which of two ranks have a gradient of it.
+GRADIENTS = {"small": ((3, 2, 5, 5), (0, 1)), "large": ((64, 32, 8, 8), (0, 1)),
+             "small of one": ((4, 4), (1,)), "large of one": ((96, 32, 8, 8), (1,)),
+             "large of none": ((512, 512), ())}
+
+
+def parameters_of(rank: int) -> list[torch.nn.Parameter]:
+    """Those of GRADIENTS, some in memory with the channels last, and with gradients that differ."""
+    generator = torch.Generator().manual_seed(rank)
+    parameters = []
+    for shape, ranks in GRADIENTS.values():
+        layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        parameter = torch.nn.Parameter(torch.zeros(shape).to(memory_format=layout))
+        gradient = torch.randn(shape, generator=generator)
+        if rank in ranks:
+            (parameter * gradient).sum().backward()
+        parameters.append(parameter)
+    return parameters
+
+
+def sum_gradients(file: Path) -> int:
+    """Write the sums of each rank to a file named after it."""
+    with joined_ranks() as ranks:
+        parameters = parameters_of(ranks.rank)
+        ranks.sum_gradients(parameters)
+        torch.save([parameter.grad for parameter in parameters],
+                   file.with_name(f"{file.name}{ranks.rank}"))
+    return 0
+
+
 if __name__ == "__main__":
     what, *words = sys.argv[1:]
+    if what == "gradients":
+        raise SystemExit(sum_gradients(Path(words[0])))
     if what == "all":
         raise SystemExit(make_all(*map(Path, words)))
     raise SystemExit(train_agent(words) if what == "agent" else train_gen_model.main(words))

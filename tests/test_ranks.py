@@ -18,10 +18,12 @@ import torch.distributed as dist
 from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
 from rank_runs import (
     BATCHES,
+    GRADIENTS,
     STEPS_AN_UPDATE,
     UPDATES,
     agent_arguments,
     make_all,
+    parameters_of,
     simulator_arguments,
     train_agent,
 )
@@ -117,6 +119,20 @@ def test_two_processes_train_the_simulator_that_one_trains(by_one, by_two):
     own = [name for name in one if not name.startswith("held_out")]
     np.testing.assert_allclose(two[own][:2], one[own][:2], rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-2)
+
+
+def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(tmp_path):
+    process = by_torchrun("gradients", tmp_path / "rank")
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    parts = [[parameter.grad for parameter in parameters_of(rank)] for rank in range(2)]
+    for rank in range(2):
+        for name, summed, *own in zip(GRADIENTS, torch.load(tmp_path / f"rank{rank}"), *parts):
+            present = [gradient for gradient in own if gradient is not None]
+            expected = sum(present) if present else None
+            assert (summed is None) == (expected is None), name
+            if present:
+                torch.testing.assert_close(summed, expected, rtol=0, atol=0, msg=name)
 
 
 def test_one_process_alone_writes_and_speaks(by_two):
