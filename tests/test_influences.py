@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -588,7 +589,7 @@ def test_a_sentence_says_no_more_than_its_row(compared):
 
 
 def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path, capsys):
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     shutil.rmtree(copy / "analysis" / "combined_agent_env_hx_analysis_precomp")
     samples = copy / "informed_init"
     for path in [*samples.glob(f"*/*{WITHOUT_ENV_GRADS}*"), *samples.glob("*/*_leftwards.*")]:
@@ -612,6 +613,17 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
     assert "were not looked at" in (tmp_path / "stories" / "all.md").read_text()
 
 
+def linked_copy(folder, to):
+    """A copy of some thousand files that are the same until ``replace_array`` or a script, which
+    never writes into a file, puts another one in the place of one."""
+    return shutil.copytree(folder, to, copy_function=os.link)
+
+
+def replace_array(path, array):
+    path.unlink(missing_ok=True)
+    np.save(path, array)
+
+
 def error_of(capsys, main, argv):
     capsys.readouterr()
     assert main(argv) == 2
@@ -620,10 +632,10 @@ def error_of(capsys, main, argv):
 
 def damaged(folders, tmp_path, name, change):
     """A copy in which one file of sample 5 is changed."""
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     path = copy / "informed_init" / "sample_00005" / name
     array = np.load(path)
-    np.save(path, change(array))
+    replace_array(path, change(array))
     return copy
 
 
@@ -656,7 +668,7 @@ def test_what_does_not_fit_is_said(folders, capsys, more, words):
 
 
 def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, capsys):
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     main = xcorr_and_xcaus_plots.main
     sample = copy / "informed_init" / "sample_00007"
     path = sample / "grad_hx_hx_direction_3_ica.npy"
@@ -664,30 +676,30 @@ def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, c
     path.unlink()
     message = error_of(capsys, main, arguments(copy))
     assert str(path) in message and "saliency_experiments.py writes it" in message
-    np.save(path, kept * 2)  # not what its JSON file says
+    replace_array(path, kept * 2)  # not what its JSON file says
     assert "an IC should move itself by 1" in error_of(capsys, main, arguments(copy))
-    np.save(path, kept)
+    replace_array(path, kept)
     mixing = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
-    np.save(mixing, np.load(mixing) + 1)
+    replace_array(mixing, np.load(mixing) + 1)
     assert "made with another matrices_sha256" in error_of(capsys, main, arguments(copy))
 
 
 def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     behaviours = BehavioursFolder(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
                                   NUM_SAMPLES)
     main = xcorr_and_xcaus_plots.main
-    np.save(behaviours.file("per_sample"), LABELS[:-1])
+    replace_array(behaviours.file("per_sample"), LABELS[:-1])
     assert "63 behaviours, not one for each of 64" in error_of(capsys, main, arguments(copy))
     few = BehavioursFolder(behaviours.path, 10)
-    np.save(few.file("per_sample"), LABELS[:10])
+    replace_array(few.file("per_sample"), LABELS[:10])
     assert "behaviours of 10 samples, but not of sample 10" in error_of(
         capsys, main, arguments(copy, "--num_samples", "10"))
 
 
 def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
         folders, tmp_path):
-    copy = shutil.copytree(folders, tmp_path / "copy")  # `tiny` has 3 copies, as these
+    copy = linked_copy(folders, tmp_path / "copy")  # `tiny` has 3 copies, as these
     for path in copy.glob("informed_init/*/saliency_*.json"):
         path.unlink()
     output = tmp_path / "out"
@@ -700,7 +712,7 @@ def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
 
 
 def test_correlation_alone_needs_no_saliency(folders, tmp_path):
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     for path in [*copy.glob("informed_init/*/grad_*"), *copy.glob("informed_init/*/saliency_*")]:
         path.unlink()
     assert xcorr_and_xcaus_plots.main(arguments(copy, "--no_causation", "--no_behaviours")) == 0
@@ -776,7 +788,7 @@ def test_read_out_weights_are_drawn_and_listed(agent_path, tmp_path, capsys):
 
 def test_an_agent_of_other_states_cannot_stand_for_the_saliency_of_answers(
         folders, tmp_path, agent_path, capsys):
-    copy = shutil.copytree(folders, tmp_path / "copy")
+    copy = linked_copy(folders, tmp_path / "copy")
     for name in ANSWERS:
         for path in copy.glob(f"informed_init/*/grad_hx_{name}*"):
             path.unlink()
