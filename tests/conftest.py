@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -42,6 +43,9 @@ from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
 from interventions.projector import Projector, matrix_files
+
+# No test cuts the power, and thousands of small files would wait for the disk.
+os.fsync = lambda file: None
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
