@@ -217,16 +217,19 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
                                         "parameter set 'tiny' evenly"):
         TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=Ranks(0, 3))
 
+    compared = []
+
     @contextlib.contextmanager
     def four():
         ranks = Ranks(0, 4)
-        ranks.require_same = lambda settings: None
+        ranks.require_same = compared.append
         ranks.of_first = lambda value: value
         yield ranks
 
     monkeypatch.setattr(train_gen_model, "joined_ranks", four)
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
     assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
+    assert {"agent_file", "seed", "training"} <= compared[0].keys()
 
 
 @pytest.mark.parametrize(("size", "seconds", "is_due"), [
