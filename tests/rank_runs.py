@@ -8,7 +8,9 @@ by several: of a smaller parameter set than those of the files.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from conftest import tiny_config
 import train
 import train_gen_model
 from common.ranks import joined_ranks
+from common.signals import STOP_SIGNALS
 
 UPDATES, BATCHES = 4, 6
 STEPS_AN_UPDATE = 8 * 24
@@ -79,13 +82,21 @@ def parameters_of(rank: int) -> list[torch.nn.Parameter]:
 
 
 def sum_gradients(file: Path) -> int:
-    """Write the sums of each rank to a file named after it."""
+    """Write the sums of each rank to a file named after it; the last one is late.
+
+    Returns:
+        0 if all are there when a rank may leave, and if signals stop it no more: torchrun sends
+        them to those that take longer to leave.
+    """
     with joined_ranks() as ranks:
         parameters = parameters_of(ranks.rank)
         ranks.sum_gradients(parameters)
-        torch.save([parameter.grad for parameter in parameters],
-                   file.with_name(f"{file.name}{ranks.rank}"))
-    return 0
+        files = [file.with_name(f"{file.name}{rank}") for rank in range(ranks.size)]
+        time.sleep(ranks.rank)
+        torch.save([parameter.grad for parameter in parameters], files[ranks.rank])
+    for number in STOP_SIGNALS:
+        os.kill(os.getpid(), number)
+    return 0 if all(each.exists() for each in files) else 1
 
 
 if __name__ == "__main__":

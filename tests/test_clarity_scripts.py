@@ -25,6 +25,7 @@ from common.networks import ImpalaEmbedder, Policy
 from common.rollout_files import RolloutFolder
 
 NUM_OBSERVATIONS = 160
+MADE = ("--outputs", "value", "taken", "--layers", "input", "block3", "hidden_state")
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,9 @@ def found(agent, data, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(agent, data, found, tmp_path_factory) -> Path:
-    """A folder of attributions of two outputs to them."""
+    """A folder of attributions of two outputs to them, and of gradients by the frame."""
     folder = tmp_path_factory.mktemp("attribution") / "out"
-    assert attribution.main(attribution_arguments(agent, data, found, folder, "--outputs", "value",
-                                                  "taken")) == 0
+    assert attribution.main(attribution_arguments(agent, data, found, folder, *MADE)) == 0
     return folder
 
 
@@ -166,24 +166,42 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
 
 
 def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_path, capsys):
-    def run(*more):
-        return attribution.main([*attribution_arguments(agent, data, found, tmp_path / "out"),
-                                 "--outputs", "value", "taken", *more])
+    output = tmp_path / "out"
 
-    with killed_at(AttributionFolder, "add", 2):
+    def run(*more):
+        return attribution.main(attribution_arguments(agent, data, found, output, *MADE, *more))
+
+    def written(layer):
+        return {path: path.stat().st_mtime_ns for path in output.glob(f"{layer}/*/trajectory_*")}
+
+    other = shutil.copytree(found, tmp_path / "other")
+    directions = FeaturesFolder(other, "block3").directions_file
+    np.save(directions, 2 * np.load(directions))
+    with killed_at(AttributionFolder, "add", 4):  # when the first layer is done
         assert run("--shard", "2/3") == 130
-    assert run("--shard", "3/3") == 0
+    before = written("block3")
+    assert run("--shard", "3/3") == 0  # has no trajectory
+    assert {path.stem for path in written("*")} == {"trajectory_00001"}
     for more, words in ((["--join"], "out lacks shards 1/3, 2/3"),
                         (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
                         (["--shard", "1/3", "--memory_steps", "2"], "with another memory_steps"),
+                        (["--shard", "1/3", "--features_dir", str(other)],
+                         "with another features_sha256"),
+                        (["--shard", "1/3", "--outputs", "value"], "with another outputs"),
+                        (["--shard", "1/3", "--layers", "block3", "hidden_state"],
+                         "with another layers"),
+                        (["--shard", "1/3", "--gradient_activation"],
+                         "with another gradient_activation"),
                         (["--shard", "1/3", "--tolerance", "0.02"], "with another tolerance"),
                         ([], "holds shards that are not joined; run this with --join")):
         assert run(*more) == 2
         assert words in capsys.readouterr().err
     assert run("--shard", "2/3") == run("--shard", "1/3") == 0
-    assert not list((tmp_path / "out").rglob("summary.json"))
+    assert not list(output.rglob("summary.json"))
+    pieces = written("*")
+    assert before.items() <= pieces.items()
     assert run("--join") == run("--join") == run("--shard", "2/3") == 0
-    assert contents(tmp_path / "out") == contents(made)
+    assert written("*") == pieces and contents(output) == contents(made)
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):

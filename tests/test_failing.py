@@ -367,19 +367,27 @@ def test_shards_and_a_join_count_as_one_run(counted, tmp_path, capsys):
     def run(*more):
         return failure_causes.main(arguments(counted, output, *more))
 
+    def written():
+        return {path.stem: path.stat().st_mtime_ns for path in (output / "episodes").iterdir()}
+
     with killed_at(CausesFolder, "add", 4):
         assert run("--shard", "2/3") == 130
     assert run("--shard", "3/3") == 0
+    assert list(written()) == ["invisible_saw"]
     for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),
                         (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
                         (["--shard", "1/3", "--seed", "4"], "with another seed"),
+                        (["--shard", "1/3", "--labels", "model", "new"], "with another arms"),
                         ([], "holds shards that are not joined; run this with --join")):
         assert run(*more) == 2
         assert words in capsys.readouterr().err
-    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
+    assert run("--shard", "2/3") == 0
+    assert "edited_walking: 7 episodes" in capsys.readouterr().out  # not those of before
+    assert run("--shard", "1/3") == 0
     assert not (output / "settings.json").exists()
+    pieces = written()
     assert run("--join") == run("--shard", "2/3") == 0
-    assert contents(output) == contents(counted / "causes")
+    assert written() == pieces and contents(output) == contents(counted / "causes")
 
 
 def test_controls_play_and_are_counted(counted, played, capsys):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -121,18 +122,29 @@ def test_two_processes_train_the_simulator_that_one_trains(by_one, by_two):
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-2)
 
 
-def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(tmp_path):
-    process = by_torchrun("gradients", tmp_path / "rank")
+@pytest.fixture(scope="module")
+def summed(tmp_path_factory):
+    """The sums of gradients of each of two processes, and how the processes ended."""
+    folder = tmp_path_factory.mktemp("gradients")
+    process = by_torchrun("gradients", folder / "rank")
     _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    return [torch.load(folder / f"rank{rank}") for rank in range(2)], process.returncode, errors
+
+
+def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(summed):
     parts = [[parameter.grad for parameter in parameters_of(rank)] for rank in range(2)]
-    for rank in range(2):
-        for name, summed, *own in zip(GRADIENTS, torch.load(tmp_path / f"rank{rank}"), *parts):
+    for sums in summed[0]:
+        for name, found, *own in zip(GRADIENTS, sums, *parts, strict=True):
             present = [gradient for gradient in own if gradient is not None]
             expected = sum(present) if present else None
-            assert (summed is None) == (expected is None), name
+            assert (found is None) == (expected is None), name
             if present:
-                torch.testing.assert_close(summed, expected, rtol=0, atol=0, msg=name)
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
+
+
+def test_processes_leave_together_and_then_no_signal_stops_them(summed):
+    _, status, errors = summed
+    assert status == 0, errors
 
 
 def test_one_process_alone_writes_and_speaks(by_two):
@@ -205,16 +217,30 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
                                         "parameter set 'tiny' evenly"):
         TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=Ranks(0, 3))
 
+    compared = []
+
     @contextlib.contextmanager
     def four():
         ranks = Ranks(0, 4)
-        ranks.require_same = lambda settings: None
+        ranks.require_same = compared.append
         ranks.of_first = lambda value: value
         yield ranks
 
     monkeypatch.setattr(train_gen_model, "joined_ranks", four)
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
     assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
+    assert {"agent_file", "seed", "training"} <= compared[0].keys()
+
+
+@pytest.mark.parametrize(("size", "seconds", "is_due"), [
+    (1, 599, False), (1, 601, True), (2, 19, False), (2, 21, True)])
+def test_several_processes_save_as_often_as_a_hundredth_of_their_time_allows(
+        size, seconds, is_due, tmp_path):
+    ranks = Ranks(0, size)
+    ranks.of_first = lambda value: value
+    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=ranks)
+    run._saved_at, run._seconds_to_save = time.monotonic() - seconds, 0.2
+    assert run._is_save_due == is_due
 
 
 @pytest.mark.parametrize(("variables", "message"), [
