@@ -4,7 +4,7 @@ One process, two connected ones, and two that know nothing of each other are mea
 last say what the machine gives two processes: two threads of one core, and the memory that cores
 share, are less than twice one.
 
-    python -m benchmarks.ranks               everything; half an hour on two cores, or more
+    python -m benchmarks.ranks               everything; three quarters of an hour on two cores
     python -m benchmarks.ranks hard          one part: hard, hard-rec or simulator
     python -m benchmarks.ranks hard --steps 256
 """

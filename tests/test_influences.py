@@ -620,6 +620,7 @@ def linked_copy(folder, to):
 
 
 def replace_array(path, array):
+    """Leaves a file that is linked to this one as it is."""
     path.unlink(missing_ok=True)
     np.save(path, array)
 

@@ -27,6 +27,7 @@ import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
 from generative.saliency.files import SaliencyFolder
+from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
 from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
@@ -438,13 +439,15 @@ def test_two_at_a_time_are_refused(refused, output):
 
 
 def check_stages(found):
-    """Each reads what earlier ones write, and its script knows its flags."""
+    """Each reads what earlier ones write, and its script knows its flags and has enough levels."""
     names = [stage.name for stage in found]
     assert len(set(names)) == len(names)
     for number, stage in enumerate(found):
         assert set(stage.needs) <= set(names[:number]), stage.name
         flags = __import__(stage.script, fromlist=["parser"]).parser()
-        flags.parse_args(list(stage.argv))
+        given = flags.parse_args(list(stage.argv))
+        if stage.script in ("compare_interventions", "clarity.failure_causes"):
+            check_starts(given.num_episodes)
 
 
 def test_every_preset_and_set_has_its_stages():

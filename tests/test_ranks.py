@@ -128,7 +128,9 @@ def summed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     process = by_torchrun("gradients", folder / "rank")
     _, errors = process.communicate(timeout=100)
-    return [torch.load(folder / f"rank{rank}") for rank in range(2)], process.returncode, errors
+    files = [folder / f"rank{rank}" for rank in range(2)]
+    assert all(file.exists() for file in files), errors
+    return [torch.load(file) for file in files], process.returncode, errors
 
 
 def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(summed):
