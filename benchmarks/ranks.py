@@ -116,7 +116,7 @@ class Contestant:
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         self._joined = joined_ranks()  # kept, for it ends with this object
         self._joined.__enter__()
-        self.ranks = TimedRanks(rank, size)
+        self.ranks = TimedRanks(rank, size, rank, size)
         self.compute = resolve_compute("cpu")
 
     def __call__(self) -> Clock:

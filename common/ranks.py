@@ -5,9 +5,11 @@ works on a share, and what the others need goes to them in the order of the rank
 them compute the same weights. A script without torchrun is a world of one rank, :data:`ALONE`,
 whose methods give back what they are given.
 
-Numbers travel from memory to memory through gloo, and between GPUs through NCCL. The environment
-variables that are read are torchrun's own: WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT, and those that torch itself reads to find torchrun.
+Numbers travel from memory to memory through gloo, and between GPUs through NCCL; gradients of
+ranks on the processors of one machine lie in memory that all of them see
+(``common.shared_memory``). The environment variables that are read are torchrun's own: WORLD_SIZE,
+RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and those that torch itself reads
+to find torchrun.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.errors import UserError
+from common.shared_memory import Memory, SharedSum, seen
 from common.signals import STOP_SIGNALS
 
 # For all processes to come together, which those of other machines may be late for.
@@ -65,6 +68,7 @@ class Ranks:
         self.rank, self.size = rank, size
         self.local_rank, self._local_size = local_rank, local_size
         self._gpus: dist.ProcessGroup | None = None
+        self._shared: tuple[list[torch.Size], SharedSum | None] | None = None
 
     @property
     def is_first(self) -> bool:
@@ -165,29 +169,61 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Add up the gradients of all ranks in place.
 
-        Large ones travel from where they lie, all others in one message. A rank that had nothing to
-        do has no gradients, which count as 0; a parameter that no rank has a gradient of is left
-        without.
+        On processors of one machine they are added up in memory that the ranks share, elsewhere by
+        messages. A rank that had nothing to do has no gradients, which count as 0; a parameter that
+        no rank has a gradient of is left without.
         """
         if self.is_alone:
             return
+        present = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
         gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                      for parameter in parameters]
-        present = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
-        large = [gradient for gradient in gradients if gradient.numel() >= _LARGE]
-        small = [gradient for gradient in gradients if gradient.numel() < _LARGE]
-        together = torch.cat([present, *(gradient.flatten() for gradient in small)])
+        shared = self._shared_sum([present, *parameters])
+        (shared.add_up if shared else self._sum_by_messages)([present, *gradients])
+        for parameter, gradient, ranks in zip(parameters, gradients, present.tolist()):
+            parameter.grad = gradient if ranks else None
+
+    def _sum_by_messages(self, tensors: Sequence[Tensor]) -> None:
+        """Replace the tensors' numbers by their sums over all ranks. Large ones travel from where
+        they lie, all others in one message."""
+        large = [tensor for tensor in tensors if tensor.numel() >= _LARGE]
+        small = [tensor for tensor in tensors if tensor.numel() < _LARGE]
+        together = torch.cat([tensor.flatten() for tensor in small])
         with _talking():
             group = self._group(together)
             messages = [dist.all_reduce(tensor, group=group, async_op=True)
                         for tensor in (together, *large)]
             for message in messages:
                 message.wait()
-        present, *sums = together.split([len(present), *map(torch.numel, small)])
-        for gradient, summed in zip(small, sums):
-            gradient.copy_(summed.view_as(gradient))
-        for parameter, gradient, ranks in zip(parameters, gradients, present.tolist()):
-            parameter.grad = gradient if ranks else None
+        for tensor, summed in zip(small, together.split([tensor.numel() for tensor in small])):
+            tensor.copy_(summed.view_as(tensor))
+
+    def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
+        """For tensors of these shapes, or None where the ranks have no memory that all of them
+        see."""
+        if self._local_size != self.size or like[0].is_cuda:
+            return None
+        shapes = [tensor.shape for tensor in like]
+        if self._shared is None or self._shared[0] != shapes:
+            rows = self._share_memory(SharedSum.length(like), like[0].dtype)
+            self._shared = shapes, rows if rows is None else SharedSum(
+                rows, self.rank, like, _wait_for_all)
+        return self._shared[1]
+
+    def _share_memory(self, length: int, dtype: torch.dtype) -> Tensor | None:
+        """Numbers (ranks + 1, length) that all ranks see, or None if one of them cannot."""
+        with contextlib.ExitStack() as stack:
+            place = None
+            if self.is_first:
+                with contextlib.suppress(OSError):
+                    memory = Memory((self.size + 1) * length * dtype.itemsize)
+                    stack.callback(memory.close)
+                    place = memory.path, memory.mark
+            place, rows = self.of_first(place), None
+            if place:
+                with contextlib.suppress(OSError):
+                    rows = torch.frombuffer(seen(*place), dtype=dtype).view(self.size + 1, length)
+            return None if self.largest(rows is None) else rows
 
     def largest(self, number: int) -> int:
         """The largest of all ranks' numbers."""
@@ -263,6 +299,11 @@ def _talking() -> Iterator[None]:
         raise LostRank from error
 
 
+def _wait_for_all() -> None:
+    with _talking():
+        dist.barrier()
+
+
 @contextlib.contextmanager
 def joined_ranks() -> Iterator[Ranks]:
     """The ranks of this training, connected until the end of the block.
@@ -288,8 +329,7 @@ def joined_ranks() -> Iterator[Ranks]:
         yield ranks
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        with _talking():
-            dist.barrier()
+        _wait_for_all()
     except (UserError, OSError) as error:
         if not _is_first_to_say(store, error):
             raise SystemExit(2) from None

@@ -8,17 +8,19 @@ by several: of a smaller parameter set than those of the files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 from conftest import tiny_config
 
 import train
 import train_gen_model
-from common.ranks import joined_ranks
+from common.ranks import Ranks, joined_ranks
 from common.signals import STOP_SIGNALS
 
 UPDATES, BATCHES = 4, 6
@@ -67,13 +69,19 @@ GRADIENTS = {"small": ((3, 2, 5, 5), (0, 1)), "large": ((64, 32, 8, 8), (0, 1)),
              "large of none": ((512, 512), ())}
 
 
-def parameters_of(rank: int) -> list[torch.nn.Parameter]:
-    """Those of GRADIENTS, some in memory with the channels last, and with gradients that differ."""
-    generator = torch.Generator().manual_seed(rank)
+# How the numbers of two ranks may come together.
+WAYS = ("in memory", "on two machines", "in memory that one cannot see")
+ROUNDS = 3
+
+
+def parameters_of(rank: int, number: int) -> list[torch.nn.Parameter]:
+    """Those of GRADIENTS, some in memory with the channels last, and with gradients that differ
+    from rank to rank and from round to round."""
+    generator = torch.Generator().manual_seed(10 * number + rank)
     parameters = []
     for shape, ranks in GRADIENTS.values():
         layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-        parameter = torch.nn.Parameter(torch.zeros(shape).to(memory_format=layout))
+        parameter = torch.nn.Parameter(torch.ones(shape).to(memory_format=layout))
         gradient = torch.randn(shape, generator=generator)
         if rank in ranks:
             (parameter * gradient).sum().backward()
@@ -81,19 +89,41 @@ def parameters_of(rank: int) -> list[torch.nn.Parameter]:
     return parameters
 
 
+def shares_memory() -> bool:
+    """Whether this process sees memory for gradients."""
+    return "/memfd:gradients" in Path("/proc/self/maps").read_text()
+
+
 def sum_gradients(file: Path) -> int:
-    """Write the sums of each rank to a file named after it; the last one is late.
+    """Write each rank's sums by way and round, and whether it had shared memory for them, to a file
+    named after it; the last one is late.
 
     Returns:
         0 if all are there when a rank may leave, and if signals stop it no more: torchrun sends
         them to those that take longer to leave.
     """
+    def refuse(*where):
+        raise PermissionError
+
+    found = {}
     with joined_ranks() as ranks:
-        parameters = parameters_of(ranks.rank)
-        ranks.sum_gradients(parameters)
+        for way in WAYS:
+            if way == "on two machines":
+                connected = Ranks(ranks.rank, ranks.size)
+            else:
+                connected = Ranks(ranks.rank, ranks.size, ranks.local_rank, ranks.size)
+            unseen = way == "in memory that one cannot see" and ranks.rank == 1
+            with mock.patch("common.ranks.seen", refuse) if unseen else contextlib.nullcontext():
+                for number in range(ROUNDS):
+                    # In the last round with fewer parameters.
+                    parameters = parameters_of(ranks.rank, number)[number == ROUNDS - 1:]
+                    connected.sum_gradients(parameters)
+                    found[way, number] = [parameter.grad for parameter in parameters]
+            found[way] = shares_memory()
+            del connected
         files = [file.with_name(f"{file.name}{rank}") for rank in range(ranks.size)]
         time.sleep(ranks.rank)
-        torch.save([parameter.grad for parameter in parameters], files[ranks.rank])
+        torch.save(found, files[ranks.rank])
     for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
     return 0 if all(each.exists() for each in files) else 1

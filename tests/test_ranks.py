@@ -20,8 +20,10 @@ from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy
 from rank_runs import (
     BATCHES,
     GRADIENTS,
+    ROUNDS,
     STEPS_AN_UPDATE,
     UPDATES,
+    WAYS,
     agent_arguments,
     make_all,
     parameters_of,
@@ -45,10 +47,16 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
             "tests/rank_runs.py"]
 
 
+@contextlib.contextmanager
 def by_torchrun(*argv):
-    """``rank_runs.py`` on two processes."""
-    return subprocess.Popen([*TORCHRUN, *map(str, argv)], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """``rank_runs.py`` on two processes, which do not outlive the block."""
+    process = subprocess.Popen([*TORCHRUN, *map(str, argv)], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()  # torchrun ends what it started
+        process.wait(timeout=60)
 
 
 def rank_process(torchrun, rank):
@@ -71,8 +79,8 @@ def by_one(agent_path, recording, tmp_path_factory):
 def by_two(agent_path, recording, tmp_path_factory):
     """The same by two processes, with what they printed."""
     folder = tmp_path_factory.mktemp("two")
-    process = by_torchrun("all", folder, agent_path, recording / "data")
-    output, errors = process.communicate(timeout=400)
+    with by_torchrun("all", folder, agent_path, recording / "data") as process:
+        output, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     return folder, output, errors
 
@@ -126,22 +134,32 @@ def test_two_processes_train_the_simulator_that_one_trains(by_one, by_two):
 def summed(tmp_path_factory):
     """The sums of gradients of each of two processes, and how the processes ended."""
     folder = tmp_path_factory.mktemp("gradients")
-    process = by_torchrun("gradients", folder / "rank")
-    _, errors = process.communicate(timeout=100)
+    with by_torchrun("gradients", folder / "rank") as process:
+        _, errors = process.communicate(timeout=100)
     files = [folder / f"rank{rank}" for rank in range(2)]
     assert all(file.exists() for file in files), errors
     return [torch.load(file) for file in files], process.returncode, errors
 
 
-def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(summed):
-    parts = [[parameter.grad for parameter in parameters_of(rank)] for rank in range(2)]
-    for sums in summed[0]:
-        for name, found, *own in zip(GRADIENTS, sums, *parts, strict=True):
-            present = [gradient for gradient in own if gradient is not None]
-            expected = sum(present) if present else None
-            assert (found is None) == (expected is None), name
-            if present:
-                torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_added_up_in_any_layout_and_where_a_process_has_none(way, summed):
+    for number in range(ROUNDS):
+        parts = [[parameter.grad for parameter in parameters_of(rank, number)] for rank in range(2)]
+        names = list(GRADIENTS)
+        if number == ROUNDS - 1:
+            names, parts = names[1:], [own[1:] for own in parts]
+        for found in summed[0]:
+            for name, total, *own in zip(names, found[way, number], *parts, strict=True):
+                present = [gradient for gradient in own if gradient is not None]
+                expected = sum(present) if present else None
+                assert (total is None) == (expected is None), name
+                if present:
+                    torch.testing.assert_close(total, expected, rtol=0, atol=0, msg=name)
+
+
+def test_gradients_lie_in_shared_memory_where_all_processes_see_it(summed):
+    for found in summed[0]:
+        assert [found[way] for way in WAYS] == [True, False, False]
 
 
 def test_processes_leave_together_and_then_no_signal_stops_them(summed):
@@ -285,25 +303,25 @@ def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_tw
                                                                            tmp_path):
     """A process that is killed ends the others; torchrun hands a signal to stop on to both."""
     undisturbed = agent_run(by_two[0] / "recurrent")
-    process = by_torchrun("agent", *agent_arguments(tmp_path, agent_path))
-    wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_AN_UPDATE}.pth")), process)
-    os.kill(rank_process(process, 1), signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    with by_torchrun("agent", *agent_arguments(tmp_path, agent_path)) as process:
+        wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_AN_UPDATE}.pth")), process)
+        os.kill(rank_process(process, 1), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.count("error: another process of this training has ended") == 1
     run = agent_run(tmp_path)
     assert len(log_of(run)) < UPDATES
 
-    process = by_torchrun("agent", "--resume", run, "--device", "cpu")
-    wait_for(lambda: (run / f"model_{2 * STEPS_AN_UPDATE}.pth").exists(), process)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
+    with by_torchrun("agent", "--resume", run, "--device", "cpu") as process:
+        wait_for(lambda: (run / f"model_{2 * STEPS_AN_UPDATE}.pth").exists(), process)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
     assert f"stopped after {log_of(run)['timesteps'].iloc[-1]} steps" in output, errors
     assert len(log_of(run)) < UPDATES
     assert f"torchrun --standalone --nproc_per_node=2 train.py --resume {run}" in output
 
-    process = by_torchrun("agent", "--resume", run, "--device", "cpu")
-    assert "finished after" in process.communicate(timeout=200)[0]
+    with by_torchrun("agent", "--resume", run, "--device", "cpu") as process:
+        assert "finished after" in process.communicate(timeout=200)[0]
     pd.testing.assert_frame_equal(log_of(run), log_of(undisturbed), check_exact=True)
     assert_same(weights(agent_files(run)[-1]), weights(agent_files(undisturbed)[-1]))
 
@@ -311,12 +329,12 @@ def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_tw
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agent_path, recording,
                                                                     tmp_path, capsys):
-    process = by_torchrun("simulator",
-                          *simulator_arguments(tmp_path, agent_path, recording / "data"))
-    wait_for(lambda: any(len(path.read_text().splitlines()) > 1
-                         for path in tmp_path.rglob("progress.csv")), process)
-    os.kill(rank_process(process, 1), signal.SIGUSR1)
-    output, errors = process.communicate(timeout=60)
+    with by_torchrun("simulator", *simulator_arguments(tmp_path, agent_path,
+                                                       recording / "data")) as process:
+        wait_for(lambda: any(len(path.read_text().splitlines()) > 1
+                             for path in tmp_path.rglob("progress.csv")), process)
+        os.kill(rank_process(process, 1), signal.SIGUSR1)
+        output, errors = process.communicate(timeout=60)
     batches = int(re.search(r"stopped after (\d+) batches", output)[1])
     assert f"exitcode  : {128 + signal.SIGUSR1}" in errors
     run = simulator_run(tmp_path)
