@@ -43,7 +43,7 @@ ENV = EnvConfig("coinrun", "hard")
 BATCH_SIZE = 16
 STEPS = 64  # of a rollout
 PREPARING = 3  # pieces of work until memory is taken and kernels are prepared
-REPEATS = 3
+ROLLOUTS, BATCHES = 3, 12  # pieces that are measured
 
 
 @dataclasses.dataclass
@@ -189,12 +189,14 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
+def measure(name: str, make: type, args: tuple, unit: str, amount: int, repeats: int
+            ) -> tuple[Clock, Clock]:
     """Print how much faster two processes are, and where the rest of the time goes.
 
     Args:
         make, args: the contestant, and its arguments before its rank.
         unit, amount: what a piece of work consists of.
+        repeats: pieces measured; the longer a piece, the fewer.
 
     Returns:
         Medians of one process and of the slower one of two.
@@ -204,7 +206,7 @@ def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple
     two = [Apart(make, *args, rank, 2, port) for rank in range(2)]
     turns = {"one": [one], "two": two, "unconnected": [one, other]}
     clocks: dict[str, list[list[Clock]]] = {turn: [] for turn in turns}
-    for repeat in range(PREPARING + REPEATS):
+    for repeat in range(PREPARING + repeats):
         for turn, processes in turns.items():
             begun = [process.begin() for process in processes]
             found = [future.result() for future in begun]
@@ -237,7 +239,7 @@ def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple
 def measure_agent(name: str, steps: int) -> None:
     config = dataclasses.replace(load_agent_config(name), n_steps=steps)
     alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentContestant, (config,),
-                              "steps", config.n_envs * steps)
+                              "steps", config.n_envs * steps, ROLLOUTS)
     if config.recurrent:
         bound = imbalance_bound(config)
         rollout = alone.total - alone.update
@@ -272,7 +274,8 @@ def measure_simulator(steps: int) -> None:
             raise SystemExit(status)
         settings = settings_for("defaults", Path(folder), BATCH_SIZE, NUM_STEPS)
         measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorContestant,
-                (settings, Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS)
+                (settings, Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS,
+                BATCHES)
 
 
 def main() -> None:
