@@ -230,6 +230,7 @@ def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run
         assert {path.relative_to(output) for path in pieces} == {
             path.relative_to(alone) for number in numbers
             for path in alone.rglob(f"trajectory_{number:05d}.npz")}
+    assert not list(output.rglob("settings.json"))  # the join's
     assert run(output, "--join", "--memory_steps", "1") == 2
     assert "have another memory_steps; give --join with their flags" in capsys.readouterr().err
     assert run(output, "--join") == run(output, "--shard", "2/2") == 0
@@ -243,6 +244,8 @@ def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run
         assert "out lacks shard 1/2" in capsys.readouterr().err
         assert run(output, "--shard", "1/2") == run(output, "--join") == 0
         assert contents(output) == contents(alone)
+    assert run(output, "--overwrite") == 0
+    assert contents(output) == contents(alone) and not pieces.items() & written().items()
 
 
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):
