@@ -19,7 +19,7 @@ from clarity.editing.candidates import (
 )
 from clarity.failing.files import CausesFolder
 from common.agent_file import load_agent, read_origin, save_agent
-from common.env import EnvConfig
+from common.env import MAX_LEVEL, EnvConfig
 from common.files import sha256
 
 HARD = EnvConfig("coinrun", "hard")
@@ -140,6 +140,15 @@ def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeyp
     # Lava cannot be invisible.
     assert not lava.episodes_file("invisible_lava").exists()
     assert (tried.loc["lava", "levels"] == 6).all()
+
+
+def test_edits_are_tried_on_levels_that_the_agent_was_not_trained_on(folder, tmp_path):
+    assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "lava", "--start_level", "3",
+                                       "--num_levels", "4", "--num_features", "1")) == 0
+    unseen = EnvConfig("coinrun", "hard", 7, MAX_LEVEL - 7)
+    played = CausesFolder(tmp_path / "played" / "lava", "coinrun")
+    for arm in ("original", "edited_relu3_1_strength_1"):
+        assert played.episodes(arm)["level_seed"].tolist() == unseen.draw_levels(6, int(SEED))
 
 
 @pytest.mark.parametrize(("more", "named"), [

@@ -204,6 +204,50 @@ def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_pa
     assert written("*") == pieces and contents(output) == contents(made)
 
 
+def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run(
+        found, agent, data, tmp_path, capsys):
+    output, alone = tmp_path / "out", tmp_path / "alone"
+
+    def run(folder, *more):
+        return attribution.main(attribution_arguments(
+            agent, data, found, folder, "--layers", "input", "hidden_state", "--num_trajectories",
+            "3", "--num_steps", "6", "--memory_steps", "2", "--gradient_activation", *more))
+
+    def written():
+        return {path: path.stat().st_mtime_ns for path in output.rglob("trajectory_*")}
+
+    assert run(alone) == 0
+    pieces = {}
+    for method in ("add_over_time", "add_gradient_activation"):
+        with killed_at(AttributionFolder, method, 2):  # at the second trajectory
+            assert run(output, "--shard", "1/2") == 130
+        pieces, before = written(), pieces
+        assert before.items() < pieces.items()
+    for part, numbers in ((1, [0, 2]), (2, [0, 1, 2])):
+        assert run(output, "--shard", f"{part}/2") == 0
+        pieces, before = written(), pieces
+        assert before.items() < pieces.items()
+        assert {path.relative_to(output) for path in pieces} == {
+            path.relative_to(alone) for number in numbers
+            for path in alone.rglob(f"trajectory_{number:05d}.npz")}
+    assert not list(output.rglob("settings.json"))  # the join's
+    assert run(output, "--join", "--memory_steps", "1") == 2
+    assert "have another memory_steps; give --join with their flags" in capsys.readouterr().err
+    assert run(output, "--join") == run(output, "--shard", "2/2") == 0
+    assert written() == pieces and contents(output) == contents(alone)
+
+    # What a finished folder lacks is divided, too.
+    for name in ("memory_2", "gradient_activation"):
+        (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
+        assert run(output, "--shard", "2/2") == 0
+        assert run(output, "--join") == 2
+        assert "out lacks shard 1/2" in capsys.readouterr().err
+        assert run(output, "--shard", "1/2") == run(output, "--join") == 0
+        assert contents(output) == contents(alone)
+    assert run(output, "--overwrite") == 0
+    assert contents(output) == contents(alone) and not pieces.items() & written().items()
+
+
 def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):
     arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
                                       "--num_trajectories", "1", "--memory_steps", "3")

@@ -457,6 +457,10 @@ def test_a_request_to_stop_that_comes_on_two_ways_is_one(monkeypatch):
             monkeypatch.setattr(signals, "SECONDS_OF_ONE_REQUEST", 0.0)
             os.kill(os.getpid(), signal.SIGTERM)
             assert (received, acted) == ([signal.SIGTERM], ["at once"])
+        with signals.deferred_signals("update", second_acts=False) as received:
+            for _ in range(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert (received, acted) == ([signal.SIGTERM], ["at once"])
     finally:
         signal.signal(signal.SIGTERM, previous)
 

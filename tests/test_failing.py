@@ -28,7 +28,7 @@ from clarity.failing.playing import STEPS_A_STATE, with_fates
 from clarity.failing.recorded import recorded_causes
 from common.agent_file import save_agent
 from common.edits import Edit, with_edits
-from common.env import EnvConfig, LevelSlots
+from common.env import MAX_LEVEL, EnvConfig, LevelSlots
 from common.errors import UserError
 from common.files import read_json
 from common.game_objects import hazards_of, in_view, invisible
@@ -323,6 +323,19 @@ def played(monkeypatch) -> list:
 def contents(folder) -> dict:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
             if path.is_file() and path.name != ".lock"}
+
+
+@pytest.mark.parametrize(("more", "levels"), [
+    ((), EnvConfig("coinrun", "hard", 7, MAX_LEVEL - 7)),
+    (("--training_levels",), EnvConfig("coinrun", "hard", 3, 4))])
+def test_failures_are_counted_on_levels_that_were_not_trained_on_if_not_told_otherwise(
+        more, levels, counted, tmp_path):
+    assert failure_causes.main(arguments(
+        counted, tmp_path / "causes", "--start_level", "3", "--num_levels", "4", "--num_films",
+        "0", *more)) == 0
+    folder = CausesFolder(tmp_path / "causes", "coinrun")
+    for arm in ("original", "edited_walking"):
+        assert folder.episodes(arm)["level_seed"].tolist() == levels.draw_levels(10, 5)
 
 
 def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, tmp_path, played):

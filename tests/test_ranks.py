@@ -34,14 +34,17 @@ from rank_runs import (
 import train
 import train_gen_model
 from agents.ppo import minibatches
-from agents.training import TrainingRun, TrainSettings, Worker
+from agents.training import RESUME_NAME, TrainingRun, TrainSettings, Worker
+from common import signals
 from common.agent_file import agent_files
 from common.env import EnvConfig
 from common.errors import UserError
 from common.level_state import LevelState
-from common.ranks import Ranks
-from generative.runs import checkpoints
+from common.ranks import LostRank, Ranks
+from common.settings import load_settings
+from generative.runs import SimulatorRunSettings, checkpoints
 from generative.straight_through import LatentSampler
+from generative.training import SimulatorTraining
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
             "tests/rank_runs.py"]
@@ -231,6 +234,13 @@ def settings(**changes):
                          STEPS_AN_UPDATE, 1, 3, "", "float32", 1)
 
 
+def unconnected(size):
+    """The first of so many processes, without the others: what it decides is what all do."""
+    ranks = Ranks(0, size)
+    ranks.of_first = lambda value: value
+    return ranks
+
+
 def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recording, tmp_path,
                                                             monkeypatch, capsys):
     with pytest.raises(UserError, match="3 processes cannot share the 8 environments of the "
@@ -241,9 +251,8 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
 
     @contextlib.contextmanager
     def four():
-        ranks = Ranks(0, 4)
+        ranks = unconnected(4)
         ranks.require_same = compared.append
-        ranks.of_first = lambda value: value
         yield ranks
 
     monkeypatch.setattr(train_gen_model, "joined_ranks", four)
@@ -256,11 +265,53 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
     (1, 599, False), (1, 601, True), (2, 19, False), (2, 21, True)])
 def test_several_processes_save_as_often_as_a_hundredth_of_their_time_allows(
         size, seconds, is_due, tmp_path):
-    ranks = Ranks(0, size)
-    ranks.of_first = lambda value: value
-    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=ranks)
+    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=unconnected(size))
     run._saved_at, run._seconds_to_save = time.monotonic() - seconds, 0.2
     assert run._is_save_due == is_due
+
+
+@pytest.mark.parametrize(("size", "acted"), [(1, ["at once"]), (2, [])])
+def test_a_second_request_to_stop_acts_at_once_where_no_other_process_may_have_sent_it(
+        size, acted, agent_path, recording, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "SECONDS_OF_ONE_REQUEST", 0.0)
+    ranks, received = unconnected(size), []
+
+    def ask_twice(_):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise LostRank
+
+    ranks.require_same, ranks.largest = (lambda _: None), ask_twice
+    for module in (train, train_gen_model):
+        monkeypatch.setattr(module, "joined_ranks", lambda: contextlib.nullcontext(ranks))
+    previous = signal.signal(signal.SIGTERM, lambda *_: received.append("at once"))
+    try:
+        assert train_agent(agent_arguments(tmp_path, agent_path)) == 2
+        assert received == acted
+        assert train_gen_model.main(simulator_arguments(tmp_path, agent_path,
+                                                        recording / "data")) == 2
+        assert received == 2 * acted
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.parametrize(("saved_by", "size", "words"), [
+    (1, 1, None), (1, 2, "1 process and goes on with 2: the same"), (2, 2, None),
+    (2, 1, "2 processes and goes on with 1: the same")])
+def test_a_run_that_another_number_of_processes_saved_says_so(saved_by, size, words, by_one, by_two,
+                                                              tmp_path, caplog):
+    folder = {1: by_one, 2: by_two[0]}[saved_by]
+    agent = shutil.copytree(agent_run(folder / "recurrent"), tmp_path / "agent")
+    simulator = shutil.copytree(simulator_run(folder / "simulator"), tmp_path / "simulator")
+    caplog.clear()
+    TrainingRun(agent, load_settings(agent, TrainSettings), FLOAT32, ranks=unconnected(size))
+    SimulatorTraining(simulator, load_settings(simulator, SimulatorRunSettings), FLOAT32,
+                      unconnected(size))
+    said = [message for message in caplog.messages if "was saved by" in message]
+    files = (agent / RESUME_NAME, checkpoints(simulator)[-1]) if words else ()
+    assert len(said) == len(files)
+    assert all(message.startswith(f"{file} was saved by {words}")
+               for message, file in zip(said, files))
 
 
 @pytest.mark.parametrize(("variables", "message"), [

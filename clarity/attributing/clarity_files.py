@@ -357,7 +357,8 @@ class AttributionFolder:
         Args:
             description: what makes attributions, whichever layers and outputs there are.
             shard, join: see ``SharedFolder``.
-            divided: names of all layers and outputs, and what else is attributed.
+            divided: names of all layers and outputs, and what else is attributed:
+                ``memory_steps`` (0 for none) and ``gradient_activation``.
 
         Raises:
             UserError: see ``SharedFolder``.
@@ -368,8 +369,20 @@ class AttributionFolder:
              "*/*/memory_*/trajectory_*.npz", f"*/*/{GRADIENT_ACTIVATION}/trajectory_*.npz",
              "*/*/summary.json"),
             "attributions", "--output_dir", overwrite, ("versions", "agent_file"), shard, divided,
-            lambda: all(self.summary_file(layer, output).exists() for layer in divided["layers"]
-                        for output in divided["outputs"]), join)
+            lambda: self._holds(**divided), join)
+
+    def _holds(self, layers: Sequence[str], outputs: Sequence[str], memory_steps: int,
+               gradient_activation: bool, **_) -> bool:
+        """Whether all of this is attributed, along all trajectories."""
+        if not all(self.summary_file(layer, output).exists() for layer in layers
+                   for output in outputs):
+            return False
+        numbers = range(len(self.trajectories().bounds) - 1)
+        return all(
+            (not memory_steps or self.memory_file(layer, output, memory_steps, number).exists())
+            and (not gradient_activation
+                 or self.gradient_activation_file(layer, output, number).exists())
+            for layer in layers if layer != INPUT for output in outputs for number in numbers)
 
     def finish(self) -> None:
         """Note that all attributions of this process are there."""
