@@ -43,7 +43,8 @@ ENV = EnvConfig("coinrun", "hard")
 BATCH_SIZE = 16
 STEPS = 64  # of a rollout
 PREPARING = 3  # pieces of work until memory is taken and kernels are prepared
-ROLLOUTS, BATCHES = 3, 12  # pieces that are measured
+REPEATS = 3
+BATCHES = 5  # in a piece of the simulator's training
 
 
 @dataclasses.dataclass
@@ -120,6 +121,7 @@ class Contestant:
         self.compute = resolve_compute("cpu")
 
     def __call__(self) -> Clock:
+        self.go_on()
         self.ranks.clock = clock = Clock()
         clip = torch.nn.utils.clip_grad_norm_
 
@@ -133,6 +135,9 @@ class Contestant:
               clock.measured("total")):
             self.work(clock)
         return clock
+
+    def go_on(self) -> None:
+        """Do what must be done, after a pause, to be as fast as without."""
 
     def time_optimiser(self, optimizer: torch.optim.Optimizer) -> None:
         step = optimizer.step
@@ -169,7 +174,8 @@ class AgentContestant(Contestant):
 
 
 class SimulatorContestant(Contestant):
-    """A batch of the simulator's training."""
+    """Batches of the simulator's training, after one that is not counted: after a pause of seconds,
+    while others are measured, a batch takes up to a fifth longer."""
 
     def __init__(self, settings: SimulatorRunSettings, folder: Path, rank: int, size: int,
                  port: int):
@@ -179,9 +185,13 @@ class SimulatorContestant(Contestant):
         own = self.run._order[0][self.ranks.own(settings.training.batch_size)]
         self.windows = self.run.dataset.batch(own)
 
+    def go_on(self) -> None:
+        self.run.one_batch(self.windows)
+
     def work(self, clock: Clock) -> None:
         with clock.measured("update"):
-            self.run.one_batch(self.windows)
+            for _ in range(BATCHES):
+                self.run.one_batch(self.windows)
 
 
 def free_port() -> int:
@@ -189,14 +199,12 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def measure(name: str, make: type, args: tuple, unit: str, amount: int, repeats: int
-            ) -> tuple[Clock, Clock]:
+def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
     """Print how much faster two processes are, and where the rest of the time goes.
 
     Args:
         make, args: the contestant, and its arguments before its rank.
         unit, amount: what a piece of work consists of.
-        repeats: pieces measured; the longer a piece, the fewer.
 
     Returns:
         Medians of one process and of the slower one of two.
@@ -206,7 +214,7 @@ def measure(name: str, make: type, args: tuple, unit: str, amount: int, repeats:
     two = [Apart(make, *args, rank, 2, port) for rank in range(2)]
     turns = {"one": [one], "two": two, "unconnected": [one, other]}
     clocks: dict[str, list[list[Clock]]] = {turn: [] for turn in turns}
-    for repeat in range(PREPARING + repeats):
+    for repeat in range(PREPARING + REPEATS):
         for turn, processes in turns.items():
             begun = [process.begin() for process in processes]
             found = [future.result() for future in begun]
@@ -239,7 +247,7 @@ def measure(name: str, make: type, args: tuple, unit: str, amount: int, repeats:
 def measure_agent(name: str, steps: int) -> None:
     config = dataclasses.replace(load_agent_config(name), n_steps=steps)
     alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentContestant, (config,),
-                              "steps", config.n_envs * steps, ROLLOUTS)
+                              "steps", config.n_envs * steps)
     if config.recurrent:
         bound = imbalance_bound(config)
         rollout = alone.total - alone.update
@@ -274,8 +282,8 @@ def measure_simulator(steps: int) -> None:
             raise SystemExit(status)
         settings = settings_for("defaults", Path(folder), BATCH_SIZE, NUM_STEPS)
         measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorContestant,
-                (settings, Path(folder) / "run"), "frames", BATCH_SIZE * NUM_STEPS,
-                BATCHES)
+                (settings, Path(folder) / "run"), "frames",
+                BATCHES * BATCH_SIZE * NUM_STEPS)
 
 
 def main() -> None:
