@@ -605,6 +605,7 @@ def test_everything_is_written(compared):
     assert settings["arms"]["random_001_0_to_1"] == {"from": [0], "to": [1], "turned_by_seed": 1}
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_a_finished_one_can_grow(compared, agent_path, matrices,
                                                                  tmp_path, capsys):
     path = tmp_path / "again"

@@ -160,6 +160,7 @@ def test_scrubbing_supports_the_planted_channel_alone(agent, tmp_path, capsys):
     assert "not supported" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_killed_runs_go_on_to_the_same_numbers(agent, channels_folder, tmp_path):
     def contents(folder):
         return {path: path.read_bytes() for path in sorted(folder.rglob("*"))

@@ -336,7 +336,7 @@ def test_a_removed_output_is_made_again_and_what_reads_it_stays_valid(run, outpu
 @pytest.mark.parametrize(("stage", "pattern", "number", "asked"), [
     pytest.param("train_agent", "agent/**/model_512.pth", 1, signal.SIGKILL,
                  marks=pytest.mark.slow),
-    ("record", "rollouts/data/episode_*", 3, signal.SIGKILL),
+    pytest.param("record", "rollouts/data/episode_*", 3, signal.SIGKILL, marks=pytest.mark.slow),
     ("record", "rollouts/data/episode_*", 3, signal.SIGTERM),
     pytest.param("train_simulator", "simulator/**/progress.csv", 1, signal.SIGKILL,
                  marks=pytest.mark.slow),

@@ -398,7 +398,7 @@ def test_the_width_of_the_parameter_set_is_that_of_the_agent(tmp_path):
     assert TrainingRun(tmp_path, settings, FLOAT32).timesteps == 16
 
 
-@pytest.mark.parametrize("architecture", ["impala", "clear"])
+@pytest.mark.parametrize("architecture", ["impala", pytest.param("clear", marks=pytest.mark.slow)])
 def test_a_feed_forward_run_goes_on_exactly_where_it_was(architecture, tmp_path):
     settings = _settings(num_timesteps=2 * STEPS_AN_UPDATE, recurrent=False,
                          architecture=architecture)
