@@ -236,7 +236,7 @@ def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run
     assert run(output, "--join") == run(output, "--shard", "2/2") == 0
     assert written() == pieces and contents(output) == contents(alone)
 
-    # What a finished folder lacks is divided, too.
+    # Shards also divide what a finished folder lacks.
     for name in ("memory_2", "gradient_activation"):
         (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
         assert run(output, "--shard", "2/2") == 0
