@@ -4,6 +4,10 @@ FRAME_SIZE = 64  # pixels, of the agent's view
 PERSON_VIEW_SIZE = 512  # pixels
 NUM_ACTIONS = 15
 
+# Games whose camera follows the player: pixels of the agent's view per square of the level. Frames
+# shifted by the recorded positions times this number match, see docs/fidelity.md.
+CAMERA_FOLLOWS = {"coinrun": 64 / 13}
+
 # Direction of each action as (right, up); the last six actions are keys that most games ignore.
 ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
                      *((0, 0),) * 6)

@@ -33,6 +33,9 @@ class AlignedBatch:
         terminals: labels, 0 or 1 (T, B).
         first_hidden: state that enters the agent at the first step (B, D).
         hidden_states: labels, states that leave the agent at each step (T, B, D).
+        positions: of the player in squares, x to the right and y up, at the frame before the first
+            step and at each step's label (T + 1, B, 2), NaN where unknown; None for recordings
+            without positions.
     """
 
     initial_images: Tensor
@@ -42,6 +45,7 @@ class AlignedBatch:
     terminals: Tensor
     first_hidden: Tensor
     hidden_states: Tensor
+    positions: Tensor | None = None
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
@@ -60,7 +64,9 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
                         actions=windows.actions[first - 1:-1], rewards=windows.rewards[first:],
                         terminals=windows.terminals[first:],
                         first_hidden=windows.hidden_states[first],
-                        hidden_states=windows.hidden_states[first + 1:])
+                        hidden_states=windows.hidden_states[first + 1:],
+                        positions=None if windows.positions is None
+                        else windows.positions[first - 1:])
 
 
 def as_frames(images: Tensor) -> np.ndarray:

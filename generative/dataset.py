@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from common.rollout_files import FRAME_SHAPE, RolloutFolder
+from common.rollout_files import FRAME_SHAPE, POSITION_COLUMNS, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Windows:
         values: float32 (…,), the recorded agent's.
         terminals: float32 (…,), 1 where the episode ends or has ended.
         hidden_states: float32, one row more (W + 1, …, D): row t enters the agent at frame t.
+        positions: float32 (…, 2), x to the right and y up, of the player in squares of the level;
+            NaN outside the episode and at terminal frames. None for recordings without positions.
     """
 
     frames: Tensor
@@ -39,6 +41,7 @@ class Windows:
     values: Tensor
     terminals: Tensor
     hidden_states: Tensor
+    positions: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Windows:
         """The same on another device."""
@@ -49,8 +52,11 @@ class Windows:
         return self._each(Tensor.pin_memory)
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> Windows:
-        return Windows(**{field.name: function(getattr(self, field.name))
-                          for field in dataclasses.fields(self)})
+        return Windows(**{name: function(tensor) for name, tensor in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields by name, without ``positions`` where there are none."""
+        return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +175,9 @@ class RolloutDataset:
         self._actions = steps["action"].to_numpy(np.int64)  # (N,)
         self._rewards = steps["reward"].to_numpy(np.float32)
         self._values = steps["value"].to_numpy(np.float32)
+        self._positions = None
+        if set(POSITION_COLUMNS) <= set(steps):
+            self._positions = steps[list(POSITION_COLUMNS)].to_numpy(np.float32)  # (N, 2)
 
     def _lay_out_windows(self) -> None:
         """For each window: its episode, that one's first frame in it, and at which position."""
@@ -214,8 +223,7 @@ class RolloutDataset:
         if not -len(self) <= number < len(self):
             raise IndexError(f"window {number} of {len(self)}")
         batch = self.batch([number])
-        return Windows(**{field.name: getattr(batch, field.name)[:, 0]
-                          for field in dataclasses.fields(batch)})
+        return Windows(**{name: tensor[:, 0] for name, tensor in batch.tensors().items()})
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Windows:
         """Several windows, time first (W, B, …).
@@ -246,7 +254,14 @@ class RolloutDataset:
             rewards=torch.from_numpy(np.where(inside, self._rewards[rows], np.float32(0))),
             values=torch.from_numpy(np.where(inside, self._values[rows], np.float32(0))),
             terminals=torch.from_numpy(terminals.astype(np.float32)),
-            hidden_states=torch.from_numpy(hidden_states))
+            hidden_states=torch.from_numpy(hidden_states),
+            positions=None if self._positions is None else torch.from_numpy(
+                np.where(inside[..., None], self._positions[rows], np.float32(np.nan))))
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether the player's positions were recorded."""
+        return self._positions is not None
 
     def place(self, number: int) -> WindowPlace:
         """Where in the recorded data the first simulated step of a window lies."""

@@ -7,7 +7,6 @@ processor longer than an H100 takes to run them. A CUDA graph starts them all at
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -47,8 +46,8 @@ class RepeatedStep:
         if self._calls == _CALLS_BEFORE:
             self._calls += 1
             self._record(step, windows)
-        for field in dataclasses.fields(Windows):
-            getattr(self._windows, field.name).copy_(getattr(windows, field.name))
+        for name, tensor in windows.tensors().items():
+            getattr(self._windows, name).copy_(tensor)
         self._graph.replay()
         return self._result.clone()
 
@@ -61,8 +60,8 @@ class RepeatedStep:
         return result
 
     def _record(self, step: Callable[[Windows], Tensor], windows: Windows) -> None:
-        self._windows = Windows(**{field.name: torch.empty_like(getattr(windows, field.name))
-                                   for field in dataclasses.fields(Windows)})
+        self._windows = Windows(**{name: torch.empty_like(tensor)
+                                   for name, tensor in windows.tensors().items()})
         self._graph.register_generator_state(self._generator)
         # Another thread may take memory meanwhile: that reads the next batch.
         with torch.cuda.graph(self._graph, stream=self._stream,

@@ -1,6 +1,5 @@
 """Recorded rollouts as windows: alignment, borders, what follows an episode's end, damage."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -117,9 +116,10 @@ def test_terminal_stays_after_the_end_unless_the_published_labels_are_asked_for(
 def test_a_batch_is_its_windows_with_time_first(dataset):
     numbers = [68, 3, 10, 43, 73, 3]
     batch = dataset.batch(numbers)
-    for field in dataclasses.fields(batch):
-        expected = torch.stack([getattr(dataset[i], field.name) for i in numbers], dim=1)
-        torch.testing.assert_close(getattr(batch, field.name), expected, rtol=0, atol=0)
+    assert batch.positions is None
+    for name, tensor in batch.tensors().items():
+        expected = torch.stack([getattr(dataset[i], name) for i in numbers], dim=1)
+        torch.testing.assert_close(tensor, expected, rtol=0, atol=0)
 
 
 def test_split_shares_no_frame_and_depends_on_the_seed_alone(dataset):

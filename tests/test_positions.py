@@ -17,6 +17,7 @@ from analysis.hidden_states.recorded import recorded_steps
 from common.env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
 from common.level_state import LevelState
 from common.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
+from generative.dataset import RolloutDataset
 
 LEFT, STAY, UP, RIGHT = 1, 4, 5, 7
 
@@ -130,6 +131,18 @@ def test_a_recording_with_positions_is_extended_with_positions_alone(recordings,
     assert recordings[1].finished() == [0, 1]
     assert json.loads(recordings[1].description_file.read_text()) == before
     assert "positions" in capsys.readouterr().err
+
+
+def test_windows_have_the_positions_of_their_frames(recordings):
+    assert not RolloutDataset(recordings[0].path, 2, 3).has_positions
+    dataset = RolloutDataset(recordings[1].path, 2, 3)
+    assert dataset.has_positions
+    positions = recordings[1].steps(0)[list(POSITION_COLUMNS)].to_numpy(np.float32)
+    first = dataset[0].positions.numpy()
+    assert np.array_equal(first, positions[:4], equal_nan=True)
+    ended = dataset[len(positions) - 3].positions.numpy()  # its last frame is after the end
+    assert np.array_equal(ended[:3], positions[-3:], equal_nan=True)
+    assert np.isnan(ended[2:]).all() and not np.isnan(ended[:2]).any()
 
 
 def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(recordings):
