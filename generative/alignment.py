@@ -69,6 +69,21 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
                         else windows.positions[first - 1:])
 
 
+def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
+    """Velocity and displacement of a camera that follows the player, from recorded positions.
+
+    Where the position is unknown, the camera stands still.
+
+    Returns:
+        (T, B, 4): its motion in each step, and since the first step's label; x and y in pixels, to
+        the right and down.
+    """
+    scale = batch.positions.new_tensor([pixels_per_square, -pixels_per_square])
+    moved = (torch.diff(batch.positions, dim=0) * scale).nan_to_num()  # (T, B, 2)
+    displacement = moved.cumsum(dim=0) - moved[0]
+    return torch.cat([moved, displacement], dim=-1)
+
+
 def as_frames(images: Tensor) -> np.ndarray:
     """Images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
     return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

@@ -12,9 +12,13 @@ import math
 from typing import ClassVar
 
 from common.errors import UserError
+from common.game_constants import FRAME_SIZE
 from common.parameters import id_list, one_of, positive, tail_fraction
 
-LR_DECAYS = ("none", "cosine")
+ARCHITECTURES = ("vector", "spatial")
+GRID = 8  # cells per side of the spatial architecture's state
+LR_DECAYS = ("none", "cosine", "tail")
+_TAIL = 0.15  # share of the batches at the end of a training over which "tail" decays
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
 
 
@@ -46,6 +50,17 @@ class SimulatorConfig:
         bottleneck_loss_weight: factor of the bottleneck loss.
         bottleneck_vec_size: V, dimensions of the unit sphere's space.
         env_update_penalty_weight: factor of the norm of h's change.
+        architecture: ``vector``, the published one, or ``spatial``, see ``generative.spatial``,
+            whose sizes follow.
+        patch_components: principal components of an image patch of 8 x 8 pixels.
+        canvas_channels: components per cell that the state keeps of the last initial frame.
+        memory_channels: memory per cell.
+        motion_dim: memory of the camera's motion; with the canvas, the memory and 5 numbers of
+            the camera it makes up ``deter_dim``.
+        spatial_width: channels of the hidden layers.
+        pixels_per_square: pixels by which the camera moves when the player moves by a square; 0
+            where it stands still; None for that of the recorded game.
+        camera_loss_weight: factor of the error of the camera's velocity.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -70,14 +85,24 @@ class SimulatorConfig:
     bottleneck_loss_weight: float = 100.0
     bottleneck_vec_size: int = 128
     env_update_penalty_weight: float = 0.5
+    architecture: str = "vector"
+    patch_components: int = 64
+    canvas_channels: int = 32
+    memory_channels: int = 31
+    motion_dim: int = 59
+    spatial_width: int = 96
+    pixels_per_square: float | None = None
+    camera_loss_weight: float = 120.0
 
     def __post_init__(self):
+        one_of("architecture", self.architecture, ARCHITECTURES)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type in ("int", "int | None") and value is not None and value < 1:
                 raise UserError(f"{field.name} must be above 0, not {value}")
-        for name in ("kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight"):
-            if getattr(self, name) < 0:
+        for name in ("kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight",
+                     "camera_loss_weight", "pixels_per_square"):
+            if (getattr(self, name) or 0) < 0:
                 raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
         if self.num_init_steps < 2:
             raise UserError("num_init_steps must be at least 2, not 1")
@@ -86,6 +111,34 @@ class SimulatorConfig:
         if self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete:
             raise UserError(f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
                             f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}")
+        if self.is_spatial:
+            self._check_spatial_sizes()
+
+    def _check_spatial_sizes(self) -> None:
+        size = GRID * GRID * (self.canvas_channels + self.memory_channels) + self.motion_dim + 5
+        if self.deter_dim != size:
+            raise UserError(f"deter_dim must be {GRID * GRID} * (canvas_channels + "
+                            f"memory_channels) + motion_dim + 5 = {size} in the spatial "
+                            f"architecture, not {self.deter_dim}")
+        if self.bottleneck_vec_size % (GRID * GRID) or self.bottleneck_vec_size < 2 * GRID * GRID:
+            raise UserError(f"bottleneck_vec_size must be a multiple of {GRID * GRID} from "
+                            f"{2 * GRID * GRID} up in the spatial architecture, not "
+                            f"{self.bottleneck_vec_size}")
+        if self.spatial_width % 8:
+            raise UserError(f"spatial_width must be a multiple of 8, not {self.spatial_width}")
+        most = self.image_channels * (FRAME_SIZE // GRID) ** 2
+        smallest = max(self.canvas_channels, self.bottleneck_vec_size // GRID ** 2 - 1)
+        if not smallest <= self.patch_components <= most:
+            raise UserError(f"patch_components must lie between {smallest}, the components in "
+                            f"the canvas or the bottleneck vector, and {most}, not "
+                            f"{self.patch_components}")
+        if (self.stoch_dim, self.stoch_discrete) != (1, 1):
+            raise UserError("the spatial architecture has no latent variables: stoch_dim and "
+                            "stoch_discrete must be 1")
+
+    @property
+    def is_spatial(self) -> bool:
+        return self.architecture == "spatial"
 
     @property
     def window_length(self) -> int:
@@ -98,13 +151,23 @@ class TrainingConfig:
     """Parameters of the training of a simulator.
 
     Attributes:
-        lr_decay: ``none``, or ``cosine`` for half a cosine from ``lr`` down to 0 at the end
-            (Loshchilov and Hutter 2017, "SGDR").
+        lr_decay: ``none``; ``cosine`` for half a cosine from ``lr`` down to 0 at the end
+            (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
+            15 % of the batches.
         image_rarity: how much more an image's error counts at pixels of a rare colour, see
             ``generative.rarity``; 0 for not at all.
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
             from the first step on, as in a simulation, so that its errors are trained away over
             all steps.
+        gradient_norm_limit: gradients are scaled down to this norm.
+        average_decay: decay per batch of the exponential moving average of the weights, which a
+            checkpoint then holds for use; 0 for no average.
+        until_end: whether the images, rewards and terminals after an episode's end, and its black
+            last frame, have no loss.
+        agent_every: the agent acts, and its state has a loss, in every n-th window of a batch.
+        vector_noise: norm of the noise on the bottleneck vectors of every second window.
+        true_camera_batches: batches over which the share of the windows that are simulated with
+            the recorded motion of the camera falls from 1 to 0.
     """
 
     section: ClassVar[str] = "gen_model"
@@ -121,19 +184,36 @@ class TrainingConfig:
     lr_decay: str = "none"
     image_rarity: float = 0.0
     open_loop_share: float = 0.0
+    gradient_norm_limit: float = 100.0
+    average_decay: float = 0.0
+    until_end: bool = False
+    agent_every: int = 1
+    vector_noise: float = 0.0
+    true_camera_batches: int = 0
 
     def __post_init__(self):
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
-                 "batch_size", "epochs", "held_out_fraction")
+                 "gradient_norm_limit", "agent_every", "batch_size", "epochs", "held_out_fraction")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
         for name in ("image_rarity", "open_loop_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        if not 0 <= self.average_decay < 1:
+            raise UserError(f"average_decay must be from 0 to below 1, not {self.average_decay}")
+        for name in ("vector_noise", "true_camera_batches"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    def true_camera_share(self, batch: int) -> float:
+        """Share of a batch's windows that are simulated with the recorded motion of the camera."""
+        return max(0.0, 1 - batch / self.true_camera_batches) if self.true_camera_batches else 0.0
 
     def lr_at(self, batch: int, num_batches: int) -> float:
         """Learning rate of a batch of a training of ``num_batches``."""
         if self.lr_decay == "none":
             return self.lr
+        if self.lr_decay == "tail":
+            return self.lr * min(1.0, (num_batches - batch) / (_TAIL * num_batches))
         return self.lr * (1 + math.cos(math.pi * batch / num_batches)) / 2
 
 

@@ -15,7 +15,9 @@ from torch.nn import functional
 from common.errors import UserError
 from generative.alignment import AlignedBatch
 from generative.config import SimulatorConfig
-from generative.simulator import Simulation, Start
+from generative.simulator import ALL_WINDOWS, Simulation, Start
+
+CAMERA_KNEE = 0.25  # pixels per step, where the camera's loss goes from quadratic to linear
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,8 @@ class SimulatorLosses:
         bottleneck: crowding of the batch's vectors on the sphere, see ``vector_crowding`` ().
         first_hidden: squared error of the agent's first state, as a sum (B,).
         first_action: cross-entropy of the action that enters the first step (B,).
+        camera: smooth L1 error of the camera's velocity, 0 from the first terminal step on
+            (T, B); None in the vector architecture.
     """
 
     image: Tensor
@@ -63,18 +67,22 @@ class SimulatorLosses:
     bottleneck: Tensor
     first_hidden: Tensor
     first_action: Tensor
+    camera: Tensor | None = None
 
     @property
     def per_step(self) -> Tensor:
         """Sum of the terms that each step has (T, B)."""
-        return (self.image + self.reward + self.terminal + self.agent_state + self.kl
-                + self.update)
+        total = (self.image + self.reward + self.terminal + self.agent_state + self.kl
+                 + self.update)
+        return total if self.camera is None else total + self.camera
 
     def means(self) -> dict[str, Tensor]:
         """Each term as it enters the total (): summed over time, averaged over the batch."""
         terms = {}
         for field in dataclasses.fields(self):
             term = getattr(self, field.name)
+            if term is None:
+                continue
             terms[field.name] = (term.sum(dim=0) if term.ndim == 2 else term).mean()
         return terms
 
@@ -98,13 +106,20 @@ class SimulatorLosses:
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
                      scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None,
-                     all_vectors: Tensor | None = None) -> SimulatorLosses:
+                     all_vectors: Tensor | None = None, *, true_camera: Tensor | None = None,
+                     agent_windows: slice = ALL_WINDOWS, until_end: bool = False
+                     ) -> SimulatorLosses:
     """Losses of a pass with posterior, against its labels.
 
     Args:
         pixel_weights: of the squared errors of the images (T, B, H, W); None for 1.
         all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
             part of one; None if they are all.
+        true_camera: velocity and displacement of the camera (T, B, 4); None for no such loss.
+        agent_windows: windows in which the agent acted. Their losses of its state stand for those
+            of all windows.
+        until_end: whether images have no loss from the first terminal step on, and rewards and
+            terminals none after it.
 
     Raises:
         ValueError: if the pass has no posterior.
@@ -114,23 +129,38 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     squared_images = (simulation.raw_images - batch.images).square()
     if pixel_weights is not None:
         squared_images = squared_images * pixel_weights.unsqueeze(2)
-    squared_states = (simulation.hidden_states - batch.hidden_states).square()
-    start = simulation.start
+    start, alive = simulation.start, until_first_terminal(batch.terminals)
+    before_end = alive * (1 - batch.terminals)  # without the terminal step
+    squared_states = (simulation.hidden_states - batch.hidden_states[:, agent_windows]).square()
+    agent_state = torch.zeros_like(alive)  # (T, B)
+    share = squared_states.shape[1] / alive.shape[1]
+    agent_state[:, agent_windows] = (scales.hx * 0.5 * squared_states.sum(dim=-1)
+                                     * alive[:, agent_windows]) / max(share, 1e-9)
+    camera = None
+    if simulation.camera is not None:
+        camera = torch.zeros_like(alive)
+    if true_camera is not None:
+        errors = functional.smooth_l1_loss(simulation.camera[..., :2], true_camera[..., :2],
+                                           reduction="none", beta=CAMERA_KNEE)
+        camera = config.camera_loss_weight * errors.sum(dim=-1) * before_end
     vectors = start.bottleneck_vec if all_vectors is None else all_vectors
+    image = scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1)
+    reward = scales.reward * 0.5 * (simulation.rewards - batch.rewards).square()
+    terminal = scales.done * functional.binary_cross_entropy_with_logits(
+        simulation.terminal_logits, batch.terminals, reduction="none")
     return SimulatorLosses(
-        image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
-        reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),
-        terminal=scales.done * functional.binary_cross_entropy_with_logits(
-            simulation.terminal_logits, batch.terminals, reduction="none"),
-        agent_state=(scales.hx * 0.5 * squared_states.sum(dim=-1)
-                     * until_first_terminal(batch.terminals)),
+        image=image * before_end if until_end else image,
+        reward=reward * alive if until_end else reward,
+        terminal=terminal * alive if until_end else terminal,
+        agent_state=agent_state,
         kl=scales.kl * config.kl_weight * balanced_kl(
             simulation.posterior_logits, simulation.prior_logits, config.kl_balance),
         update=config.env_update_penalty_weight * _update_norms(start, simulation.env_h),
         bottleneck=config.bottleneck_loss_weight * vector_crowding(vectors),
         first_hidden=(start.agent_hidden - batch.first_hidden).square().sum(dim=-1),
         first_action=functional.cross_entropy(start.action_logits, batch.actions[0],
-                                              reduction="none"))
+                                              reduction="none"),
+        camera=camera)
 
 
 def until_first_terminal(terminals: Tensor) -> Tensor:

@@ -1,5 +1,8 @@
 """Simulator files: the published layout, read and written. No other module knows its keys.
 
+Files of the spatial architecture, which has no published layout, have the entry ``architecture``
+and our own names; the rest of what follows is about the others.
+
 A file is a dict with ``gen_model_state_dict``; it does not hold the agent. Published files carry
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
 ``decoder.vecobs.*``. They have no place in our parts and are dropped on reading, but the
@@ -30,7 +33,7 @@ from generative.config import SimulatorConfig
 from generative.decoder import Head
 from generative.simulator import Simulator
 
-_KEY, _OPTIMIZER = "gen_model_state_dict", "optimizer_state_dict"
+_KEY, _OPTIMIZER, _ARCHITECTURE = "gen_model_state_dict", "optimizer_state_dict", "architecture"
 _VECOBS_LAYERS = 4  # of the unused head, whatever the other heads have
 
 _STEPPER = "agent_env_stepper."
@@ -124,9 +127,13 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
             missing, unknown or of the wrong shape is named. Or if the agent does not fit.
     """
     found, more = _weights(path)
+    architecture = more.pop(_ARCHITECTURE, "vector")
+    if architecture != config.architecture:
+        raise UserError(f"the simulator in {path} has the architecture '{architecture}', not "
+                        f"'{config.architecture}'")
     simulator = Simulator(config, policy)
     parts = _own_tensors(simulator)
-    expected = {published_name(name): name for name in parts}
+    expected = {_file_name(simulator, name): name for name in parts}
     unused_shapes = _unused_shapes(simulator)
     for key, name in expected.items():
         if key not in found:
@@ -153,8 +160,10 @@ def published_state(simulator: Simulator,
     Args:
         unused: from ``load_published``, to write back what was read; zeros for what it lacks.
     """
-    state = {published_name(name): tensor.detach().cpu()
+    state = {_file_name(simulator, name): tensor.detach().cpu()
              for name, tensor in _own_tensors(simulator).items()}
+    if simulator.config.is_spatial:
+        return state
     for key, shape in _unused_shapes(simulator).items():
         state[key] = unused[key] if unused and key in unused else torch.zeros(shape)
     return _in_published_order(state)
@@ -182,9 +191,19 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
     names = _trained_names(simulator)
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(map(simulator.get_parameter, names)).state_dict()
-    positions = {published_name(name): i for i, name in enumerate(names)}
+    positions = {_file_name(simulator, name): i for i, name in enumerate(names)}
+    if simulator.config.is_spatial:
+        more = {**(more or {}), _ARCHITECTURE: simulator.config.architecture}
+        keys = list(positions)
+    else:
+        keys = list(state)
     save_tensors(path, {**(more or {}), _KEY: state,
-                        _OPTIMIZER: in_order(optimizer_state, [*map(positions.get, state)])})
+                        _OPTIMIZER: in_order(optimizer_state, [*map(positions.get, keys)])})
+
+
+def _file_name(simulator: Simulator, name: str) -> str:
+    """The key in a file of one of our tensors."""
+    return name if simulator.config.is_spatial else published_name(name)
 
 
 def _trained_names(simulator: Simulator) -> list[str]:
@@ -193,10 +212,12 @@ def _trained_names(simulator: Simulator) -> list[str]:
 
 
 def _moments(simulator: Simulator, optimizer: object, path: Path) -> dict | None:
-    shapes = {published_name(name): simulator.get_parameter(name).shape
+    shapes = {_file_name(simulator, name): simulator.get_parameter(name).shape
               for name in _trained_names(simulator)}
     positions = {key: i for i, key in enumerate(shapes)}
-    layout = _in_published_order({**shapes, **_unused_shapes(simulator)})
+    layout = shapes
+    if not simulator.config.is_spatial:
+        layout = _in_published_order({**shapes, **_unused_shapes(simulator)})
     if num_parameters(optimizer) == len(shapes):  # our files from before they had this layout
         layout = shapes
     elif num_parameters(optimizer) != len(layout):
@@ -214,10 +235,12 @@ def save_compact(path: Path, source: Path) -> None:
     Raises:
         UserError: if ``source`` is missing, truncated, or no simulator.
     """
-    found, _ = _weights(source)
+    found, more = _weights(source)
     unused = (_SECOND_DECODER, f"{_DECODER}vecobs.")
-    save_tensors(path, {_KEY: {key: tensor.to(torch.float16) for key, tensor in found.items()
-                               if not key.startswith(unused)}})
+    architecture = {key: more[key] for key in (_ARCHITECTURE,) if key in more}
+    save_tensors(path, {**architecture, _KEY: {
+        key: tensor.to(torch.float16) for key, tensor in found.items()
+        if not key.startswith(unused)}})
 
 
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
@@ -236,6 +259,8 @@ def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:
 
 def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
     config = simulator.config
+    if config.is_spatial:
+        return {}
     decoder = {published_name(name).removeprefix(_DECODER): tensor.shape
                for name, tensor in _own_tensors(simulator).items() if name.startswith("decoder.")}
     with torch.device("meta"):  # shapes only

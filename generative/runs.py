@@ -31,12 +31,25 @@ from generative.published import load_published
 from generative.simulator import Simulator
 
 PROGRESS_NAME = "progress.csv"
-TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses))
+TERMS = tuple(field.name for field in dataclasses.fields(SimulatorLosses)
+              if field.name != "camera")  # of both architectures
 MEASURES = ("loss", *(f"loss_{name}" for name in TERMS), "kl_nats", "posterior_entropy",
             "prior_entropy", "vector_distance")
 COLUMNS = ("batches", "epoch", "wall_time", "frames_per_second", "waiting_for_data",
            "gradient_norm", *MEASURES, *(f"held_out_{name}" for name in MEASURES))
 SECONDS_AN_HOUR = 3600
+
+
+def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
+    """Names of the logged figures of a batch."""
+    return (*MEASURES, "loss_camera") if config.is_spatial else MEASURES
+
+
+def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
+    """Columns of ``progress.csv``; those of the vector architecture are COLUMNS."""
+    measures = measures_of(config)
+    return (*COLUMNS[:-2 * len(MEASURES)], *measures,
+            *(f"held_out_{name}" for name in measures))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +161,7 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
         raise UserError(f"{agent_file} is not the agent of this simulator, which was "
                         f"{run.agent_file}")
     simulator = load_published(model_file, sizes, policy).simulator
-    return prepared(simulator, compute).requires_grad_(False)
+    return prepared(simulator, compute).requires_grad_(False).eval()
 
 
 def prepared(simulator: Simulator, compute: Compute) -> Simulator:

@@ -5,6 +5,10 @@ feed back into the cell, so everything but the two recurrences runs for all step
 ``imagine`` goes step by step, as it must when the agent sees what the environment shows and the
 environment gets what the agent does.
 
+The parts have two implementations, which ``SimulatorConfig.architecture`` chooses from: the
+published one, whose state is a vector (``generative.encoder``, ``.cell``, ``.decoder``), and one
+whose state has places (``generative.spatial``).
+
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
 is no image: H deterministic state), S latent variables, K classes of each, D agent hidden state,
 A actions, V bottleneck vector, M hidden layer of the cell.
@@ -26,9 +30,19 @@ from generative.cell import EnvironmentCell
 from generative.config import SimulatorConfig
 from generative.decoder import Decoder
 from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
+from generative.spatial import (
+    NoEmbedding,
+    PatchBasis,
+    SpatialCell,
+    SpatialDecoder,
+    SpatialEncoder,
+    SpatialStart,
+)
 from generative.straight_through import Draw, clamp_image, most_likely_action
 from interventions.patch import Rows
 from interventions.scopes import refuse_patches, rows_of_pass
+
+ALL_WINDOWS = slice(None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +104,15 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation(Step):
-    """All steps of a pass: the fields of ``Step`` with time first (T, B, …), and the start."""
+    """All steps of a pass: the fields of ``Step`` with time first (T, B, …), and the start.
+
+    Attributes:
+        camera: predicted velocity and displacement of the camera, before true ones took their
+            place (T, B, 4), in a training pass of the spatial architecture; otherwise None.
+    """
 
     start: Start
+    camera: Tensor | None = None
 
     @property
     def terminals(self) -> Tensor:
@@ -140,14 +160,24 @@ class Simulator(nn.Module):
             config = dataclasses.replace(config, agent_hidden_size=policy.hidden_state_size)
         self.config = config
         vec = config.bottleneck_vec_size
-        self.encoder = BottleneckEncoder(config.image_channels,
-                                         config.initializer_rnn_hidden_size, vec)
-        self.env_converter = Converter(vec, config.deter_dim + config.env_h_stoch_size)
+        if config.is_spatial:
+            basis = self.basis = PatchBasis(config.patch_components, config.image_channels)
+            self.encoder = SpatialEncoder(config, basis)
+            self.env_converter = SpatialStart(config)
+        else:
+            self.encoder = BottleneckEncoder(config.image_channels,
+                                             config.initializer_rnn_hidden_size, vec)
+            self.env_converter = Converter(vec, config.deter_dim + config.env_h_stoch_size)
         self.hidden_converter = Converter(vec, config.agent_hidden_size)
         self.action_converter = Converter(vec, config.action_space_size)
-        self.frame_embedding = FrameEmbedding(config.image_channels)
-        self.cell = EnvironmentCell(config)
-        self.decoder = Decoder(config)
+        if config.is_spatial:
+            self.frame_embedding = NoEmbedding()
+            self.cell = SpatialCell(config, basis)
+            self.decoder = SpatialDecoder(config, basis)
+        else:
+            self.frame_embedding = FrameEmbedding(config.image_channels)
+            self.cell = EnvironmentCell(config)
+            self.decoder = Decoder(config)
         self.agent = AgentInside(policy, config.agent_hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
@@ -166,7 +196,7 @@ class Simulator(nn.Module):
                 vectors on every device; None for torch's own.
         """
         vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
-        return on_unit_sphere(vectors.to(self.decoder.image.linear.weight.device))
+        return on_unit_sphere(vectors.to(next(self.parameters()).device))
 
     def start_from(self, bottleneck_vec: Tensor, draw: Draw, detached: bool = True) -> Start:
         """Convert bottleneck vectors (B, V) to the predicted start of a simulation.
@@ -184,18 +214,28 @@ class Simulator(nn.Module):
         return Start(bottleneck_vec, env_h, z, agent_hidden, action_logits,
                      most_likely_action(torch.log_softmax(action_logits, dim=-1)))
 
-    def forward(self, batch: AlignedBatch, draw: Draw,
-                open_loop: Tensor | None = None) -> Simulation:
+    def forward(self, batch: AlignedBatch, draw: Draw, open_loop: Tensor | None = None, *,
+                vector_noise: Tensor | None = None,
+                true_camera: tuple[Tensor, Tensor] | None = None,
+                agent_windows: slice = ALL_WINDOWS) -> Simulation:
         """The training pass: z from the posterior, true actions, true first agent state.
 
         Args:
             open_loop: windows whose z is drawn from the prior, bool (B,); None for none.
+            vector_noise: added to the bottleneck vectors, which stay on the sphere (B, V).
+            true_camera: velocity and displacement of the camera in each step (T, B, 4), and the
+                windows in which they take the place of the predicted ones, bool (B,).
+            agent_windows: windows in which the agent acts. Its states, log-probabilities, values
+                and actions are those of these windows alone.
 
         Raises:
             UserError: inside a scope with patches.
         """
         refuse_patches(self.agent.policy, "the training pass of a simulator")
-        start = self.start_from(self.encode(batch.initial_images), draw)
+        vectors = self.encode(batch.initial_images)
+        if vector_noise is not None:
+            vectors = on_unit_sphere(vectors + vector_noise)
+        start = self.start_from(vectors, draw)
         actions = self.one_hot_actions(batch.actions)  # (T, B, A)
         num_steps, num_windows = actions.shape[:2]
 
@@ -204,9 +244,13 @@ class Simulator(nn.Module):
         embedding_inputs = self.cell.embedding_input(embeddings).unflatten(
             0, (num_steps, num_windows))  # (T, B, M)
         h, z = start.env_h, start.z
-        all_h, all_z, all_posterior = [], [], []
+        all_h, all_z, all_posterior, all_camera = [], [], [], []
         for t in range(num_steps):
             h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
+            if self.config.is_spatial:
+                all_camera.append(self.cell.camera_of(h))
+            if true_camera is not None:
+                h = self.cell.with_camera(h, true_camera[0][t], true_camera[1])
             posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
             z = draw(posterior if open_loop is None else
                      torch.where(open_loop[:, None, None], self.cell.prior_logits(h), posterior))
@@ -218,7 +262,7 @@ class Simulator(nn.Module):
         shown = self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1))
         raw_images = shown.images.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W)
         images = clamp_image(raw_images)
-        agent = self.agent.sequence(images, batch.first_hidden)
+        agent = self.agent.sequence(images[:, agent_windows], batch.first_hidden[agent_windows])
         return Simulation(
             start=start, actions=actions, env_h=env_h, z=latents,
             prior_logits=self.cell.prior_logits(env_h),
@@ -226,7 +270,8 @@ class Simulator(nn.Module):
             rewards=shown.rewards.unflatten(0, (num_steps, num_windows)),
             terminal_logits=shown.terminal_logits.unflatten(0, (num_steps, num_windows)),
             hidden_states=agent.hidden_states, log_probs=agent.log_probs, values=agent.values,
-            own_actions=most_likely_action(agent.log_probs))
+            own_actions=most_likely_action(agent.log_probs),
+            camera=torch.stack(all_camera) if all_camera else None)
 
     def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,

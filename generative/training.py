@@ -8,50 +8,58 @@ rounding of sums.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from common.agent_file import load_agent
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
+from common.game_constants import CAMERA_FOLLOWS
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.ranks import ALONE, Ranks
+from common.replay import recorded_game
 from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
-from generative.alignment import AlignedBatch, align, as_frames
+from generative.alignment import AlignedBatch, align, as_frames, true_camera
 from generative.batches import BatchOrder, BatchReader
+from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
 from generative.published import load_published, save_published
 from generative.rarity import PixelWeights, count_colours
 from generative.repeated_step import RepeatedStep
 from generative.runs import (
-    COLUMNS,
-    MEASURES,
     PROGRESS_NAME,
     SimulatorRunSettings,
     checkpoint_name,
     checkpoints,
+    columns_of,
+    measures_of,
     prepared,
     prune_checkpoints,
 )
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentSampler
 
-GRADIENT_NORM_LIMIT = 100.0
 SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
 VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
+
+
+_BASIS_FRAMES = 3000  # to which the basis of image patches is fitted
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses,
@@ -121,6 +129,7 @@ class SimulatorTraining:
         if settings.max_batches:
             self.num_batches = min(self.num_batches, settings.max_batches)
 
+        config = self._resolved(config)
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.require_states(policy.hidden_state_size)
@@ -131,6 +140,8 @@ class SimulatorTraining:
         if saved or settings.model_file:
             published = load_published(start_file, config, policy)
         simulator = published.simulator if published else Simulator(config, policy)
+        if config.is_spatial and not published:
+            simulator.basis.fit(self._some_frames(split.train))
         self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
@@ -140,6 +151,12 @@ class SimulatorTraining:
         lr = torch.tensor(training.lr, device=compute.device) if repeats else training.lr
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=lr, fused=True,
                                           capturable=repeats)
+        self._average = None  # of the weights, for use
+        if training.average_decay:
+            self._average = [parameter.detach().clone()
+                             for parameter in self.simulator.trainable_parameters()]
+        # On the device, where a step that is repeated reads it.
+        self._true_camera_share = torch.zeros((), device=compute.device)
         self._pixel_weights = None
         if training.image_rarity:
             shares = count_colours(self.dataset, split.train, settings.seed)
@@ -157,10 +174,31 @@ class SimulatorTraining:
             self._lock = lock or claim_folder(folder, SETTINGS_NAME)
             self.folder = self._lock.folder
             save_settings(self.folder, settings)
-            self.log = MetricsLog(self.folder / PROGRESS_NAME, COLUMNS,
+            self.log = MetricsLog(self.folder / PROGRESS_NAME, columns_of(self.settings.simulator),
                                   self.batches if saved else None)
         self.folder = ranks.of_first(self.folder)
         self._session_start = self._saved_at = time.monotonic()
+
+    def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
+        """The configuration with the camera of the recorded game."""
+        if not config.is_spatial:
+            return config
+        scale = config.pixels_per_square
+        if scale is None:
+            game = recorded_game(self.dataset.folder).env_name
+            scale = CAMERA_FOLLOWS.get(game, 0.0)
+        if scale and not self.dataset.has_positions:
+            raise UserError(f"{self.dataset.folder.path} has no positions of the player, from "
+                            "which the camera's motion is learned; record it with --positions")
+        return dataclasses.replace(config, pixels_per_square=scale)
+
+    def _some_frames(self, windows: np.ndarray) -> Tensor:
+        """Frames (N, C, H, W) in [0, 1] of these windows, without black ones."""
+        chosen = np.random.default_rng(self.settings.seed).permutation(windows)[:_BASIS_FRAMES]
+        frames = torch.cat([
+            self.dataset.batch(chosen[begin:begin + 100]).frames[self.dataset.num_init_steps - 1]
+            for begin in range(0, len(chosen), 100)])
+        return frames[frames.flatten(1).any(dim=1).bool()].float() / 255
 
     def _load_state(self, state: dict, path: Path) -> None:
         for key in ("optimizer_state_dict", "generator", "unlogged", "batches", "wall_time"):
@@ -173,14 +211,46 @@ class SimulatorTraining:
                    {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
         if not isinstance(state["unlogged"], list):
             raise UserError(f"{path}: 'unlogged' is no list")
-        figures = dict.fromkeys(("gradient_norm", *MEASURES), torch.zeros(()))
+        figures = dict.fromkeys(("gradient_norm", *self._measures), torch.zeros(()))
         for row in state["unlogged"]:
             check_like(row, figures, f"{path}: 'unlogged'")
         self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                         "state": state["optimizer_state_dict"]})
+        if self._average is not None:
+            self._load_trained_weights(state.get("trained_weights"), path)
         self._generator.set_state(state["generator"])
         self._unlogged = state["unlogged"]
         self.batches, self._elapsed = state["batches"], state["wall_time"]
+
+    def _load_trained_weights(self, weights: object, path: Path) -> None:
+        """Go on from the weights themselves; the file's simulator has their average."""
+        parameters = self.simulator.trainable_parameters()
+        shapes = [parameter.shape for parameter in parameters]
+        if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
+            raise UserError(f"{path} has no weights to go on from that fit this simulator: "
+                            "'trained_weights' is missing or damaged")
+        with torch.no_grad():
+            for parameter, weight in zip(parameters, weights):
+                parameter.copy_(weight)
+
+    @property
+    def _measures(self) -> tuple[str, ...]:
+        return measures_of(self.settings.simulator)
+
+    @contextlib.contextmanager
+    def _for_use(self) -> Iterator[None]:
+        """While it is open, the simulator has the averaged weights and is in evaluation mode."""
+        self.simulator.eval()
+        parameters = self.simulator.trainable_parameters()
+        trained = [parameter.detach().clone() for parameter in parameters]
+        try:
+            if self._average is not None:
+                _copy(self._average, parameters)
+            yield
+        finally:
+            if self._average is not None:
+                _copy(trained, parameters)
+            self.simulator.train()
 
     @property
     def epoch(self) -> int:
@@ -250,17 +320,39 @@ class SimulatorTraining:
     def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
               ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
         """Losses of this process's windows of a batch of ``num``, and figures of the batch."""
-        ranks, config = self.ranks, self.settings.simulator
-        part = None if ranks.is_alone else (ranks.own(num), num)
+        ranks, config, training = self.ranks, self.settings.simulator, self.settings.training
+        own = ranks.own(num)
+        part = None if ranks.is_alone else (own, num)
+        acting = slice(-own.start % training.agent_every, None, training.agent_every)
+        camera = forced = noise = None
+        if config.is_spatial and config.pixels_per_square:
+            camera = true_camera(windows, config.pixels_per_square)
+        if self.simulator.training:
+            if camera is not None and training.true_camera_batches:
+                from_end = torch.arange(num, 0, -1, device=self.compute.device)[own]
+                forced = (camera, from_end <= self._true_camera_share * num)
+            if training.vector_noise:
+                noise = self._vector_noise(generator, num)[own]
         with self.compute.autocast():
             simulation = self.simulator(windows, LatentSampler("sample", generator, part),
-                                        self._open_loop(num))
+                                        self._open_loop(num), vector_noise=noise,
+                                        true_camera=forced, agent_windows=acting)
         weights = self._pixel_weights(windows.images) if self._pixel_weights else None
         vectors = ranks.gather_with_own_gradient(simulation.start.bottleneck_vec, num)
         losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
-                                  vectors)
+                                  vectors, true_camera=camera, agent_windows=acting,
+                                  until_end=training.until_end)
         figures = measure(simulation, losses, vectors)
         return losses, ranks.mean(figures, self._share(num))
+
+    def _vector_noise(self, generator: torch.Generator, num: int) -> Tensor:
+        """Noise (num, V) of the same norm for every second vector, none for the others."""
+        noise = torch.randn(num, self.settings.simulator.bottleneck_vec_size,
+                            device=self.compute.device, generator=generator)
+        noise = noise * (self.settings.training.vector_noise
+                         / torch.linalg.vector_norm(noise, dim=-1, keepdim=True))
+        noise[::2] = 0
+        return noise
 
     def _open_loop(self, num: int) -> Tensor | None:
         """Which of this process's windows of a batch of ``num`` are simulated from the prior."""
@@ -284,13 +376,14 @@ class SimulatorTraining:
         Raises:
             NonFiniteLoss: if the gradient became infinite or NaN.
         """
+        self._true_camera_share.fill_(self.settings.training.true_camera_share(self.batches))
         rate = self.settings.training.lr_at(self.batches, self.num_batches)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        figures = dict(zip(("gradient_norm", *MEASURES),
+        figures = dict(zip(("gradient_norm", *self._measures),
                            self._repeated(self._step, windows) if self._repeated
                            else self._step(windows)))
         norm = float(figures["gradient_norm"])
@@ -308,9 +401,13 @@ class SimulatorTraining:
         self.optimizer.zero_grad(set_to_none=True)
         losses.share_of_total(self._share(num)).backward()
         self.ranks.sum_gradients(parameters)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, GRADIENT_NORM_LIMIT)
+        norm = torch.nn.utils.clip_grad_norm_(parameters,
+                                              self.settings.training.gradient_norm_limit)
         self.optimizer.step()
-        return torch.stack([norm, *(figures[name] for name in MEASURES)])
+        if self._average is not None:
+            torch._foreach_lerp_(self._average, [parameter.detach() for parameter in parameters],
+                                 1 - self.settings.training.average_decay)
+        return torch.stack([norm, *(figures[name] for name in self._measures)])
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
@@ -319,12 +416,14 @@ class SimulatorTraining:
         own = self._held_out[number][self.ranks.own(num)]
         windows = self.dataset.batch(own).to(self.compute.device)
         generator = torch.Generator(self.compute.device).manual_seed(number)
-        held_out = self._pass(align(windows, self.settings.simulator), generator, num)[1]
+        with self._for_use():
+            held_out = self._pass(align(windows, self.settings.simulator), generator, num)[1]
         means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []
         return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
-                **means, **{f"held_out_{name}": float(held_out[name]) for name in MEASURES}}
+                **means, **{f"held_out_{name}": float(held_out[name])
+                          for name in self._measures}}
 
     def _save(self) -> None:
         """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
@@ -333,11 +432,15 @@ class SimulatorTraining:
         self._lock.check()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
-        save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
-                       self._unused, self.optimizer.state_dict(), {
-                           "batches": self.batches, "wall_time": self.wall_time,
-                           "generator": self._generator.get_state(), "unlogged": self._unlogged,
-                           **({} if self.ranks.is_alone else {"ranks": self.ranks.size})})
+        more = {"batches": self.batches, "wall_time": self.wall_time,
+                "generator": self._generator.get_state(), "unlogged": self._unlogged,
+                **({} if self.ranks.is_alone else {"ranks": self.ranks.size})}
+        if self._average is not None:
+            more["trained_weights"] = [parameter.detach().cpu().clone()
+                                       for parameter in self.simulator.trainable_parameters()]
+        with self._for_use():
+            save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
+                           self._unused, self.optimizer.state_dict(), more)
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
         self._write_film()
         self._saved_at = time.monotonic()
@@ -353,7 +456,7 @@ class SimulatorTraining:
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
         draw = LatentSampler("mode")
-        with self.compute.autocast():
+        with self._for_use(), self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
             start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)
             imagination = self.simulator.imagine(start, draw, true_actions=batch.actions).stacked()
@@ -361,6 +464,12 @@ class SimulatorTraining:
                    "imagination": imagination.images}
         films = {title: as_frames(images) for title, images in columns.items()}
         write_video(self._film, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values):
+        parameter.copy_(value)
 
 
 class _Speed:

@@ -1,0 +1,464 @@
+"""The spatial architecture: encoder, cell and decoder whose state has places.
+
+The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pixels, and a few
+global numbers. Part of the grid is the *canvas*: an image of the world as it was in view in the
+last initial frame, which stays as it is. The cell predicts how the camera moves and adds up its
+*displacement*; the canvas shifted by the displacement is what is known of the view, so that what
+was in view once keeps its shape however far it moves. The rest of the grid is a *memory* in
+coordinates of the view, a convolutional GRU, for all that the shifted canvas does not show:
+moving objects, the player, and what comes into view.
+
+Images are made of patches in a basis of principal components that is fitted to the recording when
+training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
+components through, so that training starts from a linear code of the last initial frame.
+
+In training mode, the camera's motion learns from recorded positions alone, one step at a time: the
+loss of the images has no gradient with respect to the displacement and the motion memory, and the
+camera's loss none with respect to the canvas, the memory and earlier velocities. In evaluation mode
+everything is differentiable.
+
+Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
+steps, C H W an image, P = 64 cells, K coefficients of a patch, G global numbers, W hidden
+channels, V bottleneck vector, M inputs of the cell from the action, A actions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.game_constants import FRAME_SIZE
+from generative.config import GRID, SimulatorConfig
+from generative.decoder import DecodedObservation
+from generative.encoder import on_unit_sphere
+
+NUM_CELLS = GRID * GRID
+PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
+CROP = 24  # pixels per side of what the camera's motion is predicted from
+_NUM_CAMERA = 5  # global numbers next to the motion memory: velocity, displacement, started
+_SHIFTS_X, _SHIFTS_Y = 3, 8  # largest motion between two frames that the encoder compares, pixels
+_FASTEST = 4.0  # pixels per step, the unit of velocities inside the networks
+_COST_SHARPNESS = 6.0
+_SMALLEST_SCALE = 0.25  # of the code, see ``SpatialStart``
+_MOTION_WIDTH = 128
+_HEAD_WIDTH = 128
+
+
+def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple[Tensor, Tensor]:
+    """Move the camera over images, with bilinear interpolation; borders are repeated outside.
+
+    Args:
+        images: (N, C, 64, 64).
+        displacement: of the camera in pixels, to the right and down (N, 2).
+        size: S, pixels per side of the central part that is returned.
+
+    Returns:
+        The view (N, C, S, S), and which part of each pixel lies inside the images (N, 1, S, S).
+    """
+    pixels = torch.arange(FRAME_SIZE, device=images.device, dtype=torch.float32)
+    first = (FRAME_SIZE - size) // 2
+
+    def hats(by: Tensor) -> tuple[Tensor, Tensor]:
+        at = pixels[first:first + size] + by[:, None]  # (N, S)
+        clamped = at.clamp(0, FRAME_SIZE - 1)
+        known = (1 - (at - clamped).abs()).clamp(min=0)
+        return (1 - (clamped[:, :, None] - pixels).abs()).clamp(min=0), known
+
+    (columns, known_x), (rows, known_y) = map(hats, displacement.float().unbind(dim=-1))
+    inside = known_y[:, None, :, None] * known_x[:, None, None, :]
+    with torch.autocast(images.device.type, enabled=False):
+        view = rows[:, None] @ images.float() @ columns[:, None].transpose(-1, -2)
+    return view, inside
+
+
+class PatchBasis(nn.Module):
+    """Images as whitened principal components of their 8 x 8 patches.
+
+    Args:
+        num: K, leading components that are kept.
+        image_channels: C.
+    """
+
+    def __init__(self, num: int, image_channels: int):
+        super().__init__()
+        size = image_channels * PATCH * PATCH
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("components", torch.eye(num, size))  # rows of length 1
+        self.register_buffer("scale", torch.ones(num))  # standard deviation of each coefficient
+
+    @torch.no_grad()
+    def fit(self, images: Tensor) -> None:
+        """Find mean, components and scale of the patches of images (N, C, 64, 64) in [0, 1]."""
+        patches = functional.pixel_unshuffle(images, PATCH).permute(0, 2, 3, 1).flatten(0, 2)
+        self.mean.copy_(patches.mean(dim=0))
+        centred = patches - self.mean
+        variances, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))  # ascending
+        num = len(self.scale)
+        self.components.copy_(vectors.flip(1)[:, :num].T)
+        self.scale.copy_(variances.flip(0)[:num].clamp(min=1e-6).sqrt())
+
+    def coefficients(self, images: Tensor) -> Tensor:
+        """Images (N, C, 64, 64) to coefficients (N, K, 8, 8)."""
+        patches = functional.pixel_unshuffle(images, PATCH)  # (N, C·64, 8, 8)
+        weight = self.components / self.scale[:, None]
+        bias = -weight @ self.mean
+        return functional.conv2d(patches, weight[:, :, None, None], bias)
+
+    def images(self, coefficients: Tensor, with_mean: bool = True) -> Tensor:
+        """Leading coefficients (N, at most K, 8, 8) to images (N, C, 64, 64)."""
+        num = coefficients.shape[1]
+        weight = (self.components[:num] * self.scale[:num, None]).T  # (C·64, K)
+        patches = functional.conv2d(coefficients, weight[:, :, None, None],
+                                    self.mean if with_mean else None)
+        return functional.pixel_shuffle(patches.float(), PATCH)
+
+
+class ResidualBlock(nn.Module):
+    """Group norm and two 3 x 3 convolutions, added to the input; (N, W, 8, 8) to the same."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, width)
+        self.conv1 = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1)
+        nn.init.zeros_(self.conv2.weight)
+        nn.init.zeros_(self.conv2.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = functional.silu(self.conv1(functional.silu(self.norm(x))))
+        return x + self.conv2(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpatialState:
+    """The parts of the environment's state.
+
+    Attributes:
+        canvas: coefficients of the world in view in the last initial frame (B, canvas, 8, 8).
+        memory: in coordinates of the view (B, memory, 8, 8).
+        motion: memory of the camera's motion (B, motion).
+        velocity: of the camera in the last step, pixels to the right and down (B, 2).
+        displacement: of the camera from the last initial frame, pixels to the right and down
+            (B, 2).
+        started: 0 before the first step, which shows the last initial frame itself, so that its
+            motion does not count; 1 from then on (B, 1).
+    """
+
+    canvas: Tensor
+    memory: Tensor
+    motion: Tensor
+    velocity: Tensor
+    displacement: Tensor
+    started: Tensor
+
+    def flat(self) -> Tensor:
+        """The state as a vector (B, H): the grid cell by cell, then the global numbers."""
+        grid = torch.cat([self.canvas, self.memory], dim=1).float()
+        return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), self.motion, self.velocity,
+                          self.displacement, self.started], dim=-1)
+
+
+def state_of(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
+    """The parts of a state (B, H)."""
+    sizes = (config.canvas_channels, config.memory_channels)
+    grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
+    canvas, memory = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
+    motion, velocity, displacement, started = env_h[:, NUM_CELLS * sum(sizes):].split(
+        [config.motion_dim, 2, 2, 1], dim=-1)
+    return SpatialState(canvas, memory, motion, velocity, displacement, started)
+
+
+def motion_costs(before: Tensor, after: Tensor) -> Tensor:
+    """How badly two frames fit for each motion of the camera between them.
+
+    A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion.
+
+    Args:
+        before: (B, C, 64, 64).
+        after: the next frame.
+
+    Returns:
+        Logarithms of mean squared errors (B, shifts).
+    """
+    before, after = before.mean(dim=1), after.mean(dim=1)
+    height, width = FRAME_SIZE - 2 * _SHIFTS_Y, FRAME_SIZE - 2 * _SHIFTS_X
+    middle = after[:, _SHIFTS_Y:_SHIFTS_Y + height, _SHIFTS_X:_SHIFTS_X + width]
+    return torch.stack([
+        (before[:, y:y + height, x:x + width] - middle).square().mean(dim=(1, 2))
+        for y in range(2 * _SHIFTS_Y + 1) for x in range(2 * _SHIFTS_X + 1)], dim=-1).add(
+            1e-4).log()
+
+
+def likely_motion(costs: Tensor) -> Tensor:
+    """Mean motion of the camera, in pixels to the right and down, weighted by how well it fits.
+
+    Args:
+        costs: from ``motion_costs`` (B, shifts).
+
+    Returns:
+        (B, 2).
+    """
+    weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
+        -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
+    across, down = (torch.arange(-most, most + 1, device=costs.device, dtype=costs.dtype)
+                    for most in (_SHIFTS_X, _SHIFTS_Y))
+    # What was at x in the frame before is at x - motion in the next.
+    return torch.stack([weights.sum(dim=1) @ across, weights.sum(dim=2) @ down], dim=-1)
+
+
+def velocity_patterns(like: Tensor) -> Tensor:
+    """Patterns of 1 and -1 over the cells (2, 8, 8), in which a code carries a velocity."""
+    half = torch.ones(GRID, device=like.device)
+    half[:GRID // 2] = -1
+    return torch.stack([half.expand(GRID, GRID), half[:, None].expand(GRID, GRID)])
+
+
+class SpatialEncoder(nn.Module):
+    """Initial frames to a point on the unit sphere: a code of V / 64 numbers per cell.
+
+    The last channel of the code starts as the constant 1, from which ``SpatialStart`` reads the
+    scale that the division by the norm takes away, plus the camera's velocity in two patterns.
+    """
+
+    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
+        super().__init__()
+        self._basis = (basis,)  # registered by the simulator
+        width, frames = config.spatial_width, config.num_init_steps * config.image_channels
+        channels = config.bottleneck_vec_size // NUM_CELLS
+        self.down = nn.Sequential(
+            nn.Conv2d(frames, 32, kernel_size=4, stride=2, padding=1), nn.SiLU(),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2, padding=1), ResidualBlock(64), nn.SiLU(),
+            nn.Conv2d(64, width, kernel_size=4, stride=2, padding=1))
+        self.coefficients = nn.Conv2d(len(basis.scale), width, kernel_size=1)
+        self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
+        self.out = nn.Conv2d(width, channels, kernel_size=1)
+        num_costs = (config.num_init_steps - 1) * (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
+        self.motion = nn.Sequential(nn.Linear(num_costs, 2 * _MOTION_WIDTH), nn.SiLU(),
+                                    nn.Linear(2 * _MOTION_WIDTH, config.bottleneck_vec_size))
+        nn.init.zeros_(self.out.bias)
+        with torch.no_grad():
+            self.out.weight.mul_(0.1)
+            self.out.bias[-1] = 1
+            self.motion[-1].weight.mul_(0.1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V) of length 1."""
+        frames = images.transpose(0, 1).flatten(1, 2)  # (B, I·C, H, W)
+        coefficients = self._basis[0].coefficients(images[-1])  # (B, K, 8, 8)
+        x = self.blocks(self.down(frames) + self.coefficients(coefficients))
+        code = self.out(x).float()  # (B, V / 64, 8, 8)
+        passed = code.shape[1] - 1
+        num_pairs = len(images) - 1
+        costs = torch.cat([motion_costs(*pair) for pair in itertools.pairwise(images)], dim=-1)
+        moved = self.motion(costs - costs.amin(dim=-1, keepdim=True)).float()  # (B, V)
+        velocity = likely_motion(costs[:, costs.shape[1] // num_pairs * (num_pairs - 1):])
+        last = (velocity / _FASTEST) @ velocity_patterns(code).flatten(1)  # (B, 64)
+        code = code + torch.cat([coefficients[:, :passed].float(),
+                                 last.unflatten(1, (1, GRID, GRID))], dim=1)
+        return on_unit_sphere(code.permute(0, 2, 3, 1).flatten(1) + moved)
+
+
+class SpatialStart(nn.Module):
+    """Bottleneck vectors to the state before the first step.
+
+    The code is scaled so that its last channel is 1 on average; vectors that no frame has may lie
+    anywhere on the sphere, so the scale is limited.
+    """
+
+    def __init__(self, config: SimulatorConfig):
+        super().__init__()
+        self.config = config
+        width, channels = config.spatial_width, config.bottleneck_vec_size // NUM_CELLS
+        self.inside = nn.Conv2d(channels, width, kernel_size=3, padding=1)
+        self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
+        self.out = nn.Conv2d(width, config.canvas_channels + config.memory_channels,
+                             kernel_size=1)
+        self.motion = nn.Sequential(nn.Linear(config.bottleneck_vec_size, 2 * _MOTION_WIDTH),
+                                    nn.SiLU(),
+                                    nn.Linear(2 * _MOTION_WIDTH, config.motion_dim + 2))
+        with torch.no_grad():
+            self.out.weight.mul_(0.1)
+            self.out.bias.zero_()
+            self.motion[-1].weight.mul_(0.1)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Vectors (B, V) to states (B, H) and, behind them, logits of z (B, S·K)."""
+        config = self.config
+        channels = vectors.shape[1] // NUM_CELLS
+        code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
+        constant = code[:, -1:].mean(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
+        unit = NUM_CELLS ** -0.5 * channels ** -0.5
+        code = code / constant.clamp(min=_SMALLEST_SCALE * unit)
+        passed = min(channels - 1, config.canvas_channels)
+        canvas, memory = self.out(self.blocks(self.inside(code))).float().split(
+            [config.canvas_channels, config.memory_channels], dim=1)
+        canvas = canvas + functional.pad(
+            code[:, :passed], (0, 0, 0, 0, 0, config.canvas_channels - passed))
+        motion, velocity = self.motion(vectors * vectors.shape[1] ** 0.5).float().split(
+            [config.motion_dim, 2], dim=-1)
+        velocity = velocity + code[:, -1].flatten(1) @ (
+            velocity_patterns(code).flatten(1).T / NUM_CELLS)
+        state = SpatialState(
+            canvas, torch.tanh(memory), torch.tanh(motion), _FASTEST * velocity,
+            torch.zeros_like(velocity), torch.zeros_like(velocity[:, :1])).flat()
+        return torch.cat([state, state.new_zeros(len(state), config.env_h_stoch_size)], dim=-1)
+
+
+class CameraMotion(nn.Module):
+    """Predicts the camera's motion in a step from the middle of the view and the action."""
+
+    def __init__(self, config: SimulatorConfig, num_actions: int):
+        super().__init__()
+        channels = config.image_channels + 1
+        self.see = nn.Sequential(
+            nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
+            nn.Conv2d(48, 48, kernel_size=3, padding=1), nn.SiLU(), nn.Flatten(),
+            nn.Linear(48 * (CROP // 4) ** 2, _MOTION_WIDTH))
+        self.recall = nn.Linear(5 * config.memory_channels + config.motion_dim + 2 + num_actions,
+                                _MOTION_WIDTH)
+        self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
+        self.gru = nn.GRUCell(_MOTION_WIDTH, config.motion_dim)
+        self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
+        with torch.no_grad():  # at first, a slowly decreasing velocity
+            self.out.weight.mul_(0.1)
+            self.out.bias[:2] = 0
+            self.out.bias[2:] = -3
+
+    def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
+                action: Tensor) -> tuple[Tensor, Tensor]:
+        """Next motion memory (B, motion) and velocity in pixels per step (B, 2).
+
+        Args:
+            crop: middle of the view and which part is known (B, C + 1, CROP, CROP).
+            memory: (B, memory, 8, 8).
+            motion: (B, motion).
+            velocity: in pixels per step (B, 2).
+            action: one-hot (B, A).
+        """
+        middle = GRID // 2
+        near = memory[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
+        recalled = self.recall(torch.cat([near, memory.mean(dim=(2, 3)), motion,
+                                          velocity / _FASTEST, action], dim=-1))
+        x = self.mix(self.see(crop) + recalled)
+        motion = self.gru(x, motion)
+        gained, lost = self.out(torch.cat([x, motion], dim=-1)).chunk(2, dim=-1)
+        return motion, (1 - torch.sigmoid(lost)) * velocity + _FASTEST * gained
+
+
+class NoEmbedding(nn.Module):
+    """Takes the place of the frame embedding, which nothing reads without a posterior."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W) to (N, 0)."""
+        return images.new_zeros(len(images), 0)
+
+
+class SpatialCell(nn.Module):
+    """The parts of one environment step; see ``generative.cell.EnvironmentCell``."""
+
+    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
+        super().__init__()
+        self.config = config
+        self._basis = (basis,)
+        self.latent_shape = (config.stoch_dim, config.stoch_discrete)
+        width, memory = config.spatial_width, config.memory_channels
+        self.camera = CameraMotion(config, config.action_space_size)
+        self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
+        self.from_memory = nn.Conv2d(memory, width, kernel_size=1)
+        self.from_global = nn.Linear(config.action_space_size + config.motion_dim + memory, width)
+        self.block = ResidualBlock(width)
+        self.gates = nn.Conv2d(width + memory, 2 * memory, kernel_size=3, padding=1)
+        self.new = nn.Conv2d(width + memory, memory, kernel_size=3, padding=1)
+        with torch.no_grad():
+            self.gates.bias[:memory] = -1.0  # the memory changes slowly at first
+
+    def action_input(self, action: Tensor) -> Tensor:
+        """One-hot actions (…, A), as they are."""
+        return action
+
+    def embedding_input(self, embedding: Tensor) -> Tensor:
+        return embedding
+
+    def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
+        """One-hot z (B, S, K), action (B, A) and h (B, H) to the next h (B, H)."""
+        state, basis = state_of(h, self.config), self._basis[0]
+        world = basis.images(state.canvas)  # (B, C, 64, 64)
+        apart = torch.detach if self.training else (lambda tensor: tensor)
+        before = apart(state.displacement)
+        crop = torch.cat(shift(apart(world), before, CROP), dim=1)
+        with torch.autocast(h.device.type, enabled=False):
+            motion, velocity = self.camera(crop, apart(state.memory), state.motion,
+                                           apart(state.velocity), action_input)
+        if not self.config.pixels_per_square:  # the camera stands still
+            velocity = torch.zeros_like(velocity)
+        displacement = state.started * (before + velocity)
+        view = basis.coefficients(shift(world, apart(displacement))[0])
+        memory = state.memory
+        everywhere = torch.cat([action_input, apart(motion), memory.mean(dim=(2, 3))], dim=-1)
+        x = self.block(self.from_view(view) + self.from_memory(memory)
+                       + self.from_global(everywhere)[:, :, None, None])
+        update, reset = torch.sigmoid(self.gates(torch.cat([x, memory], dim=1)).float()).chunk(
+            2, dim=1)
+        new = torch.tanh(self.new(torch.cat([x, reset * memory], dim=1)).float())
+        memory = update * new + (1 - update) * memory
+        return SpatialState(state.canvas, memory, motion, velocity, displacement,
+                            torch.ones_like(state.started)).flat()
+
+    def camera_of(self, h: Tensor) -> Tensor:
+        """The camera's velocity and displacement (B, 4) in states (B, H)."""
+        return h[..., -_NUM_CAMERA:-1]
+
+    def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
+        """States (B, H) with another velocity and displacement (B, 4) in some rows, bool (B,)."""
+        known = torch.where(where[:, None], camera, self.camera_of(h))
+        return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
+
+    def prior_logits(self, h: Tensor) -> Tensor:
+        return h.new_zeros(*h.shape[:-1], *self.latent_shape)
+
+    def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
+        return self.prior_logits(h)
+
+
+class SpatialDecoder(nn.Module):
+    """Image, reward and terminal from [h, z]; see ``generative.decoder.Decoder``."""
+
+    def __init__(self, config: SimulatorConfig, basis: PatchBasis):
+        super().__init__()
+        self.config = config
+        self._basis = (basis,)
+        width = config.spatial_width
+        self.from_view = nn.Conv2d(len(basis.scale), width, kernel_size=1)
+        self.from_inside = nn.Conv2d(1, width, kernel_size=1, bias=False)
+        self.from_memory = nn.Conv2d(config.memory_channels, width, kernel_size=1)
+        self.from_motion = nn.Linear(config.motion_dim, width)
+        self.blocks = nn.Sequential(ResidualBlock(width), ResidualBlock(width))
+        self.out = nn.Conv2d(width, len(basis.scale), kernel_size=1)
+        self.outcome = nn.Sequential(
+            nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
+            nn.Linear(_HEAD_WIDTH, 2))
+        with torch.no_grad():
+            self.out.weight.mul_(0.1)
+            self.out.bias.zero_()
+
+    def forward(self, h: Tensor, z: Tensor) -> DecodedObservation:
+        """h (N, H) and one-hot z (N, S, K)."""
+        state, basis = state_of(h, self.config), self._basis[0]
+        displacement, motion = state.displacement, state.motion
+        if self.training:
+            displacement, motion = displacement.detach(), motion.detach()
+        view, inside = shift(basis.images(state.canvas), displacement)
+        x = (self.from_view(basis.coefficients(view))
+             + self.from_inside(functional.avg_pool2d(inside, PATCH))
+             + self.from_memory(state.memory) + self.from_motion(motion)[:, :, None, None])
+        x = self.blocks(x)
+        images = view + basis.images(self.out(x), with_mean=False)
+        middle = GRID // 2
+        near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
+        reward, terminal = self.outcome(torch.cat(
+            [near, x.mean(dim=(2, 3)), motion.to(x)], dim=-1)).float().unbind(dim=-1)
+        return DecodedObservation(images, reward, terminal)
