@@ -343,9 +343,9 @@ def test_the_asked_share_of_windows_is_simulated_from_the_prior(agent_path, reco
     seen = []
     forward = Simulator.forward
 
-    def watched(simulator, batch, draw, open_loop=None):
+    def watched(simulator, batch, draw, open_loop=None, **more):
         seen.append(None if open_loop is None else open_loop.tolist())
-        return forward(simulator, batch, draw, open_loop)
+        return forward(simulator, batch, draw, open_loop, **more)
 
     monkeypatch.setattr(Simulator, "forward", watched)
     for share, expected in ((0.0, None), (0.5, [True, True, False, False]), (1.0, [True] * 4)):

@@ -1,0 +1,394 @@
+"""The spatial simulator: its camera, its state, its two passes, its training and its files."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, assert_same, record_arguments
+
+import record
+import train_gen_model
+from common.agent_file import load_agent
+from common.errors import UserError
+from common.files import sha256
+from common.parameters import ParameterSet
+from generative import export
+from generative.alignment import align, true_camera
+from generative.config import SimulatorConfig, TrainingConfig
+from generative.dataset import RolloutDataset
+from generative.losses import LossScales, simulator_losses
+from generative.runs import PROGRESS_NAME, SimulatorRunSettings, checkpoints, open_simulator
+from generative.simulator import Simulator
+from generative.spatial import (
+    PatchBasis,
+    likely_motion,
+    motion_costs,
+    shift,
+    state_of,
+)
+from generative.straight_through import LatentSampler
+from generative.training import SimulatorTraining
+
+TINY = ParameterSet("tiny-spatial")
+CONFIG = dataclasses.replace(TINY.get(SimulatorConfig), pixels_per_square=64 / 13)
+MODE = LatentSampler("mode")
+AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+COINRUN = ("--env_name", "coinrun", "--no_videos")
+
+
+@pytest.fixture(scope="module")
+def agent_file():
+    """An agent whose episodes are short, because it solves them."""
+    return AGENT
+
+
+@pytest.fixture(scope="module")
+def recording(agent_file, tmp_path_factory):
+    """Episodes of CoinRun with the player's positions."""
+    logdir = tmp_path_factory.mktemp("positions")
+    assert record.main(record_arguments(agent_file, logdir, 6, *COINRUN, "--positions")) == 0
+    return logdir / "data"
+
+
+@pytest.fixture(scope="module")
+def dataset(recording):
+    return RolloutDataset(recording, CONFIG.num_init_steps, CONFIG.num_sim_steps)
+
+
+@pytest.fixture(scope="module")
+def batch(dataset):
+    inside = [number for number in range(5, len(dataset), 9)
+              if not dataset[number].terminals.any() and dataset[number].frames[0].any()]
+    return align(dataset.batch(inside[:3]), CONFIG)
+
+
+@pytest.fixture
+def simulator(dataset):
+    torch.manual_seed(0)
+    simulator = Simulator(CONFIG, load_agent(AGENT))
+    simulator.basis.fit(dataset.batch(np.arange(0, len(dataset), 7)).frames[2].float() / 255)
+    with torch.no_grad():  # away from the initial values, at which many gradients vanish
+        for parameter in simulator.trainable_parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return simulator.eval()
+
+
+def settings_for(agent_file, recording, training=None, simulator=None, **changes):
+    settings = SimulatorRunSettings(
+        "t", str(agent_file), sha256(agent_file), "", str(recording), 4, "float32", 6,
+        dataclasses.replace(TINY.get(SimulatorConfig), **(simulator or {})),
+        dataclasses.replace(TINY.get(TrainingConfig), **{"log_interval": 2, **(training or {})}),
+        LossScales())
+    return dataclasses.replace(settings, **changes)
+
+
+# The camera
+
+def test_shifting_by_whole_and_half_pixels():
+    images = torch.rand(2, 3, 64, 64)
+    view, inside = shift(images, torch.tensor([[3.0, -2.0], [0.5, 0.0]]))
+    torch.testing.assert_close(view[0, :, 2:, :61], images[0, :, :62, 3:])
+    torch.testing.assert_close(view[1, :, :, :63], (images[1, :, :, :63] + images[1, :, :, 1:]) / 2)
+    # The border is repeated where nothing is known.
+    torch.testing.assert_close(view[0, :, 2:, 61:],
+                               images[0, :, :62, -1:].expand(3, 62, 3))
+    assert (inside[0, 0, 2:, :61] == 1).all() and (inside[0, 0, :2] == 0).all()
+    assert (inside[0, 0, :, 61:] == 0).all()
+    middle, _ = shift(images, torch.zeros(2, 2), 24)
+    torch.testing.assert_close(middle, images[:, :, 20:44, 20:44])
+
+
+def test_the_motion_between_two_frames_is_found():
+    torch.manual_seed(0)
+    world = torch.nn.functional.avg_pool2d(torch.rand(1, 3, 160, 160), 5, 1, 2)
+    frame = world[:, :, 40:104, 40:104]
+    for right, down in ((0, 0), (2, -5), (-3, 7)):
+        later = world[:, :, 40 + down:104 + down, 40 + right:104 + right]
+        found = likely_motion(motion_costs(frame, later))
+        torch.testing.assert_close(found, torch.tensor([[float(right), float(down)]]),
+                                   atol=0.1, rtol=0)
+
+
+def test_recorded_positions_say_how_frames_move(dataset):
+    """Frames moved back by the camera's recorded displacement match the first one better."""
+    config = dataclasses.replace(CONFIG, num_sim_steps=CONFIG.num_sim_steps)
+    numbers = np.arange(0, len(dataset), 11)
+    batch = align(dataset.batch(numbers), config)
+    camera = true_camera(batch, 64 / 13)
+    moved, alive = camera[-1, :, 2:], batch.terminals[-1] == 0
+    fast = alive & (moved.abs().amax(dim=1) > 2)
+    assert fast.sum() >= 5
+    errors = []
+    for factor in (1.0, 0.0, -1.0):
+        view, inside = shift(batch.images[0, fast], factor * moved[fast])
+        error = (view - batch.images[-1, fast]).square() * (inside > 0.99)
+        errors.append(float(error.sum() / (inside > 0.99).sum()))
+    assert errors[0] < 0.6 * min(errors[1:])
+    torch.testing.assert_close(camera[:, :, :2].cumsum(dim=0)[-1] - camera[0, :, :2],
+                               camera[-1, :, 2:])
+
+
+# The state
+
+def test_all_components_of_a_patch_give_the_image_back():
+    images = torch.rand(40, 3, 64, 64)
+    basis = PatchBasis(192, 3)
+    basis.fit(images)
+    torch.testing.assert_close(basis.images(basis.coefficients(images)), images, atol=1e-4, rtol=0)
+    coefficients = basis.coefficients(images).transpose(0, 1).flatten(1)  # (K, …)
+    torch.testing.assert_close(coefficients.std(dim=1), torch.ones(192), atol=0.02, rtol=0)
+    few = PatchBasis(20, 3)
+    few.fit(images)
+    assert 0 < (few.images(few.coefficients(images)) - images).square().mean() < images.var()
+
+
+def test_the_state_is_cell_by_cell_with_the_camera_behind(simulator, batch):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    assert start.env_h.shape == (3, CONFIG.deter_dim)
+    state = state_of(start.env_h, CONFIG)
+    assert torch.equal(state.flat(), start.env_h)
+    channels = CONFIG.canvas_channels + CONFIG.memory_channels
+    cell = start.env_h[:, (3 * 8 + 5) * channels:(3 * 8 + 6) * channels]  # row 3, column 5
+    expected = torch.cat([state.canvas, state.memory], dim=1)[:, :, 3, 5]
+    assert torch.equal(cell, expected)
+    assert (state.started == 0).all() and (state.displacement == 0).all()
+    later = state_of(simulator.imagine(start, MODE, 3).steps[2].env_h, CONFIG)
+    assert (later.started == 1).all() and (later.displacement != 0).all()
+    assert torch.equal(later.canvas, state.canvas)
+
+
+def test_the_first_step_shows_the_last_initial_frame_before_training(dataset):
+    """Encoder and start pass the leading components through."""
+    config = dataclasses.replace(CONFIG, patch_components=24, canvas_channels=16,
+                                 bottleneck_vec_size=17 * 64, deter_dim=64 * 20 + 16)
+    torch.manual_seed(1)
+    simulator = Simulator(config, load_agent(AGENT)).eval()
+    simulator.basis.fit(dataset.batch(np.arange(0, len(dataset), 3)).frames[2].float() / 255)
+    batch = align(dataset.batch(np.arange(5, len(dataset), 29)), config)
+    with torch.no_grad():
+        images = simulator(batch, MODE).images
+    errors = (images[0] - batch.initial_images[-1]).square().mean(dim=(1, 2, 3))
+    other = (images[0] - batch.initial_images[-1].roll(1, dims=0)).square().mean(dim=(1, 2, 3))
+    psnr = float((-10 * errors.log10()).median())
+    assert psnr > 20 > float((-10 * other.log10()).median()) + 3
+
+
+# The two passes
+
+def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch):
+    def sequential():
+        start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+        start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
+        return simulator.imagine(start, MODE, true_actions=batch.actions,
+                                 true_images=batch.images).stacked()
+
+    gradients, simulations = [], []
+    for simulation in (simulator(batch, MODE), sequential()):
+        simulator.zero_grad()
+        (simulation.images.square().sum() + simulation.values.sum() + simulation.rewards.sum()
+         + simulation.terminals.sum()).backward()
+        simulations.append(simulation)
+        gradients.append({name: parameter.grad.clone() for name, parameter
+                          in simulator.named_parameters() if parameter.grad is not None})
+    for field in dataclasses.fields(simulations[0]):
+        if field.name not in ("start", "camera"):
+            found, expected = (getattr(each, field.name) for each in simulations)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4, msg=field.name)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert (gradient - gradients[1][name]).norm() <= 1e-3 * gradient.norm(), name
+    idle = {name for name, parameter in simulator.named_parameters()
+            if parameter.requires_grad and name not in gradients[0]}
+    assert all(name.startswith(("action_converter", "hidden_converter")) for name in idle)
+
+
+def test_gradients_reach_every_step_and_flow_through_the_camera(simulator, batch):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE, detached=False)
+    steps = simulator.imagine(start, MODE, 4).steps
+    wanted = [start.bottleneck_vec, *(tensor for step in steps[:3] for tensor in (
+        step.actions, step.env_h, step.images, step.hidden_states))]
+    gradients = torch.autograd.grad(steps[3].values.sum(), wanted)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+    displacement = state_of(gradients[2], CONFIG).displacement  # of the first step's env_h
+    assert (displacement != 0).all()
+
+
+def test_actions_without_env_grads_have_none(simulator, batch):
+    start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
+    steps = simulator.imagine(start, MODE, 3, without_env_grads=True).steps
+    with pytest.raises(RuntimeError, match="not have been used"):
+        torch.autograd.grad(steps[2].images.sum(), steps[0].own_actions)
+
+
+def test_a_camera_that_stands_still_does_not_move(batch, dataset):
+    config = dataclasses.replace(CONFIG, pixels_per_square=0.0)
+    simulator = Simulator(config, load_agent(AGENT)).eval()
+    with torch.no_grad():
+        states = state_of(simulator(batch, MODE).env_h[-1], simulator.config)
+    assert (states.displacement == 0).all() and (states.velocity == 0).all()
+
+
+# Losses
+
+def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
+    camera = true_camera(batch, 64 / 13)
+    where = torch.tensor([True, False, True])
+    with torch.no_grad():
+        forced = simulator(batch, MODE, true_camera=(camera, where))
+        free = simulator(batch, MODE)
+    placed = state_of(forced.env_h.flatten(0, 1), CONFIG).displacement.unflatten(0, (-1, 3))
+    torch.testing.assert_close(placed[:, where], camera[:, where, 2:])
+    torch.testing.assert_close(forced.env_h[:, ~where], free.env_h[:, ~where])
+    assert not torch.equal(forced.camera[:, where], camera[:, where])  # what the loss compares
+
+
+def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
+    simulator.train()
+    simulation = simulator(batch, MODE)
+    losses = simulator_losses(simulation, batch, CONFIG,
+                              true_camera=true_camera(batch, 64 / 13))
+    camera = list(simulator.cell.camera.parameters())
+    by_image = torch.autograd.grad(losses.image.sum(), camera, retain_graph=True,
+                                   allow_unused=True)
+    assert all(gradient is None or not gradient.any() for gradient in by_image)
+    by_motion = torch.autograd.grad(losses.camera.sum(), camera)
+    assert all(gradient.any() for gradient in by_motion)
+    errors = (simulation.camera - true_camera(batch, 64 / 13))[..., :2].abs()
+    knee = 0.25
+    expected = torch.where(errors < knee, errors.square() / (2 * knee), errors - knee / 2)
+    torch.testing.assert_close(losses.camera, CONFIG.camera_loss_weight * expected.sum(dim=-1))
+
+
+def test_nothing_counts_after_the_end_if_so_asked(simulator, dataset):
+    ends = [number for number in range(len(dataset))
+            if dataset[number].terminals[3:5].tolist() == [0, 1]][:2]
+    batch = align(dataset.batch(ends), CONFIG)
+    assert batch.terminals[:, 0].tolist() == [0, 0, 1, 1, 1]
+    with torch.no_grad():
+        simulation = simulator(batch, MODE)
+        plain, masked = (simulator_losses(simulation, batch, CONFIG, until_end=until_end,
+                                          true_camera=true_camera(batch, 64 / 13))
+                         for until_end in (False, True))
+    assert (plain.image > 0).all()
+    assert torch.equal(masked.image[:2], plain.image[:2]) and (masked.image[2:] == 0).all()
+    for name in ("reward", "terminal"):
+        found, expected = getattr(masked, name), getattr(plain, name)
+        assert torch.equal(found[:3], expected[:3]) and (found[3:] == 0).all()
+    assert (masked.camera[2:] == 0).all()
+
+
+def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch):
+    acting = slice(1, None, 2)
+    with torch.no_grad():
+        all_windows, some = simulator(batch, MODE), simulator(batch, MODE, agent_windows=acting)
+        full = simulator_losses(all_windows, batch, CONFIG).agent_state
+        part = simulator_losses(some, batch, CONFIG, agent_windows=acting).agent_state
+    torch.testing.assert_close(some.values, all_windows.values[:, acting])
+    torch.testing.assert_close(part[:, 1], 3 * full[:, 1])  # one of three windows
+    assert not part[:, [0, 2]].any()
+
+
+# Training
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(agent_file, recording, tmp_path):
+    settings = settings_for(agent_file, recording, max_batches=8)
+    whole = SimulatorTraining(tmp_path / "whole", settings, FLOAT32)
+    assert whole.train() == 0
+    first = dataclasses.replace(settings, max_batches=4)
+    assert SimulatorTraining(tmp_path / "parts", first, FLOAT32).train() == 0
+    resumed = SimulatorTraining(tmp_path / "parts", settings, FLOAT32)
+    assert resumed.train() == 0
+    logs = [pd.read_csv(folder / PROGRESS_NAME).drop(
+        columns=["wall_time", "frames_per_second", "waiting_for_data"])
+        for folder in (tmp_path / "whole", tmp_path / "parts")]
+    pd.testing.assert_frame_equal(*logs, check_exact=True)
+    assert {"loss_camera", "held_out_loss_camera"} <= set(logs[0])
+    saved = []
+    for run in (whole, resumed):
+        content = torch.load(run.newest_checkpoint, weights_only=True)
+        del content["wall_time"]
+        saved.append(content)
+    assert_same(*saved)
+
+
+def test_checkpoints_hold_the_average_of_the_weights(agent_file, recording, tmp_path):
+    run = SimulatorTraining(tmp_path, settings_for(agent_file, recording, max_batches=3), FLOAT32)
+    average = [parameter.detach().clone() for parameter in run.simulator.trainable_parameters()]
+    step = run._step
+
+    def averaging(windows):
+        figures = step(windows)
+        for mean, parameter in zip(average, run.simulator.trainable_parameters()):
+            mean.lerp_(parameter.detach(), 0.5)
+        return figures
+
+    run._step = averaging
+    assert run.train() == 0
+    opened = open_simulator(run.newest_checkpoint, agent_file, CONFIG, FLOAT32)
+    names = [name for name, parameter in run.simulator.named_parameters()
+             if parameter.requires_grad]
+    for name, expected, trained in zip(names, average, run.simulator.trainable_parameters()):
+        torch.testing.assert_close(opened.get_parameter(name), expected)
+        assert not torch.equal(trained, expected)
+
+
+def test_an_exported_simulator_is_the_same(agent_file, recording, tmp_path):
+    settings = settings_for(agent_file, recording, max_batches=2)
+    run = SimulatorTraining(tmp_path / "run", settings, FLOAT32)
+    assert run.train() == 0
+    small = tmp_path / "shipped" / "model.pt"
+    assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
+    assert small.stat().st_size < 0.3 * run.newest_checkpoint.stat().st_size
+    states = [open_simulator(path, agent_file, SimulatorConfig(), FLOAT32).state_dict()
+              for path in (run.newest_checkpoint, small)]
+    for name, exact in states[0].items():
+        torch.testing.assert_close(states[1][name], exact, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_it_learns_how_the_camera_moves(agent_file, recording, tmp_path):
+    settings = settings_for(agent_file, recording, max_batches=60, training={
+        "log_interval": 10, "true_camera_batches": 10**9, "batch_size": 8, "lr": 3e-3,
+        "agent_every": 8})
+    assert SimulatorTraining(tmp_path, settings, FLOAT32).train() == 0
+    log = pd.read_csv(tmp_path / PROGRESS_NAME)
+    for name in ("loss_camera", "loss_image"):
+        assert log[name].iloc[-2:].mean() < 0.85 * log[name].iloc[0], name
+
+
+# What is refused
+
+def test_recordings_without_positions_are_refused(agent_file, recording, tmp_path):
+    assert record.main(record_arguments(agent_file, tmp_path, 3, *COINRUN)) == 0
+    with pytest.raises(UserError, match=r"no positions .* record it with --positions"):
+        SimulatorTraining(tmp_path / "run", settings_for(agent_file, tmp_path / "data"), FLOAT32)
+    still = settings_for(agent_file, tmp_path / "data", simulator={"pixels_per_square": 0.0},
+                         max_batches=1)
+    assert SimulatorTraining(tmp_path / "still", still, FLOAT32).train() == 0
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"architecture": "spatal"}, "unknown architecture 'spatal'.*spatial"),
+    ({"deter_dim": 512}, "deter_dim must be 64 .* = 528 in the spatial architecture, not 512"),
+    ({"bottleneck_vec_size": 128 + 1}, "must be a multiple of 64 from 128 up"),
+    ({"spatial_width": 12}, "spatial_width must be a multiple of 8, not 12"),
+    ({"patch_components": 3}, "patch_components must lie between 4"),
+    ({"stoch_dim": 2, "env_h_stoch_size": 2}, "no latent variables"),
+])
+def test_impossible_sizes_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_files_of_the_other_architecture_are_refused(agent_file, recording, tmp_path, capsys):
+    assert SimulatorTraining(tmp_path / "run", settings_for(agent_file, recording, max_batches=1),
+                             FLOAT32).train() == 0
+    (file,) = checkpoints(tmp_path / "run")
+    common = ["--agent_file", str(agent_file), "--data_dir", str(recording), "--device", "cpu",
+              "--log_dir_base", str(tmp_path / "new")]
+    assert train_gen_model.main([*common, "--interpreting_params_name", "tiny",
+                                 "--model_file", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "has the architecture 'spatial', not 'vector'" in error and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
