@@ -216,7 +216,7 @@ def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequenc
     """
     rows = []
     begins = range(0, len(starts), BATCH)
-    for begin in with_progress(begins, len(begins), "batch of starts"):
+    for begin in with_progress(begins, len(begins), "batch"):
         part = starts[begin:begin + BATCH]
         worlds = {"real": live_in_game(simulator, dataset.folder, part, compute),
                   "dream": live_in_dream(simulator, dataset.folder, part, draw, reward, compute)}

@@ -118,7 +118,7 @@ def test_true_frames_score_50_db(dataset, windows):
     assert found["psnr"].numpy() == pytest.approx(50)
     assert found["ssim"].numpy() == pytest.approx(1)
     nearly = frame_measures(truth + 0.001, truth, Regions())  # is the same in 8 bits
-    assert nearly["psnr"].numpy() == pytest.approx(50)
+    assert (nearly["mse"] == 0).all() and nearly["psnr"].numpy() == pytest.approx(50)
     found = frame_measures(torch.full_like(truth, 1.5), torch.ones_like(truth), Regions())
     assert found["psnr"].numpy() == pytest.approx(50)  # clamped
 
