@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> None:
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     objects = frames_without_objects(dataset)
-    card = fidelity_card(dataset, windows, args, config, compute)
+    card = make_card(dataset, windows, args, config, compute)
     result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, objects,
                             card)
     table = table_of(result, args.seed)
@@ -188,8 +188,8 @@ def main(argv: list[str] | None = None) -> None:
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "data_dir": common.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
-            "unseen": args.unseen, **described(args.compare_model_file, "compare_model"),
-            **described(args.other_agent_file, "other_agent"),
+            "unseen": args.unseen, **describe_file(args.compare_model_file, "compare_model"),
+            **describe_file(args.other_agent_file, "other_agent"),
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
             "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
@@ -206,16 +206,16 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {output}")
 
 
-def described(path: Path | None, name: str) -> dict[str, str]:
+def describe_file(path: Path | None, name: str) -> dict[str, str]:
     """Name and checksum of an optional file, for the settings."""
     return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
 
 
-def fidelity_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
+def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
                   config: SimulatorConfig, compute: Compute) -> FidelityCard:
     """What to measure for the fidelity card; a printed sentence says why remembered pixels are
     left out, if they are."""
-    scale, positions = camera_of(dataset, windows)
+    scale, positions = find_camera(dataset, windows)
     other_simulator = args.compare_model_file and open_simulator(
         args.compare_model_file, args.agent_file, config, compute)
     other_agent = args.other_agent_file and OtherAgent(
@@ -223,7 +223,7 @@ def fidelity_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.N
     return FidelityCard(scale, positions, other_simulator, other_agent)
 
 
-def camera_of(dataset: RolloutDataset, windows: np.ndarray
+def find_camera(dataset: RolloutDataset, windows: np.ndarray
               ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor] | None]:
     """Scale and positions for ``FidelityCard``; (None, None) where they are not known."""
     try:
@@ -238,13 +238,13 @@ def camera_of(dataset: RolloutDataset, windows: np.ndarray
             return scale, lambda numbers: dataset.batch(numbers).positions
         print("the player's positions were not recorded (record.py --positions); replaying the "
               "levels to find them", flush=True)
-        return scale, replayed_positions(dataset, windows)
+        return scale, replay_positions(dataset, windows)
     except UserError as error:
         print(f"remembered and newly revealed pixels are not measured: {error}", flush=True)
         return None, None
 
 
-def replayed_positions(dataset: RolloutDataset, windows: np.ndarray
+def replay_positions(dataset: RolloutDataset, windows: np.ndarray
                        ) -> Callable[[np.ndarray], torch.Tensor]:
     """The player's positions at all frames of windows, from replays of their episodes.
 

@@ -1,8 +1,8 @@
-"""Life in the dream: from the same recorded frames, does the agent meet the same fate when it plays
-in the simulator as when it plays in the real game?
+"""Life in the dream: does the agent reach the same outcome in the simulator as in the real game?
 
-At each start the recorded hidden state enters the agent, and in both worlds it takes its most
-likely action from then on. Half of the starts lie shortly before the end of a recorded episode.
+Both worlds begin from the same recorded frames, half of which lie shortly before the end of an
+episode. The recorded hidden state enters the agent, which takes its most likely action from then
+on.
 
 Letters in shape comments: N starts, T steps, E episodes, D agent hidden state, A actions.
 """
@@ -146,11 +146,12 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
         dream = simulator.imagine(begin, draw, horizon + 1).stacked()
     rewards, ends = dream.rewards.float().cpu().numpy(), dream.terminals.float().cpu().numpy()
     actions = dream.own_actions.argmax(dim=-1).cpu().numpy()  # (T + 1, N)
-    return [_dreamt(rewards[:, n] / reward, ends[:, n], actions[:, n]) for n in range(len(starts))]
+    return [_read_life(rewards[:, n] / reward, ends[:, n], actions[:, n])
+            for n in range(len(starts))]
 
 
-def _dreamt(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Life:
-    """Read a life off a simulation whose step t shows the frame after t actions.
+def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Life:
+    """Find the first outcome in a simulation whose step t shows the frame after t actions.
 
     Args:
         rewards: in units of the coin's (T + 1,).
@@ -269,7 +270,7 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
         found[f"within_{horizon}"] = {
             "confusion": {name: dict(zip(OUTCOMES, row.tolist()))
                           for name, row in zip(OUTCOMES, confusion)},
-            **{name: _with_interval(statistic, cells, episodes, bootstrap)
+            **{name: _estimate(statistic, cells, episodes, bootstrap)
                for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa))}}
     shares = {world: action_shares(table[f"{world}_actions"]) for world in ("real", "dream")}
     median = float(np.sort(table["diverges"].to_numpy())[(len(table) - 1) // 2])
@@ -278,9 +279,9 @@ def _summary_of(table: pd.DataFrame, seed: int) -> dict:
             "median_divergence": median if math.isfinite(median) else None}
 
 
-def _with_interval(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
+def _estimate(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
                    episodes: np.ndarray, bootstrap: ClusterBootstrap) -> dict:
-    """A number that depends on the confusion matrix alone, with its interval.
+    """Evaluate a function of the confusion matrix, with its 95 % interval over episodes.
 
     Args:
         cells: which cell of the matrix each start is in, one-hot (N, 9).

@@ -104,7 +104,7 @@ def pixels_per_square(game: str, mode: str) -> float | None:
     return CAMERA_FOLLOWS.get(game)
 
 
-def remembered_pixels(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:
+def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:
     """Pixels that show a place that was in view in any of the initial frames.
 
     Pixel (u, v) of a frame shows the place (u, v) + (x, -y) · scale of the level. The mask is
@@ -139,7 +139,7 @@ class Regions:
     """Which pixels of the recorded frames are measured separately, bool (T, B, H, W) each.
 
     Attributes:
-        in_memory: places in view in the initial frames, see ``remembered_pixels``; None where the
+        in_memory: places in view in the initial frames, see ``remembered_mask``; None where the
             camera's motion is not known.
         moving: pixels of moving objects; None where objects are not measured.
     """
@@ -164,7 +164,7 @@ class Regions:
         return None if remembered is None else remembered.float().mean(dim=(-2, -1))
 
 
-def frame_measures(images: Tensor, labels: Tensor, regions: Regions) -> dict[str, Tensor]:
+def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str, Tensor]:
     """The measures of ``FRAME_KINDS`` that the regions allow.
 
     Args:
@@ -193,7 +193,7 @@ def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(dim=(-2, -1)) / mask.sum(dim=(-2, -1))
 
 
-def kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
+def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
                  in_memory: Tensor | None) -> dict[str, Tensor]:
     """Whether each kind of object that was in view at the start is still shown.
 
@@ -259,7 +259,7 @@ class OtherAgent:
         return self._entering[episode]
 
 
-def agent_differences(recorded: AgentOutput, shown: AgentOutput) -> tuple[Tensor, Tensor]:
+def compare_agents(recorded: AgentOutput, shown: AgentOutput) -> tuple[Tensor, Tensor]:
     """The agent on predicted frames compared with itself on the recorded ones, each (T, B).
 
     Returns:
@@ -296,5 +296,5 @@ class FidelityCard:
         if not self.scale:
             return labels.new_ones(*labels.shape[:2], size, size, dtype=torch.bool)
         positions = self.positions(windows).to(labels.device)
-        return remembered_pixels(positions[:num_init_steps], positions[num_init_steps - 1:],
-                                 self.scale, size)
+        return remembered_mask(positions[:num_init_steps], positions[num_init_steps - 1:],
+                               self.scale, size)

@@ -63,9 +63,9 @@ from generative.fidelity import (
     REMEMBERED_SHARE,
     FidelityCard,
     Regions,
-    agent_differences,
-    frame_measures,
-    kept_objects,
+    compare_agents,
+    measure_frames,
+    measure_kept_objects,
     psnr,
 )
 from generative.losses import balanced_kl, until_first_terminal
@@ -257,11 +257,11 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
             without = torch.from_numpy(objects.of(windows[part])).to(compute.device)
             losses |= _object_measures(objects.kinds, batch.images, without, predictions)
         if card:
-            fidelity.append(_on_cpu(_fidelity(card, dataset, windows[part], batch, predictions,
+            fidelity.append(_to_numpy(_fidelity(card, dataset, windows[part], batch, predictions,
                                               objects, without)))
-        found.append(_on_cpu(losses))
+        found.append(_to_numpy(losses))
     counts = np.concatenate(counted, axis=1)  # (T, N)
-    joined, measures = _joined(found), _joined(fidelity)
+    joined, measures = _concatenate(found), _concatenate(fidelity)
     for (predictor, kind), loss in joined.items():
         measured = counts & ~np.isnan(loss) if kind.startswith((OBJECT_ERROR, OBJECT_SHOWN)
                                                                ) else counts
@@ -282,11 +282,12 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
                         values, measures, other_values)
 
 
-def _on_cpu(measures: dict[tuple[str, str], Tensor]) -> dict[tuple[str, str], np.ndarray]:
+def _to_numpy(measures: dict[tuple[str, str], Tensor]) -> dict[tuple[str, str], np.ndarray]:
     return {key: measure.float().cpu().numpy() for key, measure in measures.items()}
 
 
-def _joined(batches: list[dict[tuple[str, str], np.ndarray]]) -> dict[tuple[str, str], np.ndarray]:
+def _concatenate(batches: list[dict[tuple[str, str], np.ndarray]]
+                 ) -> dict[tuple[str, str], np.ndarray]:
     """Concatenate the windows of all batches."""
     return {key: np.concatenate([each[key] for each in batches], axis=1)
             for key in (batches[0] if batches else ())}
@@ -405,7 +406,7 @@ def _agent_measures(agent: AgentInside, batch: AlignedBatch, predictions: _Predi
                     for name, frame in predictions.frames.items()}}
     measures = {(RECORDED, _VALUES): recorded.values}
     for name, output in shown.items():
-        measures[name, POLICY_KL], measures[name, STATE_COSINE] = agent_differences(recorded,
+        measures[name, POLICY_KL], measures[name, STATE_COSINE] = compare_agents(recorded,
                                                                                     output)
         measures[name, _VALUES] = output.values
     return measures
@@ -435,9 +436,9 @@ def _fidelity(card: FidelityCard, dataset: RolloutDataset, windows: np.ndarray,
         measures[RECORDED, REMEMBERED_SHARE] = share
     images = {**predictions.images(truth), **predictions.controls}
     for predictor, predicted in images.items():
-        found = frame_measures(predicted, truth, regions)
+        found = measure_frames(predicted, truth, regions)
         if without is not None:
-            found |= kept_objects(objects.kinds, predicted, truth, without, in_memory)
+            found |= measure_kept_objects(objects.kinds, predicted, truth, without, in_memory)
         measures |= {(predictor, kind): measure for kind, measure in found.items()}
     if card.other_agent:
         entering = card.other_agent.states_entering(windows)
@@ -446,7 +447,7 @@ def _fidelity(card: FidelityCard, dataset: RolloutDataset, windows: np.ndarray,
         for predictor, predicted in images.items():
             shown = card.other_agent.sequence(predicted, entering)
             measures[predictor, OTHER_POLICY_KL], measures[predictor, OTHER_STATE_COSINE] = (
-                agent_differences(recorded, shown))
+                compare_agents(recorded, shown))
             measures[predictor, _OTHER_VALUES] = shown.values
     return measures
 

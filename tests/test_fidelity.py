@@ -28,10 +28,10 @@ from generative.fidelity import (
     FidelityCard,
     OtherAgent,
     Regions,
-    frame_measures,
-    kept_objects,
+    measure_frames,
+    measure_kept_objects,
     pixels_per_square,
-    remembered_pixels,
+    remembered_mask,
     ssim_map,
 )
 from generative.loss_over_time import (
@@ -114,20 +114,20 @@ def whole_windows(dataset):
 
 def test_true_frames_score_50_db(dataset, windows):
     truth = frames_of(dataset, whole_windows(dataset)[:8])
-    found = frame_measures(truth, truth, Regions())
+    found = measure_frames(truth, truth, Regions())
     assert found["psnr"].numpy() == pytest.approx(50)
     assert found["ssim"].numpy() == pytest.approx(1)
-    nearly = frame_measures(truth + 0.001, truth, Regions())  # is the same in 8 bits
+    nearly = measure_frames(truth + 0.001, truth, Regions())  # is the same in 8 bits
     assert (nearly["mse"] == 0).all() and nearly["psnr"].numpy() == pytest.approx(50)
-    found = frame_measures(torch.full_like(truth, 1.5), torch.ones_like(truth), Regions())
+    found = measure_frames(torch.full_like(truth, 1.5), torch.ones_like(truth), Regions())
     assert found["psnr"].numpy() == pytest.approx(50)  # clamped
 
 
 def test_frames_shifted_by_one_pixel_score_about_20_db(dataset):
     truth = frames_of(dataset, whole_windows(dataset)[::10])
     shifted = torch.cat([truth[..., :1], truth[..., :-1]], dim=-1)
-    assert 17 < frame_measures(shifted, truth, Regions())["psnr"].mean() < 23
-    half = frame_measures(truth / 2, torch.zeros_like(truth), Regions())
+    assert 17 < measure_frames(shifted, truth, Regions())["psnr"].mean() < 23
+    half = measure_frames(truth / 2, torch.zeros_like(truth), Regions())
     error = np.square(np.round(truth.numpy() / 2 * 255) / 255).mean(axis=(2, 3, 4))
     np.testing.assert_allclose(half["psnr"], -10 * np.log10(error), rtol=1e-4)
 
@@ -156,7 +156,7 @@ def test_regions_divide_a_frame(dataset):
     images = truth.clone()
     images[..., :10] = 1 - truth[..., :10]  # remembered; columns 10 to 29 are moving objects
     images[..., 40:] += 0.1
-    found = frame_measures(images, truth, Regions(in_memory, moving))
+    found = measure_frames(images, truth, Regions(in_memory, moving))
     errors = (fidelity.to_8_bits(images) - fidelity.to_8_bits(truth)).square().mean(dim=2)
     for kind, columns in (("remembered", slice(0, 10)), ("revealed", slice(30, 64))):
         expected = -10 * errors[..., columns].mean(dim=(-2, -1)).clamp(min=1e-5).log10()
@@ -166,7 +166,7 @@ def test_regions_divide_a_frame(dataset):
                               for pair in zip(images, truth)])[..., :5]  # columns 5 to 9
     np.testing.assert_allclose(found["ssim_remembered"], similarity.mean(dim=(-2, -1)), atol=1e-6)
     assert Regions(in_memory, moving).remembered_share().numpy() == pytest.approx(10 / 64)
-    empty = frame_measures(images, truth, Regions(torch.ones_like(in_memory)))
+    empty = measure_frames(images, truth, Regions(torch.ones_like(in_memory)))
     assert empty["psnr_revealed"].isnan().all() and "psnr_moving" not in empty
 
 
@@ -176,7 +176,7 @@ def test_remembered_pixels_of_a_planted_displacement():
     still = torch.zeros(3, 1, 2)
     still[1, 0] = torch.tensor([-2., 0])  # one initial frame lies two squares to the left
     steps = torch.tensor([[0., 0], [3, 0], [0, 1], [math.nan, math.nan]]).unsqueeze(1)
-    found = remembered_pixels(still, steps, scale=4.0, size=64)[:, 0]
+    found = remembered_mask(still, steps, scale=4.0, size=64)[:, 0]
     assert found[0].all()  # the frame's own edge does not erode
     # 12 pixels to the right: columns 52 to 63 are new, and 51 is eroded.
     assert found[1, :, :51].all() and not found[1, :, 51:].any()
@@ -184,8 +184,8 @@ def test_remembered_pixels_of_a_planted_displacement():
     assert found[2, 5:].all() and not found[2, :5].any()
     assert not found[3].any()
     # Two squares to the left is what another initial frame showed.
-    assert remembered_pixels(still, torch.tensor([[[-2., 0]]]), 4.0, 64).all()
-    assert remembered_pixels(still, steps, scale=0.0, size=64).all()
+    assert remembered_mask(still, torch.tensor([[[-2., 0]]]), 4.0, 64).all()
+    assert remembered_mask(still, steps, scale=0.0, size=64).all()
 
 
 def test_frames_shifted_by_the_camera_match(dataset):
@@ -196,7 +196,7 @@ def test_frames_shifted_by_the_camera_match(dataset):
     truth = frames_of(dataset, windows)
     initial, later = (batch.positions[part] for part in (slice(NUM_INIT - 1, NUM_INIT),
                                                          slice(NUM_INIT - 1, None)))
-    mask = remembered_pixels(initial, later, SCALE, 64)
+    mask = remembered_mask(initial, later, SCALE, 64)
     moved = ((later - initial) * torch.tensor([SCALE, -SCALE])).round().long()
     errors = {True: [], False: []}
     for step, window in np.argwhere(moved.abs().sum(dim=-1).numpy() > 3):
@@ -213,7 +213,7 @@ def test_frames_shifted_by_the_camera_match(dataset):
 
 
 def test_positions_that_were_not_recorded_are_replayed(dataset, windows):
-    found = script.replayed_positions(dataset, windows[:8])(windows[2:6])
+    found = script.replay_positions(dataset, windows[:8])(windows[2:6])
     np.testing.assert_allclose(found, dataset.batch(windows[2:6]).positions, rtol=1e-6)
 
 
@@ -243,12 +243,12 @@ def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
     images = truth.clone()
     images[1] *= 0.5 ** 0.5 + 0.01  # a squared error of less than half
     images[2] = 0
-    found = kept_objects(("coin",), images, truth, without, None)["kept_coin"]
+    found = measure_kept_objects(("coin",), images, truth, without, None)["kept_coin"]
     assert found[:, 0].tolist() == [1, 1, 0]
     assert found[:, 1].isnan().all()
     out_of_memory = torch.ones(3, 2, 64, 64, dtype=torch.bool)
     out_of_memory[1, :, 10:14] = False
-    found = kept_objects(("coin",), images, truth, without, out_of_memory)["kept_coin"]
+    found = measure_kept_objects(("coin",), images, truth, without, out_of_memory)["kept_coin"]
     assert found[0, 0] == 1 and found[1, 0].isnan() and found[2, 0] == 0
 
 
@@ -285,7 +285,7 @@ def test_card_excludes_ends_and_windows_that_begin_before_their_episode(result, 
         assert (included[:, n] == (~ended & begins)).all()
     assert not included.all() and included[:, included.any(axis=0)].mean() > 0.5
     truth = frames_of(dataset, result.windows)
-    expected = frame_measures(GREY.expand_as(truth), truth, Regions())["psnr"].numpy()
+    expected = measure_frames(GREY.expand_as(truth), truth, Regions())["psnr"].numpy()
     rows = table_of(result, seed=0).query("kind == 'psnr' and predictor == @MEAN_FRAME")
     np.testing.assert_allclose(
         rows["mean"], np.nanmean(np.where(included, expected, np.nan), axis=1), rtol=1e-5)
@@ -337,7 +337,7 @@ def test_a_second_simulator_is_measured_on_the_same_windows(simulator, dataset, 
 def test_another_agent_enters_with_its_own_state(dataset, windows):
     policy = tiny_policy(seed=3)
     other = OtherAgent(policy, dataset, FLOAT32)
-    chosen = windows[:5]
+    chosen = windows[:3]
     found = other.states_entering(chosen)
     for number, state in zip(chosen.tolist(), found):
         place = dataset.place(number)
@@ -392,7 +392,7 @@ def test_dreamt_outcomes_are_read_off_rewards_and_ends():
     quiet, actions = np.zeros(33), np.arange(33)
 
     def life(rewards, ends):
-        found = dream_life._dreamt(quiet + rewards, quiet + ends, actions)
+        found = dream_life._read_life(quiet + rewards, quiet + ends, actions)
         return found.outcome, found.step, len(found.actions)
 
     at = np.eye(33)
