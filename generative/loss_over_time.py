@@ -406,8 +406,7 @@ def _agent_measures(agent: AgentInside, batch: AlignedBatch, predictions: _Predi
                     for name, frame in predictions.frames.items()}}
     measures = {(RECORDED, _VALUES): recorded.values}
     for name, output in shown.items():
-        measures[name, POLICY_KL], measures[name, STATE_COSINE] = compare_agents(recorded,
-                                                                                    output)
+        measures[name, POLICY_KL], measures[name, STATE_COSINE] = compare_agents(recorded, output)
         measures[name, _VALUES] = output.values
     return measures
 
