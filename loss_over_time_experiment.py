@@ -1,13 +1,17 @@
 """Measure how a simulator's loss grows with the simulated step, on episodes held out of training.
 
 The simulator is compared with three predictors that it must beat: the last initial frame, the mean
-frame of the training episodes, and the simulator with the actions of another window.
+frame of the training episodes, and the simulator with the actions of another window. The fidelity
+card adds PSNR, SSIM and further controls (docs/fidelity.md); with --life_starts the agent also
+plays on from recorded frames in the simulator and in the real game.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +19,39 @@ import pandas as pd
 import torch
 
 from agents.object_masks import ObjectPainter, recorded_without
-from common.cli import Parser, add_save_dir_flag, count
-from common.devices import resolve_compute
+from common.agent_file import load_agent
+from common.cli import Parser, add_save_dir_flag, count, from_zero
+from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.game_objects import objects_of
-from common.replay import recorded_game
+from common.progress import with_progress
+from common.replay import recorded_game, replayed
 from common.video import write_strip
+from generative import dream_life
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
+from generative.fidelity import (
+    KEPT,
+    PSNR,
+    PSNR_MARGIN,
+    PSNR_MOVING,
+    PSNR_OF_MEAN_ERROR,
+    PSNR_REMEMBERED,
+    PSNR_REVEALED,
+    SSIM,
+    SSIM_REMEMBERED,
+    FidelityCard,
+    OtherAgent,
+    pixels_per_square,
+)
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
+    CARD_NAME,
     IMAGE_MSE,
     OBJECT_SHOWN,
     OBJECTS_PLOT_NAME,
+    OTHER_SIMULATOR,
     PLOT_NAME,
     PREDICTORS,
     SETTINGS_NAME,
@@ -44,11 +67,22 @@ from generative.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from generative.loss_over_time_figure import TITLES_OF_AGENT, plot_losses, plot_objects
+from generative.loss_over_time_figure import (
+    LINES,
+    TITLES_OF_AGENT,
+    plot_card,
+    plot_losses,
+    plot_objects,
+)
 from generative.runs import leakage_reason, open_simulator, run_of
 from generative.straight_through import LatentSampler
 
 SHOWN_STEPS = range(1, 11)
+CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)
+CARD_TITLES = {PSNR: "all pixels", PSNR_REMEMBERED: "remembered pixels",
+               PSNR_REVEALED: "newly revealed pixels", PSNR_MOVING: "moving objects",
+               PSNR_OF_MEAN_ERROR: "of the mean error", SSIM: "SSIM, all pixels",
+               SSIM_REMEMBERED: "SSIM, remembered pixels"}
 NUM_STRIPS = 8
 STRIDE = 2  # every other step
 STRIP_HEIGHT = 128
@@ -62,6 +96,16 @@ def parser() -> Parser:
                        help="batches of held-out windows")
     flags.add_argument("--sample_latents", action="store_true",
                        help="draw the latent variables instead of taking the most likely ones")
+    flags.add_argument("--unseen", action="store_true",
+                       help="the simulator saw no episode of this recording in training: measure "
+                            "windows of all of them")
+    flags.add_argument("--compare_model_file", type=Path,
+                       help="second simulator of the same agent, measured on the same windows")
+    flags.add_argument("--other_agent_file", type=Path,
+                       help="agent that took no part in training, shown the same frames")
+    flags.add_argument("--life_starts", type=from_zero, default=0,
+                       help="starts from which the agent plays on in the simulator and in the real "
+                            "game; 0 for none")
     flags.add_argument("--output_dir", type=Path,
                        help="new folder to write to; if not given, <save_dir>/loss_over_time/ and "
                             "in it --gen_mod_exp_name, or the time if that is not given either")
@@ -93,23 +137,36 @@ def main(argv: list[str] | None = None) -> None:
     split = dataset.split(training.held_out_fraction, split_seed)
     num_batches = parameters.get(LossOverTimeConfig).num_batches
     batch_size = parameters.get(TrainingConfig).batch_size
-    windows = choose_windows(split.held_out, num_batches * batch_size, args.seed)
+    held_out, train = split.held_out, split.train
     doubt = leakage_reason(run, common.data_dir, len(dataset.episodes))
+    if args.unseen:
+        held_out = train = np.arange(len(dataset))
+        doubt = ""
+    windows = choose_windows(held_out, num_batches * batch_size, args.seed)
     num_episodes = len(set(dataset.episodes_of(windows).tolist()))
-    print(f"{len(windows)} of {len(split.held_out)} held-out windows, showing {num_episodes} "
+    print(f"{len(windows)} of {len(held_out)} held-out windows, showing {num_episodes} "
           f"episodes ({num_batches} batches of {batch_size} were asked for)", flush=True)
     if doubt:
         print(f"these episodes may have been trained on: {doubt}", flush=True)
 
-    mean = mean_frame(dataset, split.train, args.seed)
+    mean = mean_frame(dataset, train, args.seed)
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     objects = frames_without_objects(dataset)
-    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, objects)
+    card = make_card(dataset, windows, args, config, compute)
+    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, objects,
+                            card)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
     shown = result.windows[result.counted.all(axis=0)][:NUM_STRIPS]
     films = truth_and_imagination(simulator, dataset, shown, draw, compute) if len(shown) else ()
+    life = None
+    if args.life_starts:
+        episodes = sorted(set(dataset.episodes_of(held_out).tolist()))
+        starts = dream_life.choose_starts(dataset, episodes, args.life_starts, args.seed)
+        life = dream_life.compare_lives(simulator, dataset, starts, draw,
+                                        dream_life.coin_reward(dataset, episodes), compute)
+        lives = dream_life.summarize(life, args.seed)
 
     with atomic_folder(output) as folder:
         result.save(folder)
@@ -119,6 +176,9 @@ def main(argv: list[str] | None = None) -> None:
         plot_losses(table, folder / PLOT_NAME, title)
         if objects:
             plot_objects(table, objects.kinds, folder / OBJECTS_PLOT_NAME, title)
+        plot_card(table, folder / CARD_NAME, f"fidelity card: {title}, terminal frames excluded")
+        if life is not None:
+            dream_life.save_lives(folder, life, lives)
         for window, truth, imagined in zip(shown.tolist(), *films):
             moments = slice(0, None, STRIDE)
             write_strip(folder / strip_name(window), [list(truth[moments]),
@@ -128,6 +188,8 @@ def main(argv: list[str] | None = None) -> None:
             "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
             "data_dir": common.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
+            "unseen": args.unseen, **describe_file(args.compare_model_file, "compare_model"),
+            **describe_file(args.other_agent_file, "other_agent"),
             "why_perhaps_trained_on": doubt, "seed": args.seed, "latents": draw.how,
             "precision": compute.precision, "num_init_steps": num_init_steps,
             "num_sim_steps": config.num_sim_steps, "batch_size": batch_size,
@@ -138,7 +200,71 @@ def main(argv: list[str] | None = None) -> None:
             "comparisons": [dataclasses.asdict(each) for each in compared],
             "versions": versions()})
     print_summary(table, compared)
+    print_card(table)
+    if life is not None:
+        dream_life.print_lives(lives)
     print(f"wrote {output}")
+
+
+def describe_file(path: Path | None, name: str) -> dict[str, str]:
+    """Name and checksum of an optional file, for the settings."""
+    return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
+
+
+def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
+                  config: SimulatorConfig, compute: Compute) -> FidelityCard:
+    """What to measure for the fidelity card; a printed sentence says why remembered pixels are
+    left out, if they are."""
+    scale, positions = find_camera(dataset, windows)
+    other_simulator = args.compare_model_file and open_simulator(
+        args.compare_model_file, args.agent_file, config, compute)
+    other_agent = args.other_agent_file and OtherAgent(
+        load_agent(args.other_agent_file, compute.device), dataset, compute)
+    return FidelityCard(scale, positions, other_simulator, other_agent)
+
+
+def find_camera(dataset: RolloutDataset, windows: np.ndarray
+              ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor] | None]:
+    """Scale and positions for ``FidelityCard``; (None, None) where they are not known."""
+    try:
+        game = recorded_game(dataset.folder)
+        scale = pixels_per_square(game.env_name, game.distribution_mode)
+        if scale is None:
+            raise UserError(f"the motion of the camera in {game.env_name} "
+                            f"({game.distribution_mode}) has not been verified")
+        if scale == 0:
+            return scale, None
+        if dataset.has_positions:
+            return scale, lambda numbers: dataset.batch(numbers).positions
+        print("the player's positions were not recorded (record.py --positions); replaying the "
+              "levels to find them", flush=True)
+        return scale, replay_positions(dataset, windows)
+    except UserError as error:
+        print(f"remembered and newly revealed pixels are not measured: {error}", flush=True)
+        return None, None
+
+
+def replay_positions(dataset: RolloutDataset, windows: np.ndarray
+                       ) -> Callable[[np.ndarray], torch.Tensor]:
+    """The player's positions at all frames of windows, from replays of their episodes.
+
+    Returns:
+        Numbers of some of the windows (B,) to positions (W, B, 2), as ``Windows.positions``.
+
+    Raises:
+        UserError: see ``common.replay.replayed``.
+    """
+    found = {}
+    for number in with_progress(windows.tolist(), len(windows), "replay"):
+        place = dataset.place(number)
+        begin = place.frame - dataset.num_init_steps + 1
+        last = dataset.folder.array_files(place.episode).frames.shape[0] - 1  # terminal row
+        rows = range(max(begin, 0), min(begin + dataset.window_length, last))
+        found[number] = np.full((dataset.window_length, 2), np.nan, np.float32)
+        for row, state in replayed(dataset.folder, place.episode, rows):
+            found[number][row - begin] = state.player["x"], state.player["y"]
+    return lambda numbers: torch.from_numpy(
+        np.stack([found[number] for number in numbers.tolist()], axis=1))
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
@@ -166,7 +292,8 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
                 dataset.folder, painter, place.episode, place.frame, labels[:steps, number])
         return found
 
-    return ObjectFrames(tuple(kind.name for kind in kinds), of)
+    return ObjectFrames(tuple(kind.name for kind in kinds), of,
+                        tuple(kind.changes_place for kind in kinds))
 
 
 def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
@@ -174,7 +301,8 @@ def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> No
     predictors the simulator beats, and what it shows."""
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
         rows = table[(table["kind"] == kind) & table["step"].isin(SHOWN_STEPS)]
-        means = rows.pivot(index="predictor", columns="step", values="mean").reindex(PREDICTORS)
+        means = rows.pivot(index="predictor", columns="step", values="mean").reindex(
+            [*PREDICTORS, *({OTHER_SIMULATOR} & set(rows["predictor"]))])
         print(f"{title} by simulated step, up to the end of the episode")
         print(means.to_string(float_format="{:.5f}".format, index_names=False))
     rows = table[table["kind"].str.startswith(OBJECT_SHOWN) & (table["predictor"] == SIMULATOR)
@@ -189,6 +317,32 @@ def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> No
             print(f"the simulator beats {each.predictor} at {each.better} of the "
                   f"{len(each.steps)} steps from {each.steps[0]} to {each.steps[-1]}, clearly "
                   f"(95 % interval of the difference) at {each.clearly}")
+
+
+def print_card(table: pd.DataFrame) -> None:
+    """PSNR and SSIM of the simulator, the PSNR of all predictors, and the margins of the recorded
+    actions at the last step."""
+    rows = table[table["step"].isin(CARD_STEPS)]
+    print("PSNR (dB) and SSIM of the simulator by simulated step; step 0 shows the last initial "
+          "frame")
+    _print_means(rows[rows["predictor"] == SIMULATOR], "kind", CARD_TITLES)
+    print("PSNR (dB) of all predictors")
+    _print_means(rows[rows["kind"] == PSNR], "predictor", {name: name for name in LINES})
+    kept = {kind: kind.removeprefix(KEPT) for kind in table["kind"].unique()
+            if kind.startswith(KEPT)}
+    if kept:
+        print("share of the objects in view at the start that the simulator still shows")
+        _print_means(rows[rows["predictor"] == SIMULATOR], "kind", kept)
+    margins = table[table["kind"] == PSNR_MARGIN]
+    for row in margins[margins["step"] == margins["step"].max()].itertuples():
+        print(f"recorded actions above {row.predictor} at step {row.step}: {row.mean:+.2f} dB "
+              f"({row.low_95:.2f} to {row.high_95:.2f})")
+
+
+def _print_means(rows: pd.DataFrame, index: str, titles: dict[str, str]) -> None:
+    means = rows.pivot_table(index=index, columns="step", values="mean", sort=False)
+    means = means.reindex([name for name in titles if name in means.index]).rename(titles)
+    print(means.to_string(float_format="{:.3f}".format, index_names=False, na_rep=""))
 
 
 if __name__ == "__main__":

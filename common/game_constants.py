@@ -7,6 +7,11 @@ NUM_ACTIONS = 15
 # Games whose camera follows the player: pixels of the agent's view per square of the level. Frames
 # shifted by the recorded positions times this number match, see docs/fidelity.md.
 CAMERA_FOLLOWS = {"coinrun": 64 / 13}
+# Games whose camera stands still in every mode but memory, as the centre of the view in their
+# states shows.
+CAMERA_STANDS_STILL = frozenset({
+    "bigfish", "bossfight", "chaser", "dodgeball", "heist", "leaper", "maze", "miner", "plunder",
+    "starpilot"})
 
 # Direction of each action as (right, up); the last six actions are keys that most games ignore.
 ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),

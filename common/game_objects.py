@@ -36,6 +36,7 @@ class GameObject:
         hazard: whether it can end an episode.
         trails: types of the entities that are drawn behind its own. One belongs to the nearest
             entity of ``entity_types``, wherever that moves.
+        mobile: whether it changes its place in the level; so do all kinds with ``moving``.
     """
 
     name: str
@@ -44,6 +45,7 @@ class GameObject:
     cells: tuple[int, ...] = ()
     hazard: bool = False
     trails: tuple[int, ...] = ()
+    mobile: bool = False
 
     def __post_init__(self):
         where = f"{GAME_OBJECTS_FILE.name}: '{self.name}'"
@@ -51,6 +53,13 @@ class GameObject:
             raise UserError(f"{where}: moving must be {LEFT} or {RIGHT}, not {self.moving!r}")
         if not (self.entity_types or self.cells):
             raise UserError(f"{where} has neither entity_types nor cells")
+        if self.mobile and self.cells:
+            raise UserError(f"{where} has cells, which cannot move; leave out 'mobile'")
+
+    @property
+    def changes_place(self) -> bool:
+        """Whether it moves through the level."""
+        return self.mobile or self.moving is not None
 
 
 @functools.cache

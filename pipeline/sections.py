@@ -121,6 +121,8 @@ SECTIONS = (
         "Look for a curve of the simulator below all others: where it meets one of them, its "
         "images say no more than that predictor's."), (
         Files("loss_over_time", ("loss_over_time/*plot.png",), "Each kind of loss."),
+        Files("loss_over_time", ("loss_over_time/fidelity_card.png",),
+              "The fidelity card: measures that other world models report, too."),
         Files("loss_over_time", ("loss_over_time/truth_above_imagination_*.png",),
               "Above: recorded frames. Below: imagined ones.", 3))),
     Section("hidden", "What the hidden state looks like", "hidden_states", (

@@ -167,6 +167,7 @@ class _Builder:
             Stage("record", "record",
                   ("--model_file", AGENT, *self._game, "--param_name", preset.recording_param_name,
                    "--num_episodes", str(number), *self._seed,
+                   "--positions",  # for remembered pixels in the fidelity card
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),

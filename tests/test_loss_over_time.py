@@ -388,7 +388,8 @@ def test_script_writes_losses_table_plot_and_settings(
     assert {path.name for path in folder.glob("*.npy")} == expected
     strips = sorted(folder.glob("truth_above_imagination_*.png"))
     assert {path.name for path in folder.iterdir()} - expected == {
-        "loss_over_time_plot.png", "loss_over_time.csv", "settings.json",
+        "loss_over_time_plot.png", "loss_over_time.csv", "settings.json", "fidelity.npz",
+        "fidelity_card.png",
         *(path.name for path in strips)}
     assert 1 <= len(strips) <= 8
     picture = np.asarray(Image.open(strips[0]))  # every other step of 12

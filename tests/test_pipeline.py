@@ -461,6 +461,9 @@ def test_every_preset_and_set_has_its_stages():
             assert preset.parameters == name.removeprefix("section:")
         names = [stage.name for stage in all_stages(preset, name)]
         assert ("train_agent" in names) == is_trained
+        # The fidelity card of loss_over_time reads them.
+        (recorded,) = (stage for stage in all_stages(preset, name) if stage.name == "record")
+        assert "--positions" in recorded.argv
         # The game of tiny has no kinds of object, and the demo has no time for these.
         for stage in ("saliency_checks", "clarity_activation_features"):
             assert (stage in names) == (name not in ("demo", "tiny"))

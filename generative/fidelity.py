@@ -1,0 +1,300 @@
+"""Fidelity of predicted frames, for comparison with other world models: PSNR and SSIM per frame.
+
+``docs/fidelity.md`` defines the protocol. *Remembered* pixels show a place of the level that was in
+view in one of the initial frames; the others are *newly revealed*. Pixels of moving objects belong
+to neither, and are measured separately.
+
+Letters in shape comments: T simulated steps, B windows, I initial frames, C H W a frame, K kinds of
+object, D agent hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from agents.acting import embed_frames
+from common.devices import Compute
+from common.game_constants import CAMERA_FOLLOWS, CAMERA_STANDS_STILL
+from common.networks import Policy
+from generative.agent_inside import AgentInside, AgentOutput
+from generative.dataset import RolloutDataset
+from generative.simulator import Simulator
+
+MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = FRAME_KINDS = (
+    "mse", "psnr", "ssim", "psnr_remembered", "psnr_revealed", "ssim_remembered", "psnr_moving")
+PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # kinds of the table only
+REMEMBERED_SHARE = "remembered_share"
+KEPT = "kept_"  # followed by the kind of object
+OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
+    "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
+
+MIN_SQUARED_ERROR = 1e-5  # floor of a frame's squared error: 50 dB at most
+_SSIM_SIGMA, _SSIM_RADIUS = 1.5, 5  # pixels; the window has 11 x 11
+_SSIM_CONSTANTS = 0.01**2, 0.03**2  # for values from 0 to 1
+
+
+def to_8_bits(images: Tensor) -> Tensor:
+    """Clamp images to [0, 1] and round them to multiples of 1/255; float32."""
+    return (images.float().clamp(0, 1) * 255).round() / 255
+
+
+def psnr(squared_error):
+    """Peak signal-to-noise ratio in dB of a mean squared error (array or tensor) of values from 0
+    to 1, floored at ``MIN_SQUARED_ERROR``."""
+    floored = squared_error.clip(min=MIN_SQUARED_ERROR)
+    return -10 * (floored.log10() if isinstance(floored, Tensor) else np.log10(floored))
+
+
+def ssim_map(images: Tensor, labels: Tensor) -> Tensor:
+    """Structural similarity, averaged over the channels.
+
+    A Gaussian window of 11 x 11 pixels (sigma 1.5), without Bessel's correction; only windows that
+    lie inside the frame count (Wang et al. 2004, "Image quality assessment", equation 13).
+
+    Args:
+        images, labels: (…, C, H, W) in [0, 1].
+
+    Returns:
+        float64 (…, H - 10, W - 10), for the pixels at least 5 from the frame's edge.
+    """
+    x, y = images.double(), labels.double()
+    down, across = (_gaussian_rows(size).to(x.device) for size in x.shape[-2:])
+
+    def local_mean(values: Tensor) -> Tensor:
+        return down @ values @ across.T
+
+    mean_x, mean_y = local_mean(x), local_mean(y)
+    variance_x = local_mean(x * x) - mean_x**2
+    variance_y = local_mean(y * y) - mean_y**2
+    covariance = local_mean(x * y) - mean_x * mean_y
+    c1, c2 = _SSIM_CONSTANTS
+    similarity = ((2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+                  / ((mean_x**2 + mean_y**2 + c1) * (variance_x + variance_y + c2)))
+    return similarity.mean(dim=-3)
+
+
+def _gaussian_rows(size: int) -> Tensor:
+    """Matrix (size - 10, size) that averages with the Gaussian window along one axis."""
+    offsets = torch.arange(-_SSIM_RADIUS, _SSIM_RADIUS + 1, dtype=torch.float64)
+    weights = torch.exp(-offsets**2 / (2 * _SSIM_SIGMA**2))
+    rows = torch.zeros(size - 2 * _SSIM_RADIUS, size, dtype=torch.float64)
+    for row in range(len(rows)):
+        rows[row, row:row + len(weights)] = weights / weights.sum()
+    return rows
+
+
+def pixels_per_square(game: str, mode: str) -> float | None:
+    """By how many pixels the camera moves when the player moves by a square.
+
+    Args:
+        mode: the game's distribution mode.
+
+    Returns:
+        0 where the camera stands still, None where it is not known.
+    """
+    if game in CAMERA_STANDS_STILL and mode != "memory":
+        return 0.0
+    return CAMERA_FOLLOWS.get(game)
+
+
+def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:
+    """Pixels that show a place that was in view in any of the initial frames.
+
+    Pixel (u, v) of a frame shows the place (u, v) + (x, -y) · scale of the level. The mask is
+    eroded by one pixel; the frame's own edge does not erode it.
+
+    Args:
+        initial: positions of the player in squares, x to the right and y up, at the initial frames
+            (I, B, 2).
+        later: the same at the steps (T, B, 2).
+        scale: pixels per square, see ``pixels_per_square``.
+        size: H = W.
+
+    Returns:
+        bool (T, B, H, W); False at steps whose position is NaN, unless the camera stands still.
+    """
+    num_steps, num_windows = later.shape[:2]
+    if scale == 0:
+        return torch.ones(num_steps, num_windows, size, size, dtype=torch.bool,
+                          device=later.device)
+    moved = (later[:, None] - initial[None]) * later.new_tensor([scale, -scale])  # (T, I, B, 2)
+    pixels = torch.arange(size, device=later.device)
+    places = pixels + moved.unsqueeze(-1)  # (T, I, B, 2, size)
+    inside = (places >= 0) & (places <= size - 1)
+    columns, rows = inside.unbind(dim=3)  # (T, I, B, size)
+    in_view = (rows.unsqueeze(-1) & columns.unsqueeze(-2)).any(dim=1)  # (T, B, H, W)
+    revealed = functional.max_pool2d((~in_view).float(), kernel_size=3, stride=1, padding=1)
+    return revealed == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Regions:
+    """Which pixels of the recorded frames are measured separately, bool (T, B, H, W) each.
+
+    Attributes:
+        in_memory: places in view in the initial frames, see ``remembered_mask``; None where the
+            camera's motion is not known.
+        moving: pixels of moving objects; None where objects are not measured.
+    """
+
+    in_memory: Tensor | None = None
+    moving: Tensor | None = None
+
+    def masks(self) -> dict[str, Tensor]:
+        """The region of each kind of PSNR that has one."""
+        found = {}
+        if self.in_memory is not None:
+            still = torch.ones_like(self.in_memory) if self.moving is None else ~self.moving
+            found[PSNR_REMEMBERED] = self.in_memory & still
+            found[PSNR_REVEALED] = ~self.in_memory & still
+        if self.moving is not None:
+            found[PSNR_MOVING] = self.moving
+        return found
+
+    def remembered_share(self) -> Tensor | None:
+        """Share of the pixels that are remembered (T, B)."""
+        remembered = self.masks().get(PSNR_REMEMBERED)
+        return None if remembered is None else remembered.float().mean(dim=(-2, -1))
+
+
+def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str, Tensor]:
+    """The measures of ``FRAME_KINDS`` that the regions allow.
+
+    Args:
+        images: predicted, (T, B, C, H, W); they are rounded to 8 bits.
+        labels: recorded, (T, B, C, H, W) in [0, 1].
+
+    Returns:
+        By kind (T, B): squared errors of values from 0 to 1, PSNR in dB, or SSIM; NaN where a
+        region is empty.
+    """
+    images, labels = to_8_bits(images), to_8_bits(labels)
+    errors = (images - labels).square().mean(dim=-3)  # (T, B, H, W)
+    similarity = torch.stack([ssim_map(*step) for step in zip(images, labels)])
+    masks = regions.masks()
+    found = {MSE: errors.mean(dim=(-2, -1)), SSIM: similarity.mean(dim=(-2, -1))}
+    found[PSNR] = psnr(found[MSE])
+    found |= {kind: psnr(_masked_mean(errors, mask)) for kind, mask in masks.items()}
+    if PSNR_REMEMBERED in masks:
+        inner = slice(_SSIM_RADIUS, -_SSIM_RADIUS)
+        found[SSIM_REMEMBERED] = _masked_mean(similarity, masks[PSNR_REMEMBERED][..., inner, inner])
+    return found
+
+
+def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the marked pixels, (T, B, H, W) to (T, B); NaN where there are none."""
+    return (values * mask).sum(dim=(-2, -1)) / mask.sum(dim=(-2, -1))
+
+
+def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
+                 in_memory: Tensor | None) -> dict[str, Tensor]:
+    """Whether each kind of object that was in view at the start is still shown.
+
+    An object is shown if, on its pixels, the image is nearer to the recorded frame than to the
+    frame without the object (less than half of that one's squared error).
+
+    Args:
+        kinds: names of K kinds.
+        images, labels: predicted and recorded, (T, B, C, H, W).
+        without: recorded frames without each kind, in [0, 1], (T, B, K, C, H, W).
+        in_memory: see ``Regions``; parts of objects outside of it do not count. None: all count.
+
+    Returns:
+        By kind 1 or 0 (T, B); NaN where the kind was not in view at the first step, or no part of
+        it is now.
+    """
+    limits = (without - labels.unsqueeze(2)).square().sum(dim=3)  # (T, B, K, H, W)
+    masks = limits > 0
+    at_start = masks[0].any(dim=-1).any(dim=-1)  # (B, K)
+    if in_memory is not None:
+        masks = masks & in_memory.unsqueeze(2)
+    errors = (to_8_bits(images) - labels).square().sum(dim=2)  # (T, B, H, W)
+    on_object = (errors.unsqueeze(2) * masks).sum(dim=(-2, -1))  # (T, B, K)
+    shown = (on_object < (limits * masks).sum(dim=(-2, -1)) / 2).to(labels)
+    absent = ~(masks.flatten(-2).any(dim=-1) & at_start)
+    return {KEPT + kind: shown[..., number].masked_fill(absent[..., number], math.nan)
+            for number, kind in enumerate(kinds)}
+
+
+class OtherAgent:
+    """An agent that is not inside the simulator, with its own hidden states on recorded episodes.
+
+    Args:
+        policy: frozen in place.
+        dataset: the recorded episodes.
+    """
+
+    def __init__(self, policy: Policy, dataset: RolloutDataset, compute: Compute):
+        self._inside = AgentInside(policy, policy.hidden_state_size, policy.fc_policy.out_features)
+        self._dataset, self._compute = dataset, compute
+        self._entering: dict[int, Tensor] = {}  # (L, D) by episode
+
+    @torch.no_grad()
+    def states_entering(self, windows: np.ndarray) -> Tensor:
+        """State that enters the agent at the first step of each window (B, D), after it has seen
+        all earlier frames of the episode."""
+        places = map(self._dataset.place, windows.tolist())
+        return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
+
+    def sequence(self, images: Tensor, hidden: Tensor) -> AgentOutput:
+        """See ``AgentInside.sequence``."""
+        with self._compute.autocast():
+            return self._inside.sequence(images, hidden)
+
+    def _states_of(self, episode: int) -> Tensor:
+        if episode not in self._entering:
+            policy, file = self._inside.policy, self._dataset.folder.array_files(episode).frames
+            frames = torch.from_numpy(np.moveaxis(file.rows(0, file.shape[0]), 1, -1).copy())
+            embeddings = embed_frames(policy, frames.to(self._compute.device), self._compute)
+            initial = policy.initial_states(1)
+            leaving = policy.sequence(embeddings.unsqueeze(1), initial, masks=None).hidden_states
+            self._entering[episode] = torch.cat([initial, leaving[:-1, 0]])
+        return self._entering[episode]
+
+
+def compare_agents(recorded: AgentOutput, shown: AgentOutput) -> tuple[Tensor, Tensor]:
+    """The agent on predicted frames compared with itself on the recorded ones, each (T, B).
+
+    Returns:
+        Divergence of its policy on predicted frames from that on recorded ones in nats, and cosine
+        of its hidden states.
+    """
+    divergence = (recorded.log_probs.exp() * (recorded.log_probs - shown.log_probs)).sum(dim=-1)
+    return divergence, functional.cosine_similarity(recorded.hidden_states, shown.hidden_states,
+                                                    dim=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class FidelityCard:
+    """What is measured in addition to the losses.
+
+    Attributes:
+        scale: see ``pixels_per_square``.
+        positions: numbers of windows (B,) to the player's positions in squares at all frames of
+            the windows (W, B, 2), NaN where unknown; needed where the camera moves.
+        other_simulator: second simulator for the same windows.
+        other_agent: agent that took no part in training.
+    """
+
+    scale: float | None = None
+    positions: Callable[[np.ndarray], Tensor] | None = None
+    other_simulator: Simulator | None = None
+    other_agent: OtherAgent | None = None
+
+    def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
+        """See ``Regions``; of windows (B,) with label frames (T, B, C, H, W)."""
+        if self.scale is None or (self.scale and self.positions is None):
+            return None
+        size = labels.shape[-1]
+        if not self.scale:
+            return labels.new_ones(*labels.shape[:2], size, size, dtype=torch.bool)
+        positions = self.positions(windows).to(labels.device)
+        return remembered_mask(positions[:num_init_steps], positions[num_init_steps - 1:],
+                               self.scale, size)

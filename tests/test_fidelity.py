@@ -1,0 +1,499 @@
+"""The fidelity card: PSNR and SSIM by region, action controls, another agent, life in the dream."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, tiny_policy
+from sklearn.metrics import cohen_kappa_score
+
+import loss_over_time_experiment as script
+import record
+from agents.episodes import play_episodes
+from common.agent_file import load_agent, save_agent
+from common.env import EnvConfig
+from common.errors import UserError
+from common.game_constants import CAMERA_FOLLOWS, CAMERA_STANDS_STILL
+from common.game_objects import GameObject, objects_of
+from common.rollout_files import RolloutWriter
+from generative import dream_life, fidelity
+from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset
+from generative.dream_life import COIN, DEATH, NEITHER
+from generative.fidelity import (
+    FidelityCard,
+    OtherAgent,
+    Regions,
+    measure_frames,
+    measure_kept_objects,
+    pixels_per_square,
+    remembered_mask,
+    ssim_map,
+)
+from generative.loss_over_time import (
+    ACTION_CONTROLS,
+    LAST_FRAME,
+    MEAN_FRAME,
+    NOOP_ACTIONS,
+    PREDICTORS,
+    SHIFTED_ACTIONS,
+    SHUFFLED_ACTIONS,
+    SIMULATOR,
+    control_actions,
+    loss_over_time,
+    table_of,
+)
+from generative.runs import open_simulator
+from generative.straight_through import LatentSampler
+
+AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
+MODEL = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"
+SCALE = CAMERA_FOLLOWS["coinrun"]
+MODE = LatentSampler("mode")
+STEPS, NUM_INIT = 12, 3
+GREY = torch.full((3, 64, 64), 0.5)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Hard levels of CoinRun, played by the shipped agent's most likely actions, with positions."""
+    folder = tmp_path_factory.mktemp("played") / "data"
+    config = EnvConfig("coinrun", "hard")
+    levels = list(enumerate(config.draw_levels(6, 11)))
+    writer = RolloutWriter(folder, {"env": vars(config), "positions": True})
+    for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6, greedy=True,
+                                 keep_positions=True):
+        record.write_episode(writer, episode, with_video=False)
+    writer.finish()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dataset(played):
+    return RolloutDataset(played, NUM_INIT, STEPS)
+
+
+@pytest.fixture(scope="module")
+def windows(dataset):
+    """Windows of all episodes, in random order: some reach the end, some straddle two episodes."""
+    return np.random.default_rng(0).permutation(len(dataset))[:30]
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    return open_simulator(MODEL, AGENT, SimulatorConfig(), FLOAT32)
+
+
+def card_of(dataset, **more):
+    return FidelityCard(SCALE, lambda numbers: dataset.batch(numbers).positions, **more)
+
+
+@pytest.fixture(scope="module")
+def result(simulator, dataset, windows):
+    return loss_over_time(simulator, dataset, windows, 16, GREY, MODE, FLOAT32,
+                          card=card_of(dataset))
+
+
+def frames_of(dataset, windows):
+    return dataset.batch(windows).frames[NUM_INIT - 1:].float() / 255
+
+
+def whole_windows(dataset):
+    """Windows that lie inside one episode, terminal frame excluded."""
+    inside = [number for number in range(len(dataset))
+              if dataset.place(number).frame >= NUM_INIT - 1
+              and not dataset[number].terminals.any()]
+    return np.array(inside)
+
+
+# PSNR and SSIM
+
+def test_true_frames_score_50_db(dataset, windows):
+    truth = frames_of(dataset, whole_windows(dataset)[:8])
+    found = measure_frames(truth, truth, Regions())
+    assert found["psnr"].numpy() == pytest.approx(50)
+    assert found["ssim"].numpy() == pytest.approx(1)
+    nearly = measure_frames(truth + 0.001, truth, Regions())  # is the same in 8 bits
+    assert (nearly["mse"] == 0).all() and nearly["psnr"].numpy() == pytest.approx(50)
+    found = measure_frames(torch.full_like(truth, 1.5), torch.ones_like(truth), Regions())
+    assert found["psnr"].numpy() == pytest.approx(50)  # clamped
+
+
+def test_frames_shifted_by_one_pixel_score_about_20_db(dataset):
+    truth = frames_of(dataset, whole_windows(dataset)[::10])
+    shifted = torch.cat([truth[..., :1], truth[..., :-1]], dim=-1)
+    assert 17 < measure_frames(shifted, truth, Regions())["psnr"].mean() < 23
+    half = measure_frames(truth / 2, torch.zeros_like(truth), Regions())
+    error = np.square(np.round(truth.numpy() / 2 * 255) / 255).mean(axis=(2, 3, 4))
+    np.testing.assert_allclose(half["psnr"], -10 * np.log10(error), rtol=1e-4)
+
+
+def test_ssim_is_that_of_scikit_image(dataset):
+    from skimage.metrics import structural_similarity
+
+    truth = frames_of(dataset, whole_windows(dataset)[::40])[:, 0]
+    rng = np.random.default_rng(0)
+    noise = torch.from_numpy(rng.normal(size=truth.shape)).float() * 0.1
+    for images in (truth.roll(1, dims=-1), (truth + noise).clamp(0, 1), truth.flip(0)):
+        found = ssim_map(images, truth).mean(dim=(-2, -1))
+        for image, label, similarity in zip(images, truth, found):
+            expected = structural_similarity(
+                image.double().numpy(), label.double().numpy(), gaussian_weights=True, sigma=1.5,
+                use_sample_covariance=False, data_range=1, channel_axis=0)
+            assert float(similarity) == pytest.approx(expected, abs=1e-6)
+
+
+def test_regions_divide_a_frame(dataset):
+    truth = frames_of(dataset, whole_windows(dataset)[:4])
+    in_memory = torch.zeros(*truth.shape[:2], 64, 64, dtype=torch.bool)
+    moving = in_memory.clone()
+    in_memory[..., :20] = True
+    moving[..., 10:30] = True
+    images = truth.clone()
+    images[..., :10] = 1 - truth[..., :10]  # remembered; columns 10 to 29 are moving objects
+    images[..., 40:] += 0.1
+    found = measure_frames(images, truth, Regions(in_memory, moving))
+    errors = (fidelity.to_8_bits(images) - fidelity.to_8_bits(truth)).square().mean(dim=2)
+    for kind, columns in (("remembered", slice(0, 10)), ("revealed", slice(30, 64))):
+        expected = -10 * errors[..., columns].mean(dim=(-2, -1)).clamp(min=1e-5).log10()
+        np.testing.assert_allclose(found[f"psnr_{kind}"], expected, atol=1e-3)
+    assert found["psnr_moving"].numpy() == pytest.approx(50)
+    similarity = torch.stack([ssim_map(*map(fidelity.to_8_bits, pair))
+                              for pair in zip(images, truth)])[..., :5]  # columns 5 to 9
+    np.testing.assert_allclose(found["ssim_remembered"], similarity.mean(dim=(-2, -1)), atol=1e-6)
+    assert Regions(in_memory, moving).remembered_share().numpy() == pytest.approx(10 / 64)
+    empty = measure_frames(images, truth, Regions(torch.ones_like(in_memory)))
+    assert empty["psnr_revealed"].isnan().all() and "psnr_moving" not in empty
+
+
+# Remembered pixels
+
+def test_remembered_pixels_of_a_planted_displacement():
+    still = torch.zeros(3, 1, 2)
+    still[1, 0] = torch.tensor([-2., 0])  # one initial frame lies two squares to the left
+    steps = torch.tensor([[0., 0], [3, 0], [0, 1], [math.nan, math.nan]]).unsqueeze(1)
+    found = remembered_mask(still, steps, scale=4.0, size=64)[:, 0]
+    assert found[0].all()  # the frame's own edge does not erode
+    # 12 pixels to the right: columns 52 to 63 are new, and 51 is eroded.
+    assert found[1, :, :51].all() and not found[1, :, 51:].any()
+    # 4 pixels up, where rows end: rows 0 to 3 are new, and 4 is eroded.
+    assert found[2, 5:].all() and not found[2, :5].any()
+    assert not found[3].any()
+    # Two squares to the left is what another initial frame showed.
+    assert remembered_mask(still, torch.tensor([[[-2., 0]]]), 4.0, 64).all()
+    assert remembered_mask(still, steps, scale=0.0, size=64).all()
+
+
+def test_frames_shifted_by_the_camera_match(dataset):
+    """Remembered pixels show what the last initial frame showed elsewhere, which the positions
+    tell."""
+    windows = whole_windows(dataset)[::7]
+    batch = dataset.batch(windows)
+    truth = frames_of(dataset, windows)
+    initial, later = (batch.positions[part] for part in (slice(NUM_INIT - 1, NUM_INIT),
+                                                         slice(NUM_INIT - 1, None)))
+    mask = remembered_mask(initial, later, SCALE, 64)
+    moved = ((later - initial) * torch.tensor([SCALE, -SCALE])).round().long()
+    errors = {True: [], False: []}
+    for step, window in np.argwhere(moved.abs().sum(dim=-1).numpy() > 3):
+        right, down = moved[step, window].tolist()
+        rows, columns = mask[step, window].nonzero(as_tuple=True)
+        places = rows + down, columns + right
+        assert min(map(torch.min, places)) >= 0 and max(map(torch.max, places)) <= 63
+        label = truth[step, window][:, rows, columns]
+        for shifted, (row, column) in ((True, places), (False, (rows, columns))):
+            errors[shifted].append((truth[0, window][:, row, column] - label).square().mean())
+    assert len(errors[True]) > 50
+    assert np.mean(errors[True]) < 0.015
+    assert np.mean(errors[False]) > 4 * np.mean(errors[True])
+
+
+def test_positions_that_were_not_recorded_are_replayed(dataset, windows):
+    found = script.replay_positions(dataset, windows[:8])(windows[2:6])
+    np.testing.assert_allclose(found, dataset.batch(windows[2:6]).positions, rtol=1e-6)
+
+
+def test_cameras_that_move_are_known():
+    assert pixels_per_square("coinrun", "hard") == 64 / 13
+    assert pixels_per_square("maze", "easy") == 0
+    assert pixels_per_square("maze", "memory") is None  # there it follows the player
+    assert pixels_per_square("ninja", "easy") is None
+    assert not CAMERA_STANDS_STILL & set(CAMERA_FOLLOWS)
+
+
+# Objects
+
+def test_moving_kinds_are_those_that_change_their_place():
+    assert {kind.name for kind in objects_of("coinrun") if kind.changes_place} == {
+        "enemy_left", "enemy_right", "agent"}
+    with pytest.raises(UserError, match="'wall' has cells, which cannot move"):
+        GameObject("wall", cells=(51,), mobile=True)
+
+
+def test_objects_are_kept_that_were_in_view_at_the_start_and_still_are():
+    truth = torch.zeros(3, 2, 3, 64, 64)
+    without = torch.zeros(3, 2, 1, 3, 64, 64)
+    truth[:, :, :, 10:14, 10:14] = 1  # an object in all frames
+    without[:, 1] = truth[:, 1].unsqueeze(1)  # it is of another kind in window 1
+    without[1:, 1, :, :, 10:14, 10:14] = 0  # only at the first step
+    images = truth.clone()
+    images[1] *= 0.5 ** 0.5 + 0.01  # a squared error of less than half
+    images[2] = 0
+    found = measure_kept_objects(("coin",), images, truth, without, None)["kept_coin"]
+    assert found[:, 0].tolist() == [1, 1, 0]
+    assert found[:, 1].isnan().all()
+    out_of_memory = torch.ones(3, 2, 64, 64, dtype=torch.bool)
+    out_of_memory[1, :, 10:14] = False
+    found = measure_kept_objects(("coin",), images, truth, without, out_of_memory)["kept_coin"]
+    assert found[0, 0] == 1 and found[1, 0].isnan() and found[2, 0] == 0
+
+
+# What is measured on windows
+
+def test_excluded_frames_change_no_mean(simulator, dataset, windows, played, tmp_path):
+    """Terminal frames that show noise instead of black."""
+    ends = [number for number in range(len(dataset)) if dataset[number].terminals[-4:].any()]
+    chosen = np.concatenate([windows[:4], ends[::9]])
+    copy = shutil.copytree(played, tmp_path / "data")
+    for file in copy.glob("episode_*/ob.npy"):
+        frames = np.load(file)
+        assert not frames[-1].any()
+        frames[-1] = np.random.default_rng(0).integers(0, 256, frames[-1].shape)
+        np.save(file, frames)
+    tables = []
+    for data in (dataset, RolloutDataset(copy, NUM_INIT, STEPS)):
+        found = loss_over_time(simulator, data, chosen, 16, GREY, MODE, FLOAT32, card=card_of(data))
+        table = table_of(found, seed=0).set_index(["step", "predictor", "kind"])["mean"]
+        tables.append({kind: table.xs(kind, level="kind")
+                       for kind in ("image", "psnr", "psnr_of_mean_error", "ssim",
+                                    "psnr_remembered")})
+    before, after = tables
+    assert not np.allclose(before["image"], after["image"])
+    for kind in set(before) - {"image"}:
+        pd.testing.assert_series_equal(before[kind], after[kind])
+
+
+def test_card_excludes_ends_and_windows_that_begin_before_their_episode(result, dataset):
+    included = np.isfinite(result.fidelity[SIMULATOR, "psnr"])
+    for n, number in enumerate(result.windows.tolist()):
+        ended = dataset[number].terminals[NUM_INIT - 1:].cumsum(0).numpy() > 0
+        begins = dataset.place(number).frame >= NUM_INIT - 1
+        assert (included[:, n] == (~ended & begins)).all()
+    assert not included.all() and included[:, included.any(axis=0)].mean() > 0.5
+    truth = frames_of(dataset, result.windows)
+    expected = measure_frames(GREY.expand_as(truth), truth, Regions())["psnr"].numpy()
+    rows = table_of(result, seed=0).query("kind == 'psnr' and predictor == @MEAN_FRAME")
+    np.testing.assert_allclose(
+        rows["mean"], np.nanmean(np.where(included, expected, np.nan), axis=1), rtol=1e-5)
+
+
+def test_actions_matter_to_the_simulator(result):
+    """With the actions of another window, late ones or none, the same simulator is worse."""
+    table = table_of(result, seed=0).set_index(["step", "kind", "predictor"])["mean"].sort_index()
+    last = STEPS - 1
+    scores = table[last, "psnr"]
+    assert scores[SIMULATOR] > scores[SHUFFLED_ACTIONS] + 1
+    assert scores[SIMULATOR] > scores[MEAN_FRAME] + 2
+    for predictor, least in ((SHUFFLED_ACTIONS, 1), (NOOP_ACTIONS, 1), (SHIFTED_ACTIONS, 0.2)):
+        assert table[last, "psnr_margin", predictor] > least
+        assert table[last, "psnr_margin", predictor] == pytest.approx(
+            scores[SIMULATOR] - scores[predictor], abs=1e-4)
+    assert table[0, "psnr", LAST_FRAME] == pytest.approx(50)
+    errors = table.xs("mse", level="kind")
+    np.testing.assert_allclose(table.xs("psnr_of_mean_error", level="kind").reindex(errors.index),
+                               -10 * np.log10(errors.clip(lower=1e-5)), rtol=1e-6)
+
+
+def test_control_actions():
+    actions = torch.tensor([[1, 5], [2, 6], [3, 7]])
+    found = control_actions(actions)
+    assert found[SHIFTED_ACTIONS].tolist() == [[1, 5], [1, 5], [2, 6]]
+    assert (found[NOOP_ACTIONS] == 4).all() and found[NOOP_ACTIONS].shape == actions.shape
+
+
+def test_intervals_of_the_psnr_of_the_mean_error_enclose_it(result):
+    rows = table_of(result, seed=0).query("kind == 'psnr_of_mean_error' and predictor != "
+                                          "'last_frame'")
+    assert (rows["low_95"] < rows["mean"]).all() and (rows["mean"] < rows["high_95"]).all()
+
+
+def test_a_second_simulator_is_measured_on_the_same_windows(simulator, dataset, windows, result):
+    found = loss_over_time(simulator, dataset, windows[:6], 6, GREY, MODE, FLOAT32,
+                           card=card_of(dataset, other_simulator=simulator))
+    for kind in ("psnr", "ssim", "psnr_remembered"):
+        np.testing.assert_array_equal(found.fidelity[SIMULATOR, kind],
+                                      found.fidelity["other_simulator", kind])
+    for kind in ("image", "policy_kl"):
+        np.testing.assert_array_equal(found.losses[SIMULATOR, kind],
+                                      found.losses["other_simulator", kind])
+
+
+# Another agent
+
+def test_another_agent_enters_with_its_own_state(dataset, windows):
+    policy = tiny_policy(seed=3)
+    other = OtherAgent(policy, dataset, FLOAT32)
+    chosen = windows[:3]
+    found = other.states_entering(chosen)
+    for number, state in zip(chosen.tolist(), found):
+        place = dataset.place(number)
+        frames = np.load(dataset.folder.episode_folder(place.episode) / "ob.npy")
+        hidden = policy.initial_states(1)
+        with torch.no_grad():
+            for frame in frames[:place.frame]:
+                image = torch.from_numpy(frame).float().unsqueeze(0) / 255
+                hidden = policy.step(policy.embed(image), hidden).hidden_states
+        np.testing.assert_allclose(state, hidden[0], atol=1e-5)
+    recorded = dataset.batch(chosen).hidden_states[NUM_INIT - 1]
+    own = OtherAgent(load_agent(AGENT), dataset, FLOAT32).states_entering(chosen)
+    np.testing.assert_allclose(own, recorded, atol=1e-3)
+
+
+def test_the_agent_inside_measures_the_same_as_another_agent(simulator, dataset, windows):
+    """The recorded states are the inside agent's own, so both ways agree."""
+    other = OtherAgent(load_agent(AGENT), dataset, FLOAT32)
+    found = loss_over_time(simulator, dataset, windows[:8], 8, GREY, MODE, FLOAT32,
+                           card=card_of(dataset, other_agent=other))
+    for kind in ("policy_kl", "hidden_state_cosine"):
+        for predictor in PREDICTORS:
+            measure = found.fidelity[predictor, f"other_{kind}"]
+            included = np.isfinite(measure)
+            assert included.any()
+            np.testing.assert_allclose(measure[included], found.losses[predictor, kind][included],
+                                       atol=2e-3)
+    table = table_of(found, seed=0)
+    rows = table[table["kind"] == "other_value_correlation"]
+    assert {SIMULATOR, *ACTION_CONTROLS} <= set(rows["predictor"])
+
+
+# Life in the dream
+
+def test_life_in_the_game_goes_on_as_recorded(simulator, dataset):
+    """The recorded episodes took the most likely actions, too."""
+    starts = dream_life.choose_starts(dataset, dataset.episodes.tolist(), 10, seed=0)
+    assert sum(start.near_end for start in starts) == 5
+    lives = dream_life.live_in_game(simulator, dataset.folder, starts, FLOAT32)
+    for start, life in zip(starts, lives):
+        steps = dataset.folder.steps(start.episode)
+        left = len(steps) - 1 - start.frame
+        assert not start.near_end or 4 <= left <= 12
+        recorded = steps["action"].iloc[start.frame:start.frame + min(left, 32)]
+        assert life.actions.tolist() == recorded.tolist()
+        ended = COIN if steps["reward"].iloc[-1] > 0 else DEATH
+        assert (life.outcome, life.step) == ((ended, left) if left <= 32 else (NEITHER, 32))
+        assert life.within(left - 1) == NEITHER
+
+
+def test_dreamt_outcomes_are_read_off_rewards_and_ends():
+    quiet, actions = np.zeros(33), np.arange(33)
+
+    def life(rewards, ends):
+        found = dream_life._read_life(quiet + rewards, quiet + ends, actions)
+        return found.outcome, found.step, len(found.actions)
+
+    at = np.eye(33)
+    assert life(0, 0) == (NEITHER, 32, 32)
+    assert life(0.6 * at[5], 0.9 * at[6]) == (COIN, 5, 5)
+    assert life(0.4 * at[5], 0.4 * at[6]) == (NEITHER, 32, 32)
+    assert life(0.3 * at[7], 0.8 * at[7]) == (COIN, 7, 7)
+    assert life(0.02 * at[7], 0.8 * at[7]) == (DEATH, 7, 7)
+    assert life(0.9 * at[9], 0.8 * at[7]) == (DEATH, 7, 7)
+
+
+def test_outcomes_are_summarized():
+    rng = np.random.default_rng(0)
+    real = rng.choice(dream_life.OUTCOMES, 60)
+    dream = np.where(rng.random(60) < 0.7, real, rng.choice(dream_life.OUTCOMES, 60))
+    table = pd.DataFrame({
+        "episode": np.arange(60) // 2, "near_end": np.arange(60) < 30, "real_16": real,
+        "dream_16": dream, "real_32": real, "dream_32": real, "real_actions": "7 7",
+        "dream_actions": "7 4", "diverges": [math.inf] * 20 + [3.0] * 40})
+    found = dream_life.summarize(table, seed=0)["all"]
+    kappa = found["within_16"]["kappa"]
+    assert kappa["value"] == pytest.approx(cohen_kappa_score(real, dream))
+    assert kappa["interval_95"][0] < kappa["value"] < kappa["interval_95"][1]
+    assert found["within_16"]["agreement"]["value"] == pytest.approx((real == dream).mean())
+    assert found["within_16"]["confusion"][COIN][DEATH] == ((real == COIN) & (dream == DEATH)).sum()
+    assert found["within_32"]["kappa"]["value"] == 1
+    assert found["median_divergence"] == 3 and found["action_difference"] == 0.5
+    always = dream_life.summarize(table.assign(diverges=math.inf), seed=0)["all"]
+    assert always["median_divergence"] is None
+    assert dream_life.divergence(np.array([1, 2, 3]), np.array([1, 2])) == math.inf
+    assert dream_life.divergence(np.array([1, 2, 3]), np.array([1, 4])) == 1
+
+
+def test_a_dream_begins_with_the_recorded_state_and_action(simulator, dataset):
+    start = dream_life.choose_starts(dataset, dataset.episodes.tolist(), 4, seed=0)[-1]
+    (life,) = dream_life.live_in_dream(simulator, dataset.folder, [start], MODE, 10.0, FLOAT32)
+    (number,) = [number for number in range(len(dataset))
+                 if vars(dataset.place(number)) == {"episode": start.episode,
+                                                    "frame": start.frame}
+                 and not (dataset[number].frames[:NUM_INIT] == 0).all()]
+    window = dataset[number]
+    with torch.no_grad():
+        images = window.frames[:NUM_INIT].unsqueeze(1).float() / 255
+        begin = simulator.start_from(simulator.encode(images), MODE)
+        first = simulator.imagine(begin, MODE, 1, true_actions=window.actions[
+            NUM_INIT - 2].reshape(1, 1)).steps[0]
+        output = simulator.agent.step(first.images, window.hidden_states[NUM_INIT - 1:NUM_INIT])
+    assert life.actions[0] == int(output.log_probs.argmax())
+
+
+def test_too_few_frames_for_life_are_refused(dataset):
+    with pytest.raises(UserError, match="lower --life_starts"):
+        dream_life.choose_starts(dataset, [0], 10**4, seed=0)
+
+
+# The script
+
+def run(data, output, *more):
+    return script.main(["--agent_file", str(AGENT), "--model_file", str(MODEL), "--data_dir",
+                        str(data), "--interpreting_params_name", "tiny", "--device", "cpu",
+                        "--precision", "float32", "--output_dir", str(output), "--unseen",
+                        *map(str, more)])
+
+
+def test_script_writes_the_card_and_the_lives(played, dataset, tmp_path, capsys):
+    other = tmp_path / "other.pth"
+    save_agent(other, tiny_policy(seed=7), {})
+    assert run(played, tmp_path / "a", "--num_sim_steps", 17, "--other_agent_file", other,
+               "--compare_model_file", MODEL, "--life_starts", 4) == 0
+    printed = capsys.readouterr().out
+    assert "may have been trained on" not in printed
+    assert f"8 of {len(RolloutDataset(played, 3, 17))} held-out windows" in printed
+    assert "recorded actions above shuffled_actions at step" in printed
+    assert "life in the dream, starts near end (2 of" in printed
+    table = pd.read_csv(tmp_path / "a" / "loss_over_time.csv")
+    kinds = {"psnr", "ssim", "psnr_remembered", "psnr_revealed", "psnr_moving", "ssim_remembered",
+             "mse", "psnr_of_mean_error", "psnr_margin", "other_policy_kl",
+             "other_hidden_state_cosine", "other_value_correlation", "kept_agent", "kept_wall"}
+    assert kinds <= set(table["kind"])
+    rows = table[table["kind"] == "psnr"]
+    assert set(rows["predictor"]) == {*PREDICTORS, *ACTION_CONTROLS, "other_simulator"}
+    with np.load(tmp_path / "a" / "fidelity.npz") as arrays:
+        means = np.nanmean(arrays["psnr/simulator"], axis=1)
+        assert arrays["psnr/simulator"].shape == (17, 8)
+    rows = rows[rows["predictor"] == SIMULATOR]
+    np.testing.assert_allclose(rows["mean"], means[:len(rows)], rtol=1e-5)
+    assert (tmp_path / "a" / "fidelity_card.png").stat().st_size > 10**4
+    assert len(pd.read_csv(tmp_path / "a" / "life.csv")) == 4
+    assert set(json.loads((tmp_path / "a" / "life.json").read_text())) == {"all", "near_end",
+                                                                          "anywhere"}
+    settings = json.loads((tmp_path / "a" / "settings.json").read_text())
+    assert settings["unseen"] and settings["other_agent_file"] == str(other)
+    assert settings["compare_model_sha256"] == settings["model_sha256"]
+
+
+def test_script_says_why_remembered_pixels_are_left_out(played, tmp_path, capsys):
+    copy = shutil.copytree(played, tmp_path / "data")
+    (copy / "recording.json").unlink()
+    assert run(copy, tmp_path / "a") == 0
+    printed = capsys.readouterr().out
+    assert "remembered and newly revealed pixels are not measured: " in printed
+    assert "does not say which game was recorded" in printed
+    kinds = set(pd.read_csv(tmp_path / "a" / "loss_over_time.csv")["kind"])
+    assert "psnr" in kinds and not kinds & {"psnr_remembered", "psnr_revealed", "psnr_moving"}
