@@ -6,7 +6,8 @@ algorithm would be run; that the two agree is checked first. They are measured i
 machines differ and drift, each in a process of its own.
 
     python -m benchmarks.simulator           everything, about three minutes on two cores
-    python -m benchmarks.simulator reading   one part: training, reading, memory or following
+    python -m benchmarks.simulator reading   one part: training, architectures, reading, memory
+                                             or following
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,7 @@ from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentSampler
-from generative.training import GRADIENT_NORM_LIMIT, SimulatorTraining, measure
+from generative.training import SimulatorTraining, measure
 
 ROOT = Path(__file__).parent.parent
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
@@ -147,6 +149,60 @@ def measure_training(recording: Path) -> None:
                       seconds[16][0])
 
 
+ARCHITECTURE_SETS = {"vector": "demo", "spatial": "spatial"}  # parameter sets that are compared
+ARCHITECTURE_BATCH = (16, 16)  # windows and steps
+IMAGINED_STEPS = 32
+
+
+class Architecture:
+    """One architecture; called with no argument, it takes a training step, else it imagines one
+    sample so many steps on one thread. Either way it returns the seconds."""
+
+    def __init__(self, name: str, recording: Path, folder: Path):
+        keep_freed_memory()
+        settings = settings_for(ARCHITECTURE_SETS[name], recording, *ARCHITECTURE_BATCH)
+        self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
+        self.windows = some_batch(self.run.dataset, ARCHITECTURE_BATCH[0])
+
+    def __call__(self, imagined_steps: int = 0) -> float:
+        start = time.perf_counter()
+        if imagined_steps:
+            self._imagine(imagined_steps)
+        else:
+            self.run.one_batch(self.windows)
+        return time.perf_counter() - start
+
+    @torch.no_grad()
+    def _imagine(self, num_steps: int) -> None:
+        simulator, draw = self.run.simulator, LatentSampler("mode")
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        with self.run.compute.autocast():
+            simulator.imagine(simulator.start_from(simulator.random_vectors(1), draw), draw,
+                              num_steps)
+        torch.set_num_threads(threads)
+
+
+def measure_architectures(recording: Path) -> None:
+    """Training and imagination of the two architectures in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = {name: Apart(Architecture, name, recording, Path(folder) / name)
+                       for name in ARCHITECTURE_SETS}
+        rates = {}
+        for what, steps, frames in (("training", 0, math.prod(ARCHITECTURE_BATCH)),
+                                    ("imagination on one core", IMAGINED_STEPS, IMAGINED_STEPS)):
+            for contestant in contestants.values():
+                contestant(steps)  # memory is taken and kernels are prepared
+            times = [{name: contestant(steps) for name, contestant in contestants.items()}
+                     for _ in range(REPEATS)]
+            rates = {name: frames / median(each[name] for each in times) for name in contestants}
+            print(f"architectures, {what}: " + ", ".join(
+                f"{name} {rate:.0f} frames/s" for name, rate in rates.items())
+                + f", ratio {rates['spatial'] / rates['vector']:.2f}", flush=True)
+        for contestant in contestants.values():
+            contestant.close()
+
+
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
     """Both passes give the same losses, in float32 and without chance."""
     draw = LatentSampler("mode")
@@ -219,7 +275,8 @@ def _forward_and_backward(run: SimulatorTraining, part: Callable[[], Tensor]) ->
 def _optimise(run: SimulatorTraining) -> None:
     for parameter in run.simulator.trainable_parameters():
         parameter.grad = torch.zeros_like(parameter)
-    torch.nn.utils.clip_grad_norm_(run.simulator.trainable_parameters(), GRADIENT_NORM_LIMIT)
+    torch.nn.utils.clip_grad_norm_(run.simulator.trainable_parameters(),
+                                   run.settings.training.gradient_norm_limit)
     run.optimizer.step()
 
 
@@ -276,8 +333,8 @@ def measure_following(recording: Path) -> None:
 
 
 def main() -> None:
-    parts = {"training": measure_training, "reading": measure_reading, "memory": measure_memory,
-             "following": measure_following}
+    parts = {"training": measure_training, "architectures": measure_architectures,
+             "reading": measure_reading, "memory": measure_memory, "following": measure_following}
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
@@ -287,7 +344,7 @@ def main() -> None:
         with contextlib.redirect_stdout(None):
             status = record.main(["--model_file", str(AGENT), "--distribution_mode", "hard",
                                   "--logdir", folder, "--num_episodes", str(NUM_EPISODES),
-                                  "--no_videos", "--log_level", "error"])
+                                  "--no_videos", "--positions", "--log_level", "error"])
         if status:
             raise SystemExit(status)
         for name, part in parts.items():
