@@ -29,6 +29,7 @@ from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
+from interventions.effects import claims_summary
 from interventions.files import InterventionsFolder
 from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
@@ -415,9 +416,7 @@ def _variance(output: Path) -> str:
 
 
 def _claimed(output: Path) -> str:
-    table = InterventionsFolder(output / FOLDERS.interventions).effects()
-    directions = table[~table["control"]]
-    return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
+    return claims_summary(InterventionsFolder(output / FOLDERS.interventions).effects())
 
 
 def _clusters(folder: Path) -> Callable[[Path], str]:
@@ -428,5 +427,6 @@ def _clusters(folder: Path) -> Callable[[Path], str]:
 
 
 def _claimed_influences(output: Path) -> str:
-    table = ComparisonFolder(output / FOLDERS.comparison).table()
-    return f"{table['claimed'].sum()} of {len(table)} influences are claimed"
+    from analysis.influences.comparison import claims_summary
+
+    return claims_summary(ComparisonFolder(output / FOLDERS.comparison).table())
