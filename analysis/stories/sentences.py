@@ -116,11 +116,12 @@ def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
     when = when_words(row["lag"])
     steady = "" if row["steadiness"] >= STEADY else ", on average"
     text = (f"**{row['source']} {verb} {target_words(row['target'])} {when}{steady}.** The median "
-            f"gradient is {row['median_gradient']:+.2f} (mean {row['gradient']:+.2f}; "
-            f"of that sign in {percent(row['steadiness'])} of the samples), the "
-            f"cross-correlation {row['cross_correlation']:+.2f}. Gradient and deviations "
-            f"agree in {percent(row['agreement'])} of the samples, where shuffled ones agree in half "
-            f"(corrected {p_words(row['p_corrected'])}). One standard deviation of {row['source']} moves the target by {row['effect']:.2f} of its own; "
+            f"gradient is {row['median_gradient']:+.2f} (mean {row['gradient']:+.2f}; of that sign "
+            f"in {percent(row['steadiness'])} of the samples), the cross-correlation "
+            f"{row['cross_correlation']:+.2f}. Gradient and deviations agree in "
+            f"{percent(row['agreement'])} of the samples, where shuffled ones agree in half "
+            f"(corrected {p_words(row['p_corrected'])}). One standard deviation of "
+            f"{row['source']} moves the target by {row['effect']:.2f} of its own; "
             + explained_words(row["explained"]))
     if other is not None:
         kind = f"{other['env_grads']} gradients through the environment"
