@@ -19,7 +19,7 @@ from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.analysis_folders import AnalysisFolders
 from common.description import read_description
-from common.files import read_array
+from common.files import read_array, read_json
 from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
@@ -283,7 +283,7 @@ class _Builder:
                 name, "saliency_experiments",
                 (*self._simulated, "--samples_dir", SAMPLES, *more, *self._precomputed),
                 (*maps, *(f"{folder}/**/*.*" for folder in folders)),
-                _number_of(maps, "saliency_*.json", "saliency maps"),
+                _maps_and_specificity(maps),
                 needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
                 parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
                             **self._sizes},
@@ -375,6 +375,19 @@ def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path]
     """Number of the files that match patterns and have a name of this kind."""
     return lambda output: (
         f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
+
+
+def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
+    """Number of saliency maps, and how alike those of different functions are."""
+    def result(output: Path) -> str:
+        files = find(output, patterns)
+        maps = sum(path.match("saliency_*.json") for path in files)
+        steps = [step for path in files if path.match("specificity*.json")
+                 for step in read_json(path)["correlations"] if step is not None]
+        return f"{maps} saliency maps" + (
+            f"; mean |r| of {np.mean(steps):.2f} between those of different functions"
+            if steps else "")
+    return result
 
 
 def _newest(pattern: str) -> Callable[[Path], str]:

@@ -27,6 +27,7 @@ import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
 from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
 from pipeline import code_closure, pictures
@@ -563,7 +564,11 @@ def test_report_has_the_numbers_of_the_stages(finished):
             *better, len(losses)),
         "hidden_states": f"{enough} components hold 95 % of the variance",
         "env_states": "3 clusters",
-        "saliency": "36 saliency maps", "saliency_without_env_grads": "36 saliency maps",
+        **{f"saliency{kind}": "36 saliency maps; mean |r| of {:.2f} between those of different "
+           "functions".format(np.mean([step for path in find(finished, [
+               f"samples/informed_init/sample_*/specificity{kind}.json"])
+               for step in json.loads(path.read_text())["correlations"] if step is not None]))
+           for kind in ("", WITHOUT_ENV_GRADS)},
         "consistency": f"none of {len(influences)} influences is tested, because that takes at "
                        "least 8 samples",
         "interventions": f"none of {len(effects)} effects can be claimed, because that takes at "
