@@ -423,12 +423,13 @@ def test_specificity_is_stored_with_the_maps_and_printed(run, samples, capsys):
     assert folder.specificity(0, True) is None
     # A function more is measured with the others, and maps that are made again are again.
     assert run(samples, "--saliency_func_type", "leftwards", "--sample_ids", "0") == 0
-    assert len(folder.specificity(0, False).functions) == 5
+    found = folder.specificity(0, False)
+    assert len(found.functions) == 5
     folder.specificity_file(0, False).write_text(
-        '{"functions": ["action"], "correlations": [0.5]}')
+        json.dumps({"functions": found.functions, "correlations": [0.5]}))
     assert run(samples, "--overwrite", "--saliency_func_type", "leftwards", "value",
                "--sample_ids", "0") == 0
-    assert len(folder.specificity(0, False).functions) == 5
+    assert folder.specificity(0, False) == found
 
 
 def test_default_folder_names_and_ids(arguments, samples):
