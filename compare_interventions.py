@@ -50,7 +50,7 @@ from generative.sampling import Sampler, SamplingPlan
 from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.controls import KINDS
-from interventions.effects import Arm, check_starts
+from interventions.effects import Arm, check_starts, claims_summary
 from interventions.files import InterventionsFolder
 from interventions.flags import (
     add_alter_from_flag,
@@ -263,7 +263,7 @@ def print_claims(folder: InterventionsFolder, table: pd.DataFrame) -> None:
     for row in claimed.itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "
               f"{row.effect:+.3g}, 95 % interval {row.low_95:.3g} to {row.high_95:.3g})")
-    print(f"{len(claimed)} of {(~table['control']).sum()} effects are claimed; wrote "
+    print(f"{claims_summary(table)}; wrote "
           f"{folder.report_file}, {folder.figure_file.name}, {folder.effects_file.name} and "
           f"{folder.divergence_file.name}")
 

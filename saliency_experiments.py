@@ -33,6 +33,7 @@ from generative.saliency.run import (
     SaliencyMaker,
     SaliencyPlan,
     combine_samples,
+    measure_specificity,
     write_demonstration,
     write_saliency,
 )
@@ -120,6 +121,9 @@ def main(argv: list[str] | None = None) -> int:
         shared.join()
         print(f"saliency of {len(functions)} functions in {len(numbers)} samples is in "
               f"{samples.path}")
+        for line in measure_specificity(SaliencyWriter(samples.path), numbers,
+                                        args.without_env_grads):
+            print(line)
         return 0
     origin = {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
@@ -156,6 +160,8 @@ def main(argv: list[str] | None = None) -> int:
         if write is write_saliency:
             print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
                   f"{folder}")
+            for line in measure_specificity(SaliencyWriter(folder), chosen, args.without_env_grads):
+                print(line)
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
                   f"environment is in {folder}")

@@ -25,6 +25,7 @@ from agents.ppo import Rollout, UpdateSummary, update
 from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 from common.agent_file import (
     ADAM_EPS,
+    AgentOrigin,
     agent_file_name,
     load_agent,
     load_optimizer_state,
@@ -467,7 +468,10 @@ class TrainingRun:
         self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
         if self.ranks.is_first:
-            save_agent(path, self.policy, self.optimizer.state_dict())
+            agent, env = self.settings.agent, self.settings.env
+            save_agent(path, self.policy, self.optimizer.state_dict(), AgentOrigin(
+                self.train_worker.normalizer.scale if agent.normalize_rew else 1.0,
+                env.use_backgrounds, agent.gamma, agent.lmbda))
             save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
         return path
 

@@ -39,6 +39,7 @@ from clarity.attributing.layers import Cut
 from clarity.attributing.over_time import AttributorOverTime, Window
 from clarity.attributing.recordings import batches, check_finite_frames
 from clarity.attributing.reduction import cells_first
+from clarity.walking.advantages import AUTO, unit_of
 from clarity.walking.trajectories import (
     CHOICES,
     FAILURES,
@@ -127,6 +128,7 @@ def main(argv: list[str] | None = None) -> None:
         **opened.description, "num_trajectories": args.num_trajectories,
         "num_steps": args.num_steps, "choose": args.choose, "episodes": args.episodes,
         "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
+        "unit": vars(unit_of(args.agent_file, AUTO, opened.recording.all_steps())),
         "versions": versions()}, args.overwrite, args.shard,
         {"layers": layers, "outputs": [output.name for output in outputs],
          "memory_steps": args.memory_steps, "gradient_activation": args.gradient_activation,

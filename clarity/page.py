@@ -19,15 +19,12 @@ from clarity.checking.check_files import CHECKS, ChecksFolder
 from clarity.checking.object_files import ObjectsFolder
 from clarity.page_export.contents import (
     Sources,
-    Unit,
     gather,
     joined,
     read_labels,
-    recorded_rows,
-    unit_of,
 )
 from clarity.page_export.files import ClarityFolder, PageContent, write_page
-from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES
+from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, Unit, unit_of
 from common.agent_file import load_agent
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
@@ -96,10 +93,10 @@ def parser() -> Parser:
                        help="frames in each list of bookmarks")
     flags.add_argument("--reward_scale", type=reward_scale, default=AUTO,
                        help=f"what rewards are multiplied by, so that they have the unit of the "
-                            f"agent's values: {AUTO} is what the agent file says, else what a "
-                            f"training that scales rewards takes; {RAW} is 1; or a number")
+                            f"agent's values: {AUTO} is what the agent file says, else an estimate "
+                            f"from the recording; {RAW} is 1; or a number")
     flags.add_argument("--gamma", type=share,
-                       help="discount of the advantages; what the agent's training run or file "
+                       help="discount of the advantages; what the agent's file or training run "
                             f"says if not given, else {GAMMA}")
     flags.add_argument("--lmbda", type=share,
                        help=f"lambda of the advantages; likewise, else {LAMBDA}")
@@ -150,7 +147,7 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
     recording = Recording(data, policy, checksum)
     sources = Sources(AttributionFolder(attributions), args.features_dir, recording, checksum,
                       ObjectsFolder(args.objects_dir), args.activations)
-    return Shown(agent.name, checksum, policy.recurrent, sources, recorded_rows(recording))
+    return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
 
 
 def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
@@ -194,11 +191,13 @@ def main(argv: list[str] | None = None) -> None:
     slope = content.unit["slope"]
     print(f"{content.num_trajectories} trajectories, {len(content.advantages)} frames, "
           f"{len(content.layers)} layers, {len(content.outputs)} outputs; rewards times "
-          f"{unit.reward_scale:.4g}: returns go with values with the slope "
-          f"{'unknown' if slope is None else f'{slope:.2f}'}")
+          f"{unit.reward_scale:.4g}: slope of returns on values "
+          + ("unknown" if slope is None else f"{slope:.2f} ({content.unit['slope_low_95']:.2f} to "
+             f"{content.unit['slope_high_95']:.2f})"))
     if content.unit["off"]:
-        print(f"warning: this slope is outside {SLOPES[0]} to {SLOPES[1]}, so values and rewards "
-              "do not seem to have the same unit; --reward_scale brings them together")
+        print(f"warning: this interval lies outside {SLOPES[0]} to {SLOPES[1]}, so values and "
+              "rewards do not seem to have the same unit, and advantages may be wrong; choose "
+              "another --reward_scale")
     print(f"wrote {output.path}, {size / 1e6:.1f} MB in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
 

@@ -9,7 +9,7 @@ from the order inside a running process and in ``resume.pth``. Published scripts
 optimiser of their own, which refuses another number of parameters, so files of weights alone have
 one too: that of an Adam that has not taken a step.
 
-A file may also say what is known of the training, such as ``use_backgrounds``.
+A file also holds facts of the training that its values depend on: see ``AgentOrigin``.
 
 An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
 strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
@@ -45,7 +45,8 @@ class AgentOrigin:
     """Facts of the agent's training that an agent file holds; None where it does not say.
 
     Attributes:
-        reward_scale: by what the rewards were multiplied, where that was one number.
+        reward_scale: factor between the game's rewards and those that the values predict; where
+            training normalised rewards, the factor at its end, clipping included.
         use_backgrounds: whether the game's background pictures were drawn.
         gamma, lmbda: discount and lambda of the advantages.
         edited_from: checksum of the agent file that this agent was edited from.

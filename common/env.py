@@ -401,6 +401,16 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def clipped_scale(deviation: float, largest: float) -> float:
+    """Factor that ``RewardNormalizer`` puts on rewards.
+
+    Args:
+        deviation: standard deviation of the running return.
+        largest: largest absolute reward; the factor keeps it within ``RewardNormalizer.CLIP``.
+    """
+    return min(1 / float(deviation), RewardNormalizer.CLIP / float(largest))
+
+
 class RewardNormalizer:
     """Divides rewards by the running standard deviation of the discounted return.
 
@@ -417,12 +427,23 @@ class RewardNormalizer:
         self.mean = 0.0
         self.variance = 1.0
         self.count = 1e-4
+        self.largest = 0.0  # |reward| so far
+
+    @property
+    def scale(self) -> float | None:
+        """Factor between raw and normalised rewards as it is now; None before the first reward.
+
+        Normalised rewards are clipped, so a reward of 10 in CoinRun never exceeds 10.
+        """
+        return (clipped_scale(np.sqrt(self.variance + self.EPSILON), self.largest)
+                if self.largest else None)
 
     def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Normalise rewards (N,); ``first`` says where an episode has just ended."""
         self.returns = self.returns * self.DISCOUNT + rewards
         self._update(self.returns)
         self.returns[first] = 0.0
+        self.largest = max(self.largest, float(np.abs(rewards).max(initial=0)))
         scaled = rewards / np.sqrt(self.variance + self.EPSILON)
         return np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
 
@@ -437,7 +458,8 @@ class RewardNormalizer:
 
     def state_dict(self) -> dict:
         return {"returns": self.returns.tolist(), "mean": float(self.mean),
-                "variance": float(self.variance), "count": float(self.count)}
+                "variance": float(self.variance), "count": float(self.count),
+                "largest": self.largest}
 
     def check_state_dict(self, state, where: str) -> None:
         """Refuse what ``load_state_dict`` cannot take.
@@ -445,6 +467,8 @@ class RewardNormalizer:
         Raises:
             UserError: naming the entry.
         """
+        if isinstance(state, dict):
+            state = {"largest": 0.0, **state}  # files of earlier versions lack it
         check_like(state, self.state_dict(), where)
         if state["variance"] < 0 or state["count"] <= 0:
             raise UserError(f"{where} has a variance or a count that no rewards have")
@@ -452,6 +476,7 @@ class RewardNormalizer:
     def load_state_dict(self, state: dict) -> None:
         self.returns = np.array(state["returns"])
         self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
+        self.largest = state.get("largest", 0.0)
 
 
 class EpisodeStatistics:

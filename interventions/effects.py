@@ -356,6 +356,26 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def claims_summary(table: pd.DataFrame) -> str:
+    """Count tested and claimed effects of alterations; effects of controls are left out.
+
+    Args:
+        table: see ``compare``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls cannot be
+            claimed and do not count as tested.
+    """
+    effects = table[~table["control"]]
+    tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
+    untested = len(effects) - len(tested)
+    if tested.empty:
+        return (f"none of {untested} effects can be claimed, because that takes at least "
+                f"{MIN_CONTROLS_TO_CLAIM} controls")
+    summary = (f"{tested['claimed'].sum()} of {len(tested)} tested effects "
+               f"({tested['label'].nunique()} alterations, {tested['outcome'].nunique()} outcomes) "
+               "are claimed")
+    return summary + (f"; {untested} effects with fewer than {MIN_CONTROLS_TO_CLAIM} controls "
+                      "cannot be claimed" if untested else "")
+
+
 def check_starts(num_starts: int) -> None:
     """Check that there are enough starts for an interval.
 

@@ -41,7 +41,7 @@ _OF_STEPS = ("actions", "values", "rewards")
 # Columns of effects.csv that are read again.
 _EFFECTS = {"label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
             "effect": float, "low_95": float, "high_95": float, "p_holm": float,
-            "p_control": float, "claimed": bool}
+            "num_controls": float, "p_control": float, "claimed": bool}
 
 
 @dataclasses.dataclass(frozen=True)

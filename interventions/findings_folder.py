@@ -59,7 +59,7 @@ class FindingsFolder:
         table = read_table(self.findings_file, _COLUMNS, (), self._script)
         primary = table[table["primary"]]
         return (f"{table['row'].nunique()} of {len(self._claims)} rows have numbers"
-                + (f"; {primary['claimed'].sum()} of {len(primary)} tested ones are claimed"
+                + (f"; {primary['claimed'].sum()} of {len(primary)} tested numbers are claimed"
                    if len(primary) else ""))
 
 

@@ -27,6 +27,7 @@ from common.tables import read_table
 from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
+from interventions.effects import claims_summary
 from interventions.files import InterventionsFolder
 from pipeline.records import DONE, Experiment
 from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
@@ -253,7 +254,7 @@ def _effects_table(output: Path) -> Table:
     claimed = [row for row, is_claimed in zip(rows, table["claimed"]) if is_claimed]
     others = [row for row, is_claimed in zip(rows, table["claimed"]) if not is_claimed]
     return Table(
-        f"{len(claimed)} of {len(rows)} effects are claimed. Means without and with the "
+        f"{claims_summary(table)}. Means without and with the "
         "alteration, the change with its 95 % interval, its corrected p, and the share of random "
         "directions with as large a change.",
         ["alteration", "outcome", "unaltered", "altered", "change", "p (Holm)", "p (controls)"],

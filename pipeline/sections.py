@@ -142,7 +142,9 @@ SECTIONS = (
         "raised a number that is read off the agent some steps later: its value, the chance of "
         "its action, a direction of its hidden state. Blue raises, red lowers."), (
         "Look for colour on what matters in the game, such as obstacles and rewards, and for "
-        "rows that differ: each should show what its own function depends on."), (
+        "rows that differ: a map shows what its own function depends on only as far as it differs "
+        "from the others. The mean |r| between maps of different functions, printed under \"How it "
+        "was made\", would be 1 if they were all one map."), (
         Files("saliency", ("report/saliency_*.png",), "From top to bottom: what the agent sees, "
               "then the saliency of its value, of its action and of one direction.",
               STRIP_SAMPLES),

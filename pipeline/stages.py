@@ -19,7 +19,7 @@ from analysis.parameters.config import BehavioursConfig
 from common import rollout_files
 from common.analysis_folders import AnalysisFolders
 from common.description import read_description
-from common.files import read_array
+from common.files import read_array, read_json
 from common.parameters import ParameterSet, flattened
 from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
@@ -29,6 +29,7 @@ from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
+from interventions.effects import claims_summary
 from interventions.files import InterventionsFolder
 from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
@@ -283,7 +284,7 @@ class _Builder:
                 name, "saliency_experiments",
                 (*self._simulated, "--samples_dir", SAMPLES, *more, *self._precomputed),
                 (*maps, *(f"{folder}/**/*.*" for folder in folders)),
-                _number_of(maps, "saliency_*.json", "saliency maps"),
+                _maps_and_specificity(maps),
                 needs={**SIMULATED, **DIRECTIONS}, files=(AGENT, SIMULATOR),
                 parameters={**self._of("analysis.saliency.", "analysis.agent_h.num_episodes"),
                             **self._sizes},
@@ -377,6 +378,19 @@ def _number_of(patterns: Sequence[str], name: str, unit: str) -> Callable[[Path]
         f"{sum(path.match(name) for path in find(output, patterns))} {unit}")
 
 
+def _maps_and_specificity(patterns: Sequence[str]) -> Callable[[Path], str]:
+    """Number of saliency maps, and how alike those of different functions are."""
+    def result(output: Path) -> str:
+        files = find(output, patterns)
+        maps = sum(path.match("saliency_*.json") for path in files)
+        steps = [step for path in files if path.match("specificity*.json")
+                 for step in read_json(path)["correlations"] if step is not None]
+        return f"{maps} saliency maps" + (
+            f"; mean |r| of {np.mean(steps):.2f} between those of different functions"
+            if steps else "")
+    return result
+
+
 def _newest(pattern: str) -> Callable[[Path], str]:
     return lambda output: max(output.glob(pattern), key=lambda path: path.stat().st_mtime).name
 
@@ -416,9 +430,7 @@ def _variance(output: Path) -> str:
 
 
 def _claimed(output: Path) -> str:
-    table = InterventionsFolder(output / FOLDERS.interventions).effects()
-    directions = table[~table["control"]]
-    return f"{directions['claimed'].sum()} of {len(directions)} effects are claimed"
+    return claims_summary(InterventionsFolder(output / FOLDERS.interventions).effects())
 
 
 def _clusters(folder: Path) -> Callable[[Path], str]:
@@ -429,5 +441,6 @@ def _clusters(folder: Path) -> Callable[[Path], str]:
 
 
 def _claimed_influences(output: Path) -> str:
-    table = ComparisonFolder(output / FOLDERS.comparison).table()
-    return f"{table['claimed'].sum()} of {len(table)} influences are claimed"
+    from analysis.influences.comparison import claims_summary
+
+    return claims_summary(ComparisonFolder(output / FOLDERS.comparison).table())

@@ -30,9 +30,8 @@ from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import ObjectScores
 from clarity.failing.recorded import recorded_causes
 from clarity.page_export import contents
-from clarity.page_export.contents import Unit, unit_of
 from clarity.page_export.files import FORMAT, LEVELS, TILES
-from clarity.walking.advantages import advantages_of, scale_of_rewards
+from clarity.walking.advantages import Unit, advantages_of, estimated_scale, unit_of
 from common.agent_file import AgentOrigin, load_agent, save_agent
 from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
@@ -305,7 +304,7 @@ def test_rewards_have_the_unit_that_is_known(run, tmp_path):
     assert unit_of(tmp_path / "model_1.pth", "auto", rows) == Unit(2.0, 0.9, 0.8)
     assert unit_of(tmp_path / "model_1.pth", "raw", rows) == Unit(1.0, 0.9, 0.8)
     assert unit_of(tmp_path / "model_1.pth", 3.0, rows).reward_scale == 3
-    assert unit_of(run.agent, "auto", rows) == Unit(scale_of_rewards(rows), GAMMA, LAMBDA)
+    assert unit_of(run.agent, "auto", rows) == Unit(estimated_scale(rows), GAMMA, LAMBDA)
     for number, config in enumerate((tiny_config(gamma=0.5), tiny_config(normalize_rew=False))):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -313,7 +312,7 @@ def test_rewards_have_the_unit_that_is_known(run, tmp_path):
         save_settings(folder, TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), config, 0,
                                             64, 1, 1, "", "float32", 2))
     assert unit_of(tmp_path / "0" / "model_1.pth", "auto", rows) == Unit(
-        scale_of_rewards(rows), 0.5, LAMBDA)
+        estimated_scale(rows, 0.5), 0.5, LAMBDA)
     assert unit_of(tmp_path / "1" / "model_1.pth", "auto", rows).reward_scale == 1
 
 

@@ -45,7 +45,8 @@ def studies(tmp_path):
     rng, path = np.random.default_rng(0), tmp_path / "agent"
     steps, cells = steps_of(rng), {}
     folder = AttributionFolder(path / "attribution")
-    folder.open({"game": "coinrun"}, False)
+    folder.open({"game": "coinrun",
+                 "unit": {"reward_scale": 0.5, "gamma": 0.9, "lmbda": 0.8}}, False)
     folder.add_trajectories(steps)
     for place, layer in enumerate(LAYERS):
         features = FeaturesFolder(path / "features", layer)
@@ -85,11 +86,7 @@ def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
         row = found.loc[2, f"share of the 10 largest pairs, {layer}"]
         np.testing.assert_allclose([row["value"], row["low_95"], row["high_95"]],
                                    np.quantile(share, (0.5, 0.25, 0.75)), rtol=1e-4)
-        # 1 over the deviation of the discounted return, without first rows: 10 comes once in each
-        # of the two episodes that end.
-        returns = np.zeros(sum(LENGTHS))
-        returns[[EPISODES[0] - 1, EPISODES[1] - 1]] = 10
-        advantages = advantages_of(steps, 1 / returns.std())
+        advantages = advantages_of(steps, 0.5, 0.9, 0.8)
         residual = sizes[..., -1].sum((1, 2)) / sizes.sum((1, 2, 3))
         assert found.loc[12, f"rank correlation, {layer}"]["value"] == pytest.approx(
             spearmanr(residual, np.abs(advantages)).statistic, rel=1e-4)

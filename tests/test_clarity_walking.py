@@ -1,17 +1,25 @@
 """Trajectories of a recording, and advantages along them."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import write_recording
 
+import record
+from agents.training import TrainSettings
+from clarity.attributing.recordings import Recording
 from clarity.walking.advantages import (
+    AUTO,
     LAMBDA,
+    Unit,
     advantages_of,
     calibration_of,
+    estimated_scale,
     scale_of_rewards,
+    unit_of,
 )
 from clarity.walking.bookmarks import best_of_episodes, failures, spikes
 from clarity.walking.trajectories import (
@@ -22,12 +30,16 @@ from clarity.walking.trajectories import (
     read_trajectories,
     save_trajectories,
 )
+from common.agent_file import load_agent, read_origin
 from common.env import RewardNormalizer
 from common.errors import UserError
+from common.files import sha256
 from common.rollout_files import RolloutFolder
+from common.settings import load_settings
 
 LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
 GAMMA = 0.9
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +129,22 @@ def test_rewards_are_scaled_as_in_training():
             normalizer(rewards[t:t + 1], np.array([t == length - 1]))
     found = scale_of_rewards(pd.concat(rows, ignore_index=True))
     assert found == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-3)
+    assert normalizer.scale == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-6)
     assert scale_of_rewards(pd.DataFrame({"episode": [0, 0], "reward": [0.0, 0]})) == 1
+
+
+def test_scale_of_rare_large_rewards_is_that_after_clipping():
+    """As in CoinRun: 10 for a coin, which is a value of 10 however rare coins are."""
+    normalizer = RewardNormalizer(1)
+    reward = np.zeros(200)
+    reward[-1] = 10
+    for _ in range(20):
+        last = [normalizer(reward[t:t + 1], np.array([t == 199])) for t in range(1, 200)][-1]
+    assert 1 / np.sqrt(normalizer.variance) > 1.3
+    assert normalizer.scale == last / 10 == 1
+    rows = pd.concat([pd.DataFrame({"episode": episode, "reward": reward})
+                      for episode in range(20)], ignore_index=True)
+    assert scale_of_rewards(rows) == 1
 
 
 def recording_of_values(values_of, length=40, episodes=30) -> pd.DataFrame:
@@ -145,6 +172,59 @@ def test_calibration_finds_values_of_another_unit():
     assert constant.slope == pytest.approx(1, abs=0.1) and constant.r2 < 0.9
     flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
     assert np.isnan(flat.slope) and flat.is_off
+
+
+def test_calibration_warns_of_a_unit_that_is_off_by_a_fifth():
+    rows = recording_of_values(lambda to_come: to_come)
+    right, off = (calibration_of(rows, scale, GAMMA) for scale in (1.0, 0.8))
+    assert right.low_95 == pytest.approx(1) and right.high_95 == pytest.approx(1)
+    assert off.slope == pytest.approx(0.8) and off.is_off
+    # Of two episodes one of which failed, no slope can be told: the interval says so.
+    few = rows[rows["episode"] < 2].copy()
+    few.loc[few["episode"] == 1, "reward"] = 0
+    uncertain = calibration_of(few, 1.0, GAMMA)
+    assert uncertain.low_95 == 0 and uncertain.high_95 == pytest.approx(1)
+    assert uncertain.slope < 0.9 and not uncertain.is_off
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.74])
+def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit):
+    """Also where half of the episodes fail, which makes values too high for the returns."""
+    rows = recording_of_values(lambda to_come: unit * to_come, episodes=20)
+    rows.loc[rows["episode"] % 2 == 0, "reward"] = 0
+    assert estimated_scale(rows, GAMMA) == pytest.approx(unit, rel=1e-6)
+    assert scale_of_rewards(rows) != pytest.approx(unit, rel=0.1)  # of this recording's rewards
+
+
+@pytest.mark.parametrize(("agent", "game"), [
+    ("coinrun_hard", ["--distribution_mode", "hard"]),
+    ("maze_confined", ["--env_name", "maze", "--cheese_region", "5"]),
+    ("maze_anywhere", ["--env_name", "maze"])])
+def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_path):
+    """In the unit of its file, the value one step before a coin or cheese is the reward."""
+    file = PRETRAINED / agent / "model.pth"
+    assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
+                        "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
+    recording = Recording(tmp_path / "data", load_agent(file), sha256(file))
+    unit = unit_of(file, AUTO, recording.all_steps())
+    run = load_settings(file.parent, TrainSettings).agent
+    assert unit == Unit(read_origin(file).reward_scale, run.gamma, run.lmbda)
+    steps = gather_trajectories(recording.folder, 8, 1000)
+    solved = steps.ended & (steps.earned > 0)
+    assert solved.sum() >= 4
+    advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
+    reward = 10 * unit.reward_scale
+    assert np.abs(np.median(advantages[solved])) < 0.05 * reward
+    assert not calibration_of(recording.all_steps(), unit.reward_scale, unit.gamma).is_off
+    assert estimated_scale(recording.all_steps()) == pytest.approx(unit.reward_scale, rel=0.1)
+
+
+def test_estimate_from_few_rewarded_ends_is_checked_against_the_slope():
+    rows = recording_of_values(lambda to_come: to_come, episodes=3)
+    assert estimated_scale(rows, GAMMA) == 1 != scale_of_rewards(rows)
+    normalised = scale_of_rewards(rows)
+    rows["value"] *= normalised
+    assert estimated_scale(rows, GAMMA) == normalised
 
 
 def test_the_best_steps_are_one_an_episode(folder):

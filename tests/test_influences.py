@@ -1,6 +1,7 @@
 """Cross-correlation, cross-causation, their consistency and the stories, on planted data."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import xcorr_and_xcaus_plots
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours.files import BehavioursFolder
 from analysis.hidden_states.readout import readout
+from analysis.influences.comparison import claims_summary
 from analysis.influences.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
 from analysis.influences.correlation import (
     cosine_similarity,
@@ -28,7 +30,7 @@ from analysis.influences.correlation import (
     members,
     seriate,
 )
-from analysis.influences.files import ComparisonFolder, CorrelationFolder
+from analysis.influences.files import AVERAGES, ComparisonFolder, CorrelationFolder
 from analysis.influences.gradients import Influences, readout_gradient
 from analysis.parameters.config import XplotsConfig
 from analysis.stories.sentences import escape, influence_sentence
@@ -161,7 +163,7 @@ def test_a_planted_cause_is_claimed_and_nothing_else(strength):
     assert found.effects[1, 0, 3] == pytest.approx(0.8 / np.sqrt(1.64), abs=0.1)
     (variance, covariance), _ = np.cov(influences.sources[:, 2, 0], influences.targets[:, 3, 3])
     assert found.explained[1, 0, 3] == pytest.approx(
-        found.gradients[1, 0, 3] * variance / covariance)
+        found.medians[1, 0, 3] * variance / covariance)
     assert found.p_corrected[1, 0, 3] == pytest.approx(1 / 401)
 
 
@@ -191,8 +193,43 @@ def test_a_cause_is_claimed_beside_a_common_cause_and_in_its_own_behaviour_alone
     found = agreements(both, rows, 400, seed=0)
     assert np.argwhere(found[4].claimed).tolist() == [[1, 0, 3]] and not found[7].claimed.any()
     alone = agreements(first, {}, 400, seed=0)[ALL_SAMPLES]
-    for field in ("gradients", "correlations", "agreement", "effects", "steadiness"):
+    for field in ("gradients", "medians", "correlations", "agreement", "effects", "steadiness"):
         np.testing.assert_allclose(getattr(found[4], field), getattr(alone, field), err_msg=field)
+
+
+def test_one_exploding_sample_decides_no_claim():
+    """Its gradient turns the sign of the mean, and makes a negligible one large."""
+    influences = planted(0, cause=0.8)
+    influences.gradients[7, 1, 0, 3] = -1000.0
+    found = agreements(influences, {}, 400, seed=0)[ALL_SAMPLES]
+    assert found.gradients[1, 0, 3] < -3 and found.medians[1, 0, 3] == pytest.approx(0.8, abs=0.05)
+    assert np.argwhere(found.claimed).tolist() == [[1, 0, 3]]
+    assert found.effects[1, 0, 3] == pytest.approx(0.8 / np.sqrt(1.64), abs=0.1)
+    assert found.outliers[1, 0, 3] == found.outlier_samples[1] == pytest.approx(1 / 240)
+    assert found.outlier_samples[2] == 0
+
+    small = planted(0, cause=0.01)  # of one sign, and moves next to nothing
+    small.gradients[:, 1, 0, 3] = 0.01
+    earlier, later = small.sources[:, 2, 0], small.sources[:, 3, 3]
+    later[:] = np.sign(earlier) * np.abs(later)  # correlated for another reason
+    small.gradients[np.argmax(earlier), 1, 0, 3] = 1000
+    found = agreements(small, {}, 400, seed=0)[ALL_SAMPLES]
+    assert found.p_corrected[1, 0, 3] <= LEVEL and found.gradients[1, 0, 3] > 4
+    assert found.effects[1, 0, 3] < 0.1 and not found.claimed[1, 0, 3]
+
+
+def test_summary_counts_tested_influences_on_others_and_on_itself_apart(compared):
+    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    is_tested, is_itself = table["samples"] >= 8, table["source"] == table["target"]
+    others, itself = table[is_tested & ~is_itself], table[is_tested & is_itself]
+    untested = (~is_tested).sum()
+    assert 0 < others["claimed"].sum() < len(others) and untested == len(table) // 4
+    assert claims_summary(table) == (
+        f"{others['claimed'].sum()} of {len(others)} tested influences of a component on others or "
+        f"on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on itself); "
+        f"{untested} in behaviours with fewer than 8 samples are not tested")
+    alone = table[is_itself].assign(claimed=True)  # as in the report that was misread
+    assert claims_summary(alone).startswith("0 of 0 tested influences of a component on others")
 
 
 def test_the_level_holds_over_repeated_draws():
@@ -474,11 +511,16 @@ def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
             ("xcorr_behaviour_01", 1, range(5), folder.correlation_file),
             ("xcaus_behaviour_01", 1, range(1, STEP + 1), folder.causation_file)):
         panels = [axes for axes in figures_of_correlation[f"{name}.png"].axes if axes.images]
-        assert len(panels) == len(lags)
-        for lag, axes in zip(lags, panels):
-            assert axes.get_title().split(" (")[0] == f"k = {lag}"
-            np.testing.assert_array_equal(axes.images[0].get_array(),
-                                          np.load(file(group, lag))[order][:, order])
+        averages = AVERAGES if "xcaus" in name else [None]
+        assert len(panels) == len(lags) * len(averages)
+        for (average, lag), axes in zip(itertools.product(averages, lags), panels):
+            assert axes.get_title().split(" (")[0].split(", ") == [
+                f"k = {lag}", *([average] if average else [])]
+            matrix = np.load(file(group, lag, *([average] if average else [])))[order][:, order]
+            np.testing.assert_array_equal(axes.images[0].get_array(), matrix)
+            if average:  # a scale for each lag and average: its largest number is its end
+                largest = np.abs(matrix[~np.eye(len(matrix), dtype=bool)]).max()
+                assert axes.images[0].norm.vmax == pytest.approx(largest)
         assert [label.get_text() for label in panels[0].get_yticklabels()] == [
             str(i) for i in order]
 
@@ -530,8 +572,9 @@ def test_matrices_of_the_comparison_are_those_of_its_table(compared):
                     & (table["lag"] == 2) & (table["source"] == "IC 0")
                     & (table["target"] == "value")].iloc[0]
         place = 0, UNITS + list(ANSWERS).index("value")
-        assert np.load(folder.jacobian_file(1, 2, without))[place] == pytest.approx(
-            row["gradient"], rel=1e-4)
+        for average, column in (("mean", "gradient"), ("median", "median_gradient")):
+            assert np.load(folder.jacobian_file(1, 2, without, average))[place] == pytest.approx(
+                row[column], rel=1e-4)
         assert np.load(folder.agreement_file(1, 2, without))[place] == pytest.approx(
             row["agreement"], rel=1e-4)
     matrices = folder.matrix_table()
@@ -578,7 +621,7 @@ def test_names_of_behaviours_are_escaped(compared, tmp_path):
 def test_a_sentence_says_no_more_than_its_row(compared):
     table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
     row = table.iloc[0].copy()
-    row[["source", "target", "gradient", "steadiness", "lag", "explained"]] = [
+    row[["source", "target", "median_gradient", "steadiness", "lag", "explained"]] = [
         "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
     text = influence_sentence(row, None)
     assert ("**IC 3 lowers the mean log-probability of going left 2 steps later, on average.**"

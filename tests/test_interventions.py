@@ -41,6 +41,7 @@ from interventions.effects import (
     Arm,
     Outcome,
     chosen_outcomes,
+    claims_summary,
     compare,
     compare_outcomes,
     divergence,
@@ -420,6 +421,14 @@ def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
     found = table[table["arm"] == "ic_0"].set_index("outcome")
     assert found["verdict"].tolist() == ["claimed", "nothing", "nothing"]
     assert found["claimed"].tolist() == [True, False, False]
+    effects = table[~table["control"]]
+    alterations = effects["arm"].nunique()
+    assert claims_summary(table) == (
+        f"{effects['claimed'].sum()} of {3 * alterations} tested effects ({alterations} "
+        "alterations, 3 outcomes) are claimed")
+    assert claims_summary(table.assign(num_controls=18)) == (
+        f"none of {3 * alterations} effects can be claimed, because that takes at least 19 "
+        "controls")
     claimed = table[table["control"]]["claimed"].mean()  # the rule, with controls as directions
     assert claimed < 0.05
 

@@ -27,6 +27,7 @@ import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
 from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
 from pipeline import code_closure, pictures
@@ -566,9 +567,15 @@ def test_report_has_the_numbers_of_the_stages(finished):
             *better, len(losses)),
         "hidden_states": f"{enough} components hold 95 % of the variance",
         "env_states": "3 clusters",
-        "saliency": "36 saliency maps", "saliency_without_env_grads": "36 saliency maps",
-        "consistency": f"{sum(influences['claimed'])} of {len(influences)} influences are claimed",
-        "interventions": f"{sum(effects['claimed'])} of {len(effects)} effects are claimed",
+        **{f"saliency{kind}": "36 saliency maps; mean |r| of {:.2f} between those of different "
+           "functions".format(np.mean([step for path in find(finished, [
+               f"samples/informed_init/sample_*/specificity{kind}.json"])
+               for step in json.loads(path.read_text())["correlations"] if step is not None]))
+           for kind in ("", WITHOUT_ENV_GRADS)},
+        "consistency": f"none of {len(influences)} influences is tested, because that takes at "
+                       "least 8 samples",
+        "interventions": f"none of {len(effects)} effects can be claimed, because that takes at "
+                         "least 19 controls",
         "panel": "6 samples"}
     page = (finished / REPORT / PAGE_NAME).read_text()
     table = re.findall(r'<tr><td>(?:<a [^>]*>)?(\w+)(?:</a>)?</td>\s*<td>done</td>(?:<td class='
@@ -623,11 +630,13 @@ def test_report_folds_the_effects_that_are_not_claimed(run, output):
     effects = pd.read_csv(file)
     directions = effects.index[~effects["control"]]
     effects["claimed"] = effects.index.isin(directions[[1, 4]])
+    effects["num_controls"] = 19
     effects.to_csv(file, index=False)
     run(output, "--only", "evaluate")
     section = (output / REPORT / PAGE_NAME).read_text().partition('id="interventions"')[2]
     shown, _, folded = section.partition("</section>")[0].partition("<details>")
-    assert f"2 of {len(directions)} effects are claimed" in shown
+    assert (f"2 of {len(directions)} tested effects ({effects['label'][directions].nunique()} "
+            f"alterations, {effects['outcome'].nunique()} outcomes) are claimed") in shown
     for part, rows in ((shown, directions[[1, 4]]), (folded, directions.delete([1, 4]))):
         cells = re.findall("<tr><td>(.*?)</td><td>(.*?)</td>", part)
         assert cells == [(html.escape(effects["label"][row]),

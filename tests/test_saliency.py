@@ -40,7 +40,13 @@ from generative.saliency.gradients import (
     saliency_functions,
     smoothgrad_starts,
 )
-from generative.saliency.pictures import FRAME_SHARE, coloured, full_colour, saliency_maps
+from generative.saliency.pictures import (
+    FRAME_SHARE,
+    coloured,
+    full_colour,
+    saliency_maps,
+    specificity,
+)
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentSampler
@@ -377,6 +383,56 @@ def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys
             assert bool(description["matrices_sha256"]) == name.startswith("hx_direction")
     stacked = folder.stacked_field("env_h", "value", [4, 1])
     np.testing.assert_array_equal(stacked[1], folder.saliency(1, "value").env_h)
+
+
+def test_specificity_is_one_for_one_map_and_small_for_many():
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=(1, 2, 3, 16, 16))
+    np.testing.assert_allclose(specificity(one * np.array([1, -2, 0.1])[:, None, None, None, None]
+                                           + 0.5), 1)
+    others = rng.normal(size=(5, 2, 3, 16, 16))
+    assert (specificity(others) < 0.06).all()
+    others[:, 1] = 0  # a step on which nothing depends
+    others[0, 0] = 0  # and a function that depends on nothing
+    found = specificity(others)
+    assert found[0] < 0.06 and np.isnan(found[1])
+    assert found[0] == pytest.approx(specificity(others[1:])[0])
+
+
+def test_specificity_is_stored_with_the_maps_and_printed(run, samples, capsys):
+    assert run(samples) == 0
+    said = capsys.readouterr().out
+    folder = SaliencyFolder(samples)
+    per_sample = []
+    for number in range(NUM_SAMPLES):
+        found = folder.specificity(number, False)
+        assert sorted(found.functions) == sorted(NAMES)
+        for step in range(NUM_STEPS):
+            pixels = [folder.saliency(number, name).images[step].ravel() for name in NAMES]
+            if step > COMMON:  # behind the step at which functions are read
+                assert found.correlations[step] is None and not np.any(pixels)
+                continue
+            pairs = [abs(np.corrcoef(one, other)[0, 1])
+                     for one, other in itertools.combinations(pixels, 2)]
+            assert found.correlations[step] == pytest.approx(np.mean(pairs), rel=1e-4)
+        per_sample.append(found.correlations[:COMMON + 1])
+    means = np.mean(per_sample, axis=0)
+    assert (f"with gradients through the environment: the maps of 4 functions have a mean |r| of "
+            f"{means.mean():.2f} (by step: 0: {means[0]:.2f}, 1: {means[1]:.2f}, "
+            f"2: {means[2]:.2f})") in said
+    assert folder.specificity(0, True) is None
+    # A function more is measured with the others, and maps that are made again are again.
+    assert run(samples, "--saliency_func_type", "leftwards", "--sample_ids", "0") == 0
+    found = folder.specificity(0, False)
+    assert len(found.functions) == 5
+    folder.specificity_file(0, False).write_text(
+        json.dumps({"functions": found.functions, "correlations": [0.5]}))
+    assert run(samples, "--overwrite", "--saliency_func_type", "leftwards", "value",
+               "--sample_ids", "0") == 0
+    again = folder.specificity(0, False)
+    assert again.functions == found.functions
+    assert again.correlations[:COMMON + 1] == pytest.approx(found.correlations[:COMMON + 1],
+                                                            rel=1e-3)
 
 
 def test_default_folder_names_and_ids(arguments, samples):

@@ -43,7 +43,14 @@ import train
 from agents.episodes import play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import agent_files, load_agent, load_optimizer_state, save_agent
+from common.agent_file import (
+    AgentOrigin,
+    agent_files,
+    load_agent,
+    load_optimizer_state,
+    read_origin,
+    save_agent,
+)
 from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors
@@ -415,6 +422,30 @@ def test_a_feed_forward_run_goes_on_exactly_where_it_was(architecture, tmp_path)
 def _settings(num_timesteps=4 * STEPS_AN_UPDATE, model_file="", **changes):
     return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), tiny_config(**changes), 0,
                          num_timesteps, 1, 3, model_file, "float32", 2)
+
+
+def test_agent_files_hold_the_unit_of_the_values(tmp_path):
+    """The factor that normalised the run's rewards, or 1, and gamma and lambda."""
+    run = TrainingRun(tmp_path / "scaled", _settings(gamma=0.98), FLOAT32)
+    assert read_origin(run.save()).reward_scale is None  # nothing was earned yet
+    run.train_worker.normalizer(np.arange(8.0), np.zeros(8, bool))
+    run.train_worker.normalizer(np.zeros(8), np.ones(8, bool))
+    scale = 1 / np.sqrt(run.train_worker.normalizer.variance)
+    assert read_origin(run.save()) == AgentOrigin(pytest.approx(scale), False, 0.98, 0.95)
+    resumed = TrainingRun(tmp_path / "scaled", run.settings, FLOAT32)
+    assert resumed.train_worker.normalizer.scale == pytest.approx(scale)
+    raw = TrainingRun(tmp_path / "raw", _settings(normalize_rew=False), FLOAT32)
+    assert read_origin(raw.save()).reward_scale == 1
+
+
+def test_a_run_of_a_version_that_stored_no_largest_reward_goes_on(tmp_path):
+    run = TrainingRun(tmp_path, _settings(), FLOAT32)
+    run._one_update()
+    run.save()
+    state = torch.load(tmp_path / "resume.pth")
+    del state["train"]["normalizer"]["largest"]
+    torch.save(state, tmp_path / "resume.pth")
+    assert TrainingRun(tmp_path, _settings(), FLOAT32).timesteps == STEPS_AN_UPDATE
 
 
 def test_non_finite_loss_stops_with_the_last_good_files_kept(tmp_path):

@@ -22,8 +22,15 @@ from analysis.influences.consistency import (
     Group,
     file_stem,
 )
-from analysis.influences.files import MATRIX_COLUMNS, TABLE_COLUMNS, ComparisonFolder
-from analysis.influences.gradients import ic_name
+from analysis.influences.files import (
+    AVERAGES,
+    MATRIX_COLUMNS,
+    MEAN,
+    MEDIAN,
+    TABLE_COLUMNS,
+    ComparisonFolder,
+)
+from analysis.influences.gradients import OUTLIER, ic_name
 from analysis.plotting.matrices import (
     SHARE,
     ColourScale,
@@ -67,7 +74,9 @@ class SignAgreementTable:
         for without, groups in self.found.items():
             for group, agreement in groups.items():
                 for lag in self.lags:
-                    np.save(folder.jacobian_file(group, lag, without), agreement.gradients[lag])
+                    for average, matrices in ((MEAN, agreement.gradients),
+                                              (MEDIAN, agreement.medians)):
+                        np.save(folder.jacobian_file(group, lag, without, average), matrices[lag])
                     np.save(folder.agreement_file(group, lag, without), agreement.agreement[lag])
 
     def table(self) -> pd.DataFrame:
@@ -81,6 +90,8 @@ class SignAgreementTable:
                 "env_grads": _variant(without), "lag": lag,
                 "source": [ic_name(i) for i in source], "target": np.array(self.targets)[target],
                 "gradient": agreement.gradients[chosen],
+                "median_gradient": agreement.medians[chosen],
+                "outliers": agreement.outliers[chosen],
                 "steadiness": agreement.steadiness[chosen],
                 "cross_correlation": agreement.correlations[chosen],
                 "signs_agree": agreement.signs_agree[chosen],
@@ -105,20 +116,16 @@ class SignAgreementTable:
                  self._plot(path, group, lag)) for group in self.groups for lag in lags]
 
     def summary(self) -> Iterator[str]:
-        """Numbers of claimed influences in sentences, one for each kind of gradient."""
+        """Sentences on each kind of gradient: claimed influences, and samples with outliers."""
+        table = self.table()
         for without, groups in self.found.items():
-            claimed = sum(int(agreement.claimed.sum()) for agreement in groups.values())
-            itself = sum(int(np.diagonal(agreement.claimed, axis1=1, axis2=2).sum())
-                         for agreement in groups.values())
-            looked_at = sum(int(agreement.tested.sum()) for agreement in groups.values()
-                            if agreement.num_samples >= MIN_SAMPLES)
-            too_small = [group for group, agreement in groups.items()
-                         if agreement.num_samples < MIN_SAMPLES]
-            note = (f"; {len(too_small)} behaviours have fewer than {MIN_SAMPLES} samples and are "
-                    "not tested" if too_small else "")
-            yield (f"{_variant(without)} gradients through the environment: {claimed} of "
-                   f"{looked_at} influences are claimed, {itself} of them of an IC on "
-                   f"itself{note}")
+            name = f"{_variant(without)} gradients through the environment"
+            yield f"{name}: {claims_summary(table[table['env_grads'] == _variant(without)])}"
+            shares = groups[ALL_SAMPLES].outlier_samples
+            yield (f"{name}: the gradients of a sample are more than {OUTLIER} times as large as "
+                   "the median sample's in " + ", ".join(
+                       f"{100 * shares[lag]:.3g} % of the samples at lag {lag}"
+                       for lag in self.lags if lag > 0))
 
     def _all(self) -> Iterator[tuple[bool, Group, Agreement]]:
         for without, groups in self.found.items():
@@ -133,29 +140,54 @@ class SignAgreementTable:
         for without, found in rows:
             through = f"{_variant(without)} environment gradients"
             marked = found.claimed[lag][:, columns]
-            panels += [Heatmap(found.gradients[lag][:, columns], f"Jacobian, {through}"),
+            panels += [Heatmap(found.gradients[lag][:, columns], f"mean Jacobian,\n{through}"),
+                       Heatmap(found.medians[lag][:, columns],
+                               f"median Jacobian, {through};\n"
+                               f"samples with outliers: {100 * found.outlier_samples[lag]:.3g} %"),
                        Heatmap(found.correlations[lag][:, columns], "cross-correlation"),
                        Heatmap(found.agreement[lag][:, columns],
                              f"agreement of signs, {through}\ninfluences claimed: {marked.sum()}",
                              marked)]
-        gradients = [found.gradients[lag][:, columns] for _, found in rows]
+        averages = [[getattr(found, name)[lag][:, columns] for _, found in rows]
+                    for name in ("gradients", "medians")]
         correlation = rows[0][1].correlations[lag][:, columns]
         num = rows[0][1].num_samples
         of = f"all {num} samples" if group == ALL_SAMPLES else (
             f"behaviour {group}, {num} sample{'s' if num > 1 else ''}")
         note = ("the sample is too few for a test" if num < 2 else "too few samples for a test"
                 ) if num < MIN_SAMPLES else (
-            f"dot: influence claimed (agreement with corrected p ≤ {LEVEL}, means of one sign, "
+            f"dot: influence claimed (agreement with corrected p ≤ {LEVEL}, median gradient and "
+            "correlation of one sign, "
             f"effect of at least {MIN_EFFECT} standard deviations)")
         names = [name.replace("IC ", "") for name in self.targets]
         plot_matrices(
             path, panels, Names(names[:self.num_ics], [names[i] for i in columns],
                                 f"IC at step {self.step - lag}",
                                 f"what it moves, at step {self.step}"),
-            [signed_scale(gradients, "mean gradient (standard deviations)", lag > 0),
+            [*(signed_scale(matrices, f"{name} gradient (standard deviations)", lag > 0)
+               for name, matrices in zip(AVERAGES, averages)),
              signed_scale([correlation], "mean product (standard deviations squared)", lag > 0),
-             ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 3,
+             ColourScale(Normalize(0, 1), SHARE, "share of samples; chance: 0.5")], 4,
             f"Gradients and correlation {lag} step{'' if lag == 1 else 's'} apart: {of}\n{note}")
+
+
+def claims_summary(table: pd.DataFrame) -> str:
+    """Count tested and claimed influences, those of a component on itself apart.
+
+    Args:
+        table: rows of ``agreement.csv``.
+    """
+    tested = table[table["samples"] >= MIN_SAMPLES]
+    is_itself = tested["source"] == tested["target"]
+    others, itself = tested[~is_itself], tested[is_itself]
+    untested = len(table) - len(tested)
+    if tested.empty:
+        return (f"none of {untested} influences is tested, because that takes at least "
+                f"{MIN_SAMPLES} samples")
+    return (f"{others['claimed'].sum()} of {len(others)} tested influences of a component on "
+            f"others or on answers are claimed ({itself['claimed'].sum()} of {len(itself)} on "
+            "itself)" + (f"; {untested} in behaviours with fewer than {MIN_SAMPLES} samples are "
+                         "not tested" if untested else ""))
 
 
 def _variant(without: bool) -> str:

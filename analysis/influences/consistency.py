@@ -10,9 +10,12 @@ at a later one) is claimed within a behaviour if all of the following hold.
    behaviour's samples, while each sample keeps its gradients and its targets' states.
 2. The p-value holds for the largest of all agreements that were looked at (Westfall and Young's
    maximum over all pairs, lags and behaviours, the whole sample among them).
-3. The mean gradient has the sign of the cross-correlation.
-4. The mean gradient moves the target by at least MIN_EFFECT of its standard deviation for one
+3. The median gradient over the samples has the sign of the cross-correlation.
+4. The median gradient moves the target by at least MIN_EFFECT of its standard deviation for one
    standard deviation of the source.
+
+Medians, because gradients explode in a few samples, which would decide the sign and the size of a
+mean. The mean, which is published, is reported next to the median.
 
 Why this shuffle. A gradient predicts how source and target vary together from sample to sample.
 Shuffling the sources' states breaks only this relation: the gradients, the means of the behaviour,
@@ -30,7 +33,7 @@ too small (4). A gradient without a correlation is not claimed either: the produ
 deviations then have either sign, and half of the samples agree.
 
 For a whole matrix the statistic is the share of its pairs (an IC and another one) in which the
-mean gradient has the sign of the cross-correlation. It is compared with its values after the ICs
+median gradient has the sign of the cross-correlation. It is compared with its values after the ICs
 of one of the matrices have been put in another order and some of their signs turned, rows and
 columns alike. Order and sign of ICs are arbitrary, so if gradients were unrelated to correlations,
 all of these would be equally likely. ICs are shuffled, not samples, because the entries of a row
@@ -51,7 +54,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis.influences.correlation import mean_products
-from analysis.influences.gradients import Influences
+from analysis.influences.gradients import Influences, outlier_share
 from common.errors import UserError
 from common.progress import with_progress
 
@@ -80,25 +83,32 @@ class Agreement:
         num_samples: M.
         tested: pairs that are looked at at all, bool; ICs do not influence their own step.
         gradients: means over the samples, in standard deviations of the recorded states.
-        steadiness: share of the samples whose gradient has the sign of the mean, 0 where that is
-            0.
+        medians: medians over the samples, likewise.
+        outliers: share of the samples whose gradient is an outlier, see ``outlier_share``.
+        outlier_samples: the same for the norm of all gradients of a sample (K,).
+        steadiness: share of the samples whose gradient has the sign of the median, 0 where that
+            is 0.
         correlations: mean products over all pairs of steps that are so far apart.
         agreement: share of the samples in which the gradient has the sign of the product of the
             deviations from the medians; where one of them is 0 it counts half.
         p: for this pair alone.
         p_corrected: for the largest agreement of all that were looked at.
-        effects: standard deviations of the target, within the group, for one of the source.
-        explained: gradient times variance of the source as a share of the covariance at the
+        effects: standard deviations of the target, within the group, for one of the source, by
+            the median gradient.
+        explained: median gradient times variance of the source as a share of the covariance at the
             saliency step: near 1 where the direct influence is all there is between the two, near
             0 where something else moves both; 0 where there is no covariance.
-        matrix_agreement: share of the pairs of different ICs in which the signs of gradient and
-            cross-correlation agree (K,).
+        matrix_agreement: share of the pairs of different ICs in which the signs of median gradient
+            and cross-correlation agree (K,).
         matrix_p, matrix_p_corrected: the same for it (K,).
     """
 
     num_samples: int
     tested: np.ndarray
     gradients: np.ndarray
+    medians: np.ndarray
+    outliers: np.ndarray
+    outlier_samples: np.ndarray
     steadiness: np.ndarray
     correlations: np.ndarray
     agreement: np.ndarray
@@ -112,8 +122,8 @@ class Agreement:
 
     @property
     def signs_agree(self) -> np.ndarray:
-        """Whether the mean gradient has the sign of the cross-correlation."""
-        return np.sign(self.gradients) * np.sign(self.correlations) > 0
+        """Whether the median gradient has the sign of the cross-correlation."""
+        return np.sign(self.medians) * np.sign(self.correlations) > 0
 
     @property
     def claimed(self) -> np.ndarray:
@@ -146,11 +156,11 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
         largest = np.maximum(largest, maxima)
 
     correlations = [_correlations(influences, chosen) for chosen in rows.values()]
-    means = [influences.gradients[chosen].mean(axis=0, dtype=np.float64)
-             for chosen in rows.values()]
+    medians = [np.median(influences.gradients[chosen], axis=0).astype(np.float64)
+               for chosen in rows.values()]
     between_ics = np.s_[..., :influences.num_ics]
     matrix_results = matrix_agreements(
-        np.stack([(mean * tested)[between_ics] for mean in means]),
+        np.stack([(median * tested)[between_ics] for median in medians]),
         np.stack([matrix[between_ics] for matrix in correlations]), num_shuffles, seed)
 
     found = {}
@@ -159,10 +169,13 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
         testable = tested & score.enough
         standing = (largest[:, None] >= score.standing.ravel() - _ROUNDING).sum(axis=0)
         corrected = ((1 + standing) / (1 + num_shuffles)).reshape(tested.shape)
-        effects, explained = _effects(influences, chosen, means[i])
+        effects, explained = _effects(influences, chosen, medians[i])
+        gradients = influences.gradients[chosen]
         found[group] = Agreement(
-            len(chosen), tested, means[i],
-            _steadiness(influences.gradients[chosen], means[i]), correlations[i],
+            len(chosen), tested, gradients.mean(axis=0, dtype=np.float64), medians[i],
+            outlier_share(np.abs(gradients)),
+            outlier_share(np.linalg.norm(gradients * tested, axis=(2, 3))),
+            _steadiness(gradients, medians[i]), correlations[i],
             (1 + score.balance) / 2,
             np.where(testable, (1 + counts[i]) / (1 + num_shuffles), 1.0),
             np.where(testable, corrected, 1.0), effects, explained,
@@ -275,22 +288,22 @@ def _correlations(influences: Influences, rows: np.ndarray) -> np.ndarray:
                      for lag in influences.lags])
 
 
-def _steadiness(gradients: np.ndarray, means: np.ndarray) -> np.ndarray:
-    return (np.sign(gradients) * np.sign(means) > 0).mean(axis=0)
+def _steadiness(gradients: np.ndarray, medians: np.ndarray) -> np.ndarray:
+    return (np.sign(gradients) * np.sign(medians) > 0).mean(axis=0)
 
 
 def _effects(influences: Influences, rows: np.ndarray,
-             means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+             medians: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``effects`` and ``explained`` of ``Agreement``."""
     step = influences.step
     sources = influences.sources[rows][:, step::-1].astype(np.float64)  # (M, K, I)
     targets = influences.targets[rows, step].astype(np.float64)  # (M, J)
     sources, targets = sources - sources.mean(axis=0), targets - targets.mean(axis=0)
     deviations, spread = sources.std(axis=0)[:, :, None], targets.std(axis=0)
-    effects = np.divide(np.abs(means) * deviations, spread, out=np.zeros(means.shape),
+    effects = np.divide(np.abs(medians) * deviations, spread, out=np.zeros(medians.shape),
                         where=spread > 0)
     covariances = np.einsum("mki,mj->kij", sources, targets) / len(rows)
-    explained = np.divide(means * deviations ** 2, covariances, out=np.zeros(means.shape),
+    explained = np.divide(medians * deviations ** 2, covariances, out=np.zeros(medians.shape),
                           where=covariances != 0)
     return effects, explained
 

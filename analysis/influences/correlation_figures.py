@@ -20,8 +20,8 @@ from analysis.influences.correlation import (
     mean_products,
     seriate,
 )
-from analysis.influences.files import CorrelationFolder
-from analysis.influences.gradients import Influences, Inputs
+from analysis.influences.files import AVERAGES, MEAN, MEDIAN, CorrelationFolder
+from analysis.influences.gradients import OUTLIER, Influences, Inputs, outlier_share
 from analysis.plotting.matrices import (
     SIGNED,
     ColourScale,
@@ -46,7 +46,9 @@ class Correlations:
         sizes: samples of each group: all, then the behaviours.
         products: mean products of each group (K, I, I).
         step: at which the gradients' targets are read, None without gradients.
-        gradients: mean gradients of each group (lags 1 … step, I, I), rows the earlier ICs.
+        gradients: mean gradients of each group (lags 1 … step, I, I), rows the earlier ICs, and
+            median ones, by average.
+        outliers: share of the samples whose gradients are outliers, by group (lags 1 … step,).
         extremes: the same over the samples in which an IC is extreme, by IC and end.
         extreme_sizes: how many samples these are, by IC and end.
         share: of the samples, that is extreme at an end.
@@ -59,8 +61,9 @@ class Correlations:
     sizes: dict[Group, int]
     products: dict[Group, np.ndarray]
     step: int | None
-    gradients: dict[Group, np.ndarray]
-    extremes: dict[tuple[int, str], np.ndarray]
+    gradients: dict[Group, dict[str, np.ndarray]]
+    outliers: dict[Group, np.ndarray]
+    extremes: dict[tuple[int, str], dict[str, np.ndarray]]
     extreme_sizes: dict[tuple[int, str], int]
     share: float
     seriation: Seriation
@@ -80,19 +83,21 @@ class Correlations:
         rows = {ALL_SAMPLES: np.arange(len(ics)), **inputs.groups}
         products = {group: np.stack([mean_products(ics[chosen], ics[chosen], lag)
                                      for lag in lags]) for group, chosen in rows.items()}
-        gradients, extremes, extreme_sizes = {}, {}, {}
+        gradients, outliers, extremes, extreme_sizes = {}, {}, {}, {}
         if influences is not None:
             earlier = influences.gradients[:, 1:]  # at lag 0 they are the identity
-            gradients = {group: _mean(earlier[chosen]) for group, chosen in rows.items()}
+            gradients = {group: _averages(earlier[chosen]) for group, chosen in rows.items()}
+            outliers = {group: outlier_share(np.linalg.norm(earlier[chosen], axis=(2, 3)))
+                        for group, chosen in rows.items()}
             for component in range(ics.shape[2]):
                 found = extreme_rows(ics[:, influences.step, component], share)
                 for end in _ENDS:
                     chosen = getattr(found, end)
-                    extremes[component, end] = _mean(earlier[chosen])
+                    extremes[component, end] = _averages(earlier[chosen])
                     extreme_sizes[component, end] = len(chosen)
         return cls(lags, ics.shape[1], {group: len(chosen) for group, chosen in rows.items()},
-                   products, None if influences is None else influences.step, gradients, extremes,
-                   extreme_sizes, share, seriate(products[ALL_SAMPLES]),
+                   products, None if influences is None else influences.step, gradients, outliers,
+                   extremes, extreme_sizes, share, seriate(products[ALL_SAMPLES]),
                    cosine_similarity(inputs.projector.directions("ica").numpy()))
 
     def save(self, folder: CorrelationFolder) -> None:
@@ -100,12 +105,13 @@ class Correlations:
         for group, matrices in self.products.items():
             for lag, matrix in zip(self.lags, matrices):
                 np.save(folder.correlation_file(group, lag), matrix)
-        for group, matrices in self.gradients.items():
-            for lag, matrix in enumerate(matrices, start=1):
-                np.save(folder.causation_file(group, lag), matrix)
-        for (component, end), matrices in self.extremes.items():
-            for lag, matrix in enumerate(matrices, start=1):
-                np.save(folder.extreme_file(component, end, lag), matrix)
+        for average in AVERAGES:
+            for group, averages in self.gradients.items():
+                for lag, matrix in enumerate(averages[average], start=1):
+                    np.save(folder.causation_file(group, lag, average), matrix)
+            for (component, end), averages in self.extremes.items():
+                for lag, matrix in enumerate(averages[average], start=1):
+                    np.save(folder.extreme_file(component, end, lag, average), matrix)
         np.save(folder.order_file, self.seriation.order)
         np.save(folder.cosine_file, self.cosines)
 
@@ -153,32 +159,46 @@ class CorrelationFigures:
             + self._order_note(group), found.seriation, tree=group == ALL_SAMPLES)
 
     def _plot_gradients(self, path: Path, group: Group) -> None:
-        matrices = self.found.gradients[group]
-        plot_matrices(path, self._gradient_panels(matrices, ""), self._gradients,
-                      signed_scale(matrices, "mean gradient"),
-                      min(_PANELS_IN_A_ROW, len(matrices)),
-                      f"Cross-causation in {self._of(group)}: mean gradient of an independent "
-                      f"component at step {self.found.step}\nwith respect to one k steps earlier, "
-                      f"with gradients through the environment; {self._order_note(group)}",
+        panels, scales = self._gradient_rows({"": self.found.gradients[group]})
+        shares = ", ".join(f"{100 * share:.3g} %" for share in self.found.outliers[group])
+        plot_matrices(path, panels, self._gradients, scales, len(panels) // len(AVERAGES),
+                      f"Cross-causation in {self._of(group)}: mean and median gradient of an "
+                      f"independent component at step {self.found.step}\nwith respect to one k "
+                      "steps earlier, with gradients through the environment; "
+                      f"{self._order_note(group)}\n"
+                      f"samples whose gradients are more than {OUTLIER} times as large as the "
+                      f"median sample's, by lag: {shares}",
                       self.found.seriation, tree=group == ALL_SAMPLES)
 
     def _plot_extremes(self, path: Path, component: int) -> None:
         found = self.found
-        ends = [(end, found.extremes[component, end]) for end in reversed(_ENDS)]
-        panels = [panel for end, matrices in ends
-                  for panel in self._gradient_panels(matrices, f"{end}, ")]
+        panels, scales = self._gradient_rows({f"{end}, ": found.extremes[component, end]
+                                              for end in reversed(_ENDS)})
         number = found.extreme_sizes[component, "top"]
-        plot_matrices(path, panels, self._gradients,
-                      signed_scale([matrix for _, matrices in ends for matrix in matrices],
-                                   "mean gradient"), len(ends[0][1]),
+        plot_matrices(path, panels, self._gradients, scales, found.step,
                       f"Cross-causation where IC {component} is extreme at step {found.step}: the "
                       f"{number} highest (top) and the {number} lowest (bottom)\nof "
                       f"{found.sizes[ALL_SAMPLES]} samples, {100 * found.share:g} % at each end; "
-                      "mean gradients; the order is that of all samples", found.seriation,
-                      tree=False)
+                      "mean and median gradients; the order is that of all samples",
+                      found.seriation, tree=False)
 
-    def _gradient_panels(self, matrices: np.ndarray, what: str) -> list[Heatmap]:
-        return [Heatmap(matrix, f"{what}k = {lag}") for lag, matrix in enumerate(matrices, start=1)]
+    def _gradient_rows(self, parts: dict[str, dict[str, np.ndarray]]
+                       ) -> tuple[list[Heatmap], list[ColourScale]]:
+        """A row of panels for each part and average, a column for each lag, and their scales: one
+        for each average and lag, since gradients grow with the lag.
+
+        Args:
+            parts: matrices by average (lags, I, I), by the text before their titles.
+        """
+        panels, scales = [], []
+        for average in AVERAGES:
+            of_lags = [signed_scale([averages[average][lag] for averages in parts.values()],
+                                    f"{average} gradient") for lag in range(self.found.step)]
+            for what, averages in parts.items():
+                panels += [Heatmap(matrix, f"{what}k = {lag}, {average}")
+                           for lag, matrix in enumerate(averages[average], start=1)]
+                scales += of_lags
+        return panels, scales
 
     def _plot_cosines(self, path: Path) -> None:
         cosines = self.found.cosines
@@ -201,5 +221,7 @@ class CorrelationFigures:
                 "components are in the order of all samples' dendrogram")
 
 
-def _mean(gradients: np.ndarray) -> np.ndarray:
-    return gradients.mean(axis=0, dtype=np.float64)
+def _averages(gradients: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and median over samples (M, …)."""
+    return {MEAN: gradients.mean(axis=0, dtype=np.float64),
+            MEDIAN: np.median(gradients, axis=0).astype(np.float64)}

@@ -7,6 +7,7 @@ samples together, k a lag, i a component (IC)::
     xcaus_hx_clust<c>_t-<k>.npy *       mean gradients of the ICs at the saliency step (columns)
                                         with respect to ICs k steps earlier (rows) (I, I)
     xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   the same, over samples in which IC i is extreme
+    xcaus_median_hx_….npy *             medians in the place of these means
     order_of_ics.npy *                  in the figures of all samples (I,)
     cosine_similarity_of_ics.npy *      of the directions (I, I)
 
@@ -14,6 +15,7 @@ samples together, k a lag, i a component (IC)::
 
     jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then answers (I, J)
     jacobian_clust<c>_t-<k>_without_env_grads.npy
+    jacobian_median_clust<c>_t-<k>.npy, …   medians
     agreement_clust<c>_t-<k>.npy, …     share of the samples in which signs agree (I, J)
     agreement.csv                       a row for each pair, lag and group: see TABLE_COLUMNS
     agreement_of_matrices.csv           a row for each lag and group: see MATRIX_COLUMNS
@@ -37,18 +39,23 @@ from common.output_folder import SETTINGS_NAME
 from common.tables import read_table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 
+MEAN, MEDIAN = AVERAGES = "mean", "median"  # over samples; the mean is published
+_INFIX = {MEAN: "", MEDIAN: "_median"}  # in names of files
 COMPARISON_SCRIPT = "analysis/dynamics_grads_consistency_plots.py"
 TABLE_COLUMNS = {
     "behaviour": "its number, or all", "samples": "in it",
     "env_grads": "with or without gradients through the action that enters the environment",
     "lag": "steps between source and target", "source": "an IC", "target": "an IC or an answer",
     "gradient": "mean, in standard deviations of the recorded states for one of the source",
-    "steadiness": "share of the samples whose gradient has the sign of the mean",
+    "median_gradient": "median, likewise",
+    "outliers": "share of the samples whose gradient is more than ten times the median one",
+    "steadiness": "share of the samples whose gradient has the sign of the median",
     "cross_correlation": "mean product", "signs_agree": "of gradient and cross-correlation",
     "agreement": "share of the samples in which the gradient agrees with the deviations",
     "p": "of the agreement", "p_corrected": "for all pairs, lags and behaviours",
-    "effect": "standard deviations of the target in these samples for one of the source",
-    "explained": "gradient times variance of the source as a share of the covariance",
+    "effect": "standard deviations of the target in these samples for one of the source, by the "
+              "median gradient",
+    "explained": "median gradient times variance of the source as a share of the covariance",
     "claimed": "whether the influence is claimed"}
 MATRIX_COLUMNS = {
     "behaviour": "its number, or all", "samples": "in it", "env_grads": "with or without",
@@ -61,8 +68,8 @@ _KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "sam
 class CorrelationFolder:
     """Names of the matrices of cross-correlation and cross-causation."""
 
-    PATTERNS = ("xcorr_hx_clust*.npy", "xcaus_hx_*.npy", "order_of_ics.npy",
-                "cosine_similarity_of_ics.npy")
+    PATTERNS = ("xcorr_hx_clust*.npy", "xcaus_hx_*.npy", "xcaus_median_hx_*.npy",
+                "order_of_ics.npy", "cosine_similarity_of_ics.npy")
 
     def __init__(self, path: Path):
         self.path = Path(path)
@@ -70,11 +77,11 @@ class CorrelationFolder:
     def correlation_file(self, group: int | str, lag: int) -> Path:
         return self.path / f"xcorr_hx_clust{group}_t+{lag}.npy"
 
-    def causation_file(self, group: int | str, lag: int) -> Path:
-        return self.path / f"xcaus_hx_clust{group}_t-{lag}.npy"
+    def causation_file(self, group: int | str, lag: int, average: str = MEAN) -> Path:
+        return self.path / f"xcaus{_INFIX[average]}_hx_clust{group}_t-{lag}.npy"
 
-    def extreme_file(self, component: int, end: str, lag: int) -> Path:
-        return self.path / f"xcaus_hx_ic{component}_{end}_t-{lag}.npy"
+    def extreme_file(self, component: int, end: str, lag: int, average: str = MEAN) -> Path:
+        return self.path / f"xcaus{_INFIX[average]}_hx_ic{component}_{end}_t-{lag}.npy"
 
     @property
     def order_file(self) -> Path:
@@ -88,14 +95,15 @@ class CorrelationFolder:
 class ComparisonFolder:
     """Names and readers of the comparison of gradients with correlations."""
 
-    PATTERNS = ("jacobian_clust*.npy", "agreement_clust*.npy", "agreement.csv",
-                "agreement_of_matrices.csv", "sample_ids.npy", "behaviours.npy")
+    PATTERNS = ("jacobian_clust*.npy", "jacobian_median_clust*.npy", "agreement_clust*.npy",
+                "agreement.csv", "agreement_of_matrices.csv", "sample_ids.npy", "behaviours.npy")
 
     def __init__(self, path: Path):
         self.path = Path(path)
 
-    def jacobian_file(self, group: int | str, lag: int, without_env_grads: bool) -> Path:
-        return self._matrix_file("jacobian", group, lag, without_env_grads)
+    def jacobian_file(self, group: int | str, lag: int, without_env_grads: bool,
+                      average: str = MEAN) -> Path:
+        return self._matrix_file(f"jacobian{_INFIX[average]}", group, lag, without_env_grads)
 
     def agreement_file(self, group: int | str, lag: int, without_env_grads: bool) -> Path:
         return self._matrix_file("agreement", group, lag, without_env_grads)

@@ -34,10 +34,26 @@ from interventions.projector import Projector
 # Gradients of an IC with respect to the ICs of its own step are 1 for itself and 0 for the others,
 # up to the rounding of the matrices.
 _IDENTITY_TOLERANCE = 0.02
+OUTLIER = 10  # times the median over samples
 _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action",
             "leftwards": "mean log-probability of going left",
             "jumping_up": "log-probability of jumping up",
             "jumping_right": "log-probability of jumping right"}
+
+
+def outlier_share(sizes: np.ndarray) -> np.ndarray:
+    """Share of samples whose gradient is an outlier: larger than ``OUTLIER`` times the median.
+
+    A few samples' gradients explode on their way through the simulator and then decide a mean;
+    so means are stored, as published, but claims and figures go by medians.
+
+    Args:
+        sizes: of the gradient in each sample, not negative (M, …).
+
+    Returns:
+        float64 (…).
+    """
+    return (sizes > OUTLIER * np.median(sizes, axis=0)).mean(axis=0)
 
 
 def ic_name(number: int) -> str:

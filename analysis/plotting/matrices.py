@@ -98,7 +98,7 @@ def plot_matrices(path: Path, panels: Sequence[Heatmap | None], names: Names,
 
     Args:
         panels: row by row; None leaves a place free.
-        scales: one for all, or one for each column of panels.
+        scales: one for all, one for each column of panels, or one for each panel.
         columns: panels in a row.
         seriation: the order of rows and columns; None: as they are.
         tree: whether its dendrogram is drawn at the left.
@@ -123,13 +123,16 @@ def plot_matrices(path: Path, panels: Sequence[Heatmap | None], names: Names,
         if panel is None:
             axes.axis("off")
             continue
-        scale = scales if shared else scales[i % columns]
+        scale = scales if shared else scales[i % len(scales)]
         _draw_panel(axes, panel, names, scale, order, place)
     if shared:
         _add_bar(figure, places, scales)
-    else:
+    elif len(scales) == columns:
         for column, scale in enumerate(scales):
             _add_bar(figure, places[:, column], scale, "bottom")
+    else:
+        for axes, scale in zip(places.flat, scales):
+            _add_bar(figure, np.array([axes]), scale)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=DPI)
 

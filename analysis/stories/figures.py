@@ -69,7 +69,7 @@ def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series |
                 _draw_dot(axes, each, place)
     axes.axvline(0.5, color=DARK_GREY, linestyle=":")
     axes.set_yticks(range(len(rows)), [
-        f"{row['source']} {'raises' if row['gradient'] > 0 else 'lowers'} {row['target']}, "
+        f"{row['source']} {'raises' if row['median_gradient'] > 0 else 'lowers'} {row['target']}, "
         f"lag {row['lag']}, effect {row['effect']:.2f}" for _, row in rows.iterrows()], fontsize=8)
     axes.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6),
              xlabel="share of the samples in which gradient and deviations agree; dotted: chance")

@@ -160,12 +160,12 @@ class StoryPages:
             f"{len(self._numbers)} simulated samples; {len(self._groups) - 1} behaviours"
             + (f"; {self._in_none} of the samples in none of them" if self._in_none else "") + ". "
             f"Targets are read at step {self._step}, sources up to {self._step} steps earlier.\n",
-            "| | samples | " + " | ".join(f"claimed {kind} environment gradients"
+            "| | samples | " + " | ".join(f"claimed of tested, {kind} environment gradients"
                                           for kind in first) + " | the most consistent of them |",
             "| --- | --- |" + " --- |" * (len(first) + 1)]
         for group, story in self._stories.items():
-            counts = [str(len(story.claims(kind))) if story.testable else "not tested"
-                      for kind in first]
+            counts = [f"{len(story.claims(kind))} of {story.num_tested(kind)}" if story.testable
+                      else "not tested" for kind in first]
             claims = story.claims(first[0])
             best = "–" if claims.empty else influence_sentence(claims.iloc[0], None).split("**")[1]
             lines.append(f"| [{self._title(group)}]({file_stem(group)}.md) | "
@@ -176,7 +176,7 @@ class StoryPages:
             f"An influence is claimed if gradient and deviations from the median agree in sign in "
             f"more samples than they do when the sources are shuffled among the samples (corrected "
             f"p ≤ {settings['level']} for all pairs, lags and behaviours, "
-            f"{settings['num_shuffles']} shuffles), if the mean gradient has the sign of the "
+            f"{settings['num_shuffles']} shuffles), if the median gradient has the sign of the "
             f"cross-correlation, and if one standard deviation of the source moves the target by "
             f"at least {MIN_EFFECT} of its own. Components (ICs) are directions of the agent's "
             "hidden state; their sign is arbitrary.\n",

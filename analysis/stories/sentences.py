@@ -112,23 +112,25 @@ def influence_sentence(row: pd.Series, other: pd.Series | None) -> str:
         other: the same influence with the other kind of gradient, None if that was not looked
             at.
     """
-    verb = "raises" if row["gradient"] > 0 else "lowers"
+    verb = "raises" if row["median_gradient"] > 0 else "lowers"
     when = when_words(row["lag"])
     steady = "" if row["steadiness"] >= STEADY else ", on average"
-    text = (f"**{row['source']} {verb} {target_words(row['target'])} {when}{steady}.** The mean "
-            f"gradient "
-            f"is {row['gradient']:+.2f} (of that sign in {percent(row['steadiness'])} of the "
-            f"samples), the cross-correlation {row['cross_correlation']:+.2f}. Gradient and "
-            f"deviations agree in {percent(row['agreement'])} of the samples, where shuffled ones "
-            f"agree in half (corrected {p_words(row['p_corrected'])}). One standard deviation of "
+    text = (f"**{row['source']} {verb} {target_words(row['target'])} {when}{steady}.** The median "
+            f"gradient is {row['median_gradient']:+.2f} (mean {row['gradient']:+.2f}; of that sign "
+            f"in {percent(row['steadiness'])} of the samples), the cross-correlation "
+            f"{row['cross_correlation']:+.2f}. Gradient and deviations agree in "
+            f"{percent(row['agreement'])} of the samples, where shuffled ones agree in half "
+            f"(corrected {p_words(row['p_corrected'])}). One standard deviation of "
             f"{row['source']} moves the target by {row['effect']:.2f} of its own; "
             + explained_words(row["explained"]))
     if other is not None:
         kind = f"{other['env_grads']} gradients through the environment"
-        text += (f" It is claimed {kind}, too (gradient {other['gradient']:+.2f})."
+        text += (f" It is claimed {kind}, too (median gradient "
+                 f"{other['median_gradient']:+.2f})."
                  if other["claimed"] else
-                 f" It is not claimed {kind} (gradient {other['gradient']:+.2f}, agreement "
-                 f"{percent(other['agreement'])}, corrected {p_words(other['p_corrected'])}).")
+                 f" It is not claimed {kind} (median gradient "
+                 f"{other['median_gradient']:+.2f}, agreement {percent(other['agreement'])}, "
+                 f"corrected {p_words(other['p_corrected'])}).")
     return text
 
 
@@ -165,6 +167,11 @@ class Story:
         """Claimed influences on other things than the source itself, the most consistent first."""
         rows = self._of(variant)
         return _by_consistency(rows[rows["claimed"] & (rows["source"] != rows["target"])])
+
+    def num_tested(self, variant: str) -> int:
+        """Number of tested influences on other things."""
+        rows = self._of(variant)
+        return int((rows["source"] != rows["target"]).sum()) if self.testable else 0
 
     def best(self, variant: str, number: int) -> pd.DataFrame:
         """The most consistent influences on other things, claimed or not, claimed ones first."""
@@ -230,7 +237,7 @@ class Story:
             return "**Components on themselves:** none is claimed.\n"
         counts = [f"{count} over {lag} step{'s' if lag > 1 else ''}"
                   for lag, count in itself.groupby("lag").size().items()]
-        raising = int((itself["gradient"] > 0).sum())
+        raising = int((itself["median_gradient"] > 0).sum())
         how = "all of them carry on" if raising == len(itself) else (
             f"{raising} carry on and {len(itself) - raising} turn round")
         return (f"**Components on themselves** (memory, which a recurrent state has in any case): "
@@ -243,7 +250,7 @@ class Story:
         beating = rows[rows["p_corrected"] <= self._level]["lag"].tolist()
         verdict = ("at no lag is that more than chance" if not beating else
                    f"that is more than chance at lag {', '.join(map(str, beating))}")
-        return (f"**As a whole:** the mean gradient has the sign of the cross-correlation in "
+        return (f"**As a whole:** the median gradient has the sign of the cross-correlation in "
                 f"{shares} of the pairs of different components; {verdict}.\n")
 
 

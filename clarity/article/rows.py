@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pandas as pd
 from scipy.stats import spearmanr
 
 from clarity.article.agent_studies import AgentStudies
@@ -18,7 +17,7 @@ from clarity.attributing.clarity_files import AttributionFolder
 from clarity.checking.object_files import RATES
 from clarity.failing.counting import ANY
 from clarity.failing.files import ORIGINAL
-from clarity.walking.advantages import advantages_of, scale_of_rewards
+from clarity.walking.advantages import Unit, advantages_of
 from clarity.walking.bookmarks import spikes
 from clarity.walking.trajectories import Trajectories
 from common.bootstrap import ClusterBootstrap
@@ -34,7 +33,9 @@ NOT_RUN = {1: "python -m clarity.checks has not been run",
            7: "failure_causes has not been run with an edited agent",
            8: "failure_causes has not been run with an edited agent and --invisible",
            9: "fewer than six agents have been trained on different numbers of levels",
-           11: "python -m clarity.objects has not been run"}
+           11: "python -m clarity.objects has not been run",
+           12: "the attributions do not say the unit of rewards; run python -m clarity.attribution "
+               "again with the same flags, which adds it"}
 _NO_ENDS = (np.nan, np.nan)  # of an interval
 
 
@@ -207,22 +208,16 @@ def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Fin
 
 def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     steps = studies.attributions.trajectories()
-    sizes = np.abs(advantages_of(steps, scale_of_rewards(_rewards(steps))))
+    found = studies.attributions.settings().get("unit")
+    if not found:
+        return
+    unit = Unit(**found)
+    sizes = np.abs(advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda))
     for each in studies.layers:
         shares = np.concatenate([_residual_shares(cells) for cells in _cells(studies, each)])
         yield Finding(0, "steps", f"rank correlation, {each}",
                       float(spearmanr(shares, sizes).statistic), *_NO_ENDS, len(shares),
                       shown=each == layer)
-
-
-def _rewards(steps: Trajectories) -> pd.DataFrame:
-    """Rewards by row of the episodes, the first of which comes from no action."""
-    ends = np.flatnonzero((np.diff(steps.episode, append=-1) != 0)
-                          | (np.diff(steps.trajectory, append=-1) != 0)) + 1
-    parts = np.split(steps.earned, ends[:-1])
-    return pd.DataFrame({
-        "episode": np.repeat(np.arange(len(parts)), [len(part) + 1 for part in parts]),
-        "reward": np.concatenate([np.append(0, part) for part in parts])})
 
 
 def _residual_shares(cells: np.ndarray) -> np.ndarray:

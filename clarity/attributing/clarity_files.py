@@ -78,6 +78,8 @@ from common.shards import WHOLE, Shard, SharedFolder
 FEATURES_SCRIPT, ATTRIBUTION_SCRIPT = "python -m clarity.features", "python -m clarity.attribution"
 _FOUND = "found"
 _INFORMATIVE = ("versions", "agent_file", _FOUND)
+# "unit", see clarity.walking.advantages.Unit: attributions do not depend on it.
+_INFORMATIVE_OF_ATTRIBUTIONS = ("versions", "agent_file", "unit")
 ACTIVATIONS = "activations"  # a folder beside those of the outputs
 GRADIENT_ACTIVATION = "gradient_activation"  # a folder below that of an output
 INPUT = "input"  # the frame itself, in the place of a layer
@@ -368,7 +370,7 @@ class AttributionFolder:
             ("settings.json", "trajectories.npz", "*/settings.json", "*/*/trajectory_*.npz",
              "*/*/memory_*/trajectory_*.npz", f"*/*/{GRADIENT_ACTIVATION}/trajectory_*.npz",
              "*/*/summary.json"),
-            "attributions", "--output_dir", overwrite, ("versions", "agent_file"), shard, divided,
+            "attributions", "--output_dir", overwrite, _INFORMATIVE_OF_ATTRIBUTIONS, shard, divided,
             lambda: self._holds(**divided), join)
 
     def _holds(self, layers: Sequence[str], outputs: Sequence[str], memory_steps: int,

@@ -106,6 +106,10 @@ class Recording:
         first = self._first_rows[episode]
         return self._steps.iloc[first:first + self._files[episode].frames.shape[0]]
 
+    def all_steps(self) -> pd.DataFrame:
+        """The rows of all episodes with frames, terminal rows included."""
+        return pd.concat([self.steps(number) for number in self.lengths], ignore_index=True)
+
     def rows(self, places: np.ndarray) -> Rows:
         """Rows of the recording.
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from agents.training import TrainSettings
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
     ATTRIBUTION_SCRIPT,
@@ -44,22 +43,12 @@ from clarity.page_export.files import (
     PageObjects,
     PageOutput,
 )
-from clarity.walking.advantages import (
-    AUTO,
-    GAMMA,
-    LAMBDA,
-    RAW,
-    advantages_of,
-    calibration_of,
-    scale_of_rewards,
-)
+from clarity.walking.advantages import Unit, advantages_of, calibration_of
 from clarity.walking.bookmarks import best_of_episodes, failures, spikes
 from clarity.walking.trajectories import Trajectories
-from common.agent_file import read_origin
 from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
-from common.settings import SETTINGS_NAME, load_settings
 
 PRODUCTS = "gradient_activation:"  # before the name of an output
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
@@ -89,45 +78,6 @@ def title_of(output: str) -> str:
         return f"gradient × activation: {title_of(output.removeprefix(PRODUCTS))}"
     number = output.removeprefix("logit_")
     return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
-
-
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    """The unit that rewards are brought to, and how advantages are computed.
-
-    Attributes:
-        reward_scale: rewards are multiplied by it.
-        gamma, lmbda: discount and lambda of the advantages.
-    """
-
-    reward_scale: float
-    gamma: float
-    lmbda: float
-
-
-def unit_of(agent_file: Path, reward_scale: str | float, rows: pd.DataFrame) -> Unit:
-    """The unit of an agent's values, from its file and the training run that the file lies in, as
-    far as they say.
-
-    Args:
-        reward_scale: ``auto``: what the file says, else as a training that scales rewards does;
-            ``raw``; or a number.
-        rows: of the recording.
-
-    Raises:
-        UserError: if the agent file or the run's settings are damaged.
-    """
-    origin = read_origin(agent_file)
-    gamma, lmbda, scale = origin.gamma, origin.lmbda, origin.reward_scale
-    if (agent_file.parent / SETTINGS_NAME).is_file():
-        agent = load_settings(agent_file.parent, TrainSettings).agent
-        gamma, lmbda = agent.gamma, agent.lmbda
-        scale = None if agent.normalize_rew else 1.0
-    if reward_scale == AUTO:
-        scale = scale_of_rewards(rows) if scale is None else scale
-    else:
-        scale = 1.0 if reward_scale == RAW else float(reward_scale)
-    return Unit(scale, GAMMA if gamma is None else gamma, LAMBDA if lmbda is None else lmbda)
 
 
 class Sources:
@@ -308,6 +258,8 @@ def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit:
         game or "a game that the recording does not name", tuple(outputs),
         layers, steps, advantages.astype(np.float32),
         {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
+         "slope_low_95": _number(calibration.low_95),
+         "slope_high_95": _number(calibration.high_95),
          "r2": _number(calibration.r2), "off": calibration.is_off},
         [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
                     **labels.get(name, {})} for name in sources.layers},
@@ -449,11 +401,14 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
     steps = content.steps
     best = functools.partial(best_of_episodes, steps=steps, most=most)
     jumps = spikes(steps)
+    badge, warning = ("", "") if not content.unit["off"] else (
+        " (unit uncertain)", " Values and rewards do not seem to have the same unit, so this list "
+        "may be wrong: export the page with another --reward_scale.")
     lists = [
-        ("Unexpected failures", "The lowest advantages, one an episode: it went worse than "
-         "expected.", best(-advantages), advantages),
-        ("Unexpected successes", "The highest advantages, one an episode: it went better than "
-         "expected.", best(advantages), advantages),
+        (f"Unexpected failures{badge}", "The lowest advantages, one an episode: it went worse "
+         f"than expected.{warning}", best(-advantages), advantages),
+        (f"Unexpected successes{badge}", "The highest advantages, one an episode: it went better "
+         f"than expected.{warning}", best(advantages), advantages),
         ("Value spikes", "The value stands out from that of the frames before and after it: "
          "something was seen that was not there, or went away at once.", best(jumps), jumps),
         *((f"Failures: {each['cause'].replace('_', ' ')}", _why(each["cause"]), np.array(
@@ -541,8 +496,3 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
                                 f"at most {MAX_NAME} letters")
             found.setdefault(layer, {})[int(number) - 1] = name
     return found
-
-
-def recorded_rows(recording: Recording) -> pd.DataFrame:
-    """Rows of all episodes of a recording, by which values and rewards are compared."""
-    return pd.concat([recording.steps(number) for number in recording.lengths], ignore_index=True)

@@ -6,6 +6,7 @@ Layout, as published but for the files marked *, with the name of a function::
                  grad_processed_ims_<function>.npy      see SaliencyArrays
     sample_00000/sample_00000_saliency_<function>.mp4
     sample_00000/saliency_<function>.json *             what made them; written last
+    sample_00000/specificity.json *                     see ``Specificity``
     sample_00000/difference_00000.png *                 a step of the difference demonstration
 
 The name of a function ends with ``_without_env_grads`` where no gradients went through the action
@@ -27,11 +28,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from common.config import typed
 from common.description import first_difference, read_description
 from common.errors import UserError
-from common.files import atomic_path, check_finite, read_array, save_json
+from common.files import atomic_path, check_finite, read_array, read_json, save_json
 from common.shards import Shard, ShardNotes
 from common.video import write_video
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from generative.sample_files import SampleFolder
 
 # Name on disk, type and dimensions of each field of SaliencyArrays.
@@ -43,7 +46,7 @@ _DESCRIPTION = "saliency_"  # begins the name of a description file
 _INFORMATIVE = ("versions", "agent_file", "model_file")
 # Files in a folder of samples that are read again, and the videos beside them.
 DATA_PATTERNS = (*(f"sample_*/{name}_*.npy" for name, _, _ in _ARRAYS.values()),
-                 "sample_*/saliency_*.json")
+                 "sample_*/saliency_*.json", "sample_*/specificity*.json")
 VIDEO_PATTERN = "sample_*/*_saliency_*.mp4"
 
 
@@ -62,6 +65,20 @@ class SaliencyArrays:
     hidden_states: np.ndarray
     env_h: np.ndarray
     processed: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Specificity:
+    """How alike the maps of different functions are in one sample.
+
+    Attributes:
+        functions: names of the functions' files, which end with the kind of gradient.
+        correlations: mean |r| between their pixel gradients at each step, see
+            ``pictures.specificity``; None where fewer than two functions have gradients (T,).
+    """
+
+    functions: tuple[str, ...]
+    correlations: tuple[float | None, ...]
 
 
 class SaliencyFolder:
@@ -83,6 +100,19 @@ class SaliencyFolder:
 
     def description_file(self, number: int, function: str) -> Path:
         return self.samples.sample_folder(number) / f"{_DESCRIPTION}{function}.json"
+
+    def specificity_file(self, number: int, without_env_grads: bool) -> Path:
+        kind = WITHOUT_ENV_GRADS if without_env_grads else ""
+        return self.samples.sample_folder(number) / f"specificity{kind}.json"
+
+    def specificity(self, number: int, without_env_grads: bool) -> Specificity | None:
+        """The specificity of a sample's maps; None if it was not measured.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = self.specificity_file(number, without_env_grads)
+        return typed(Specificity, read_json(path), str(path)) if path.exists() else None
 
     def description(self, number: int, function: str) -> dict:
         """Settings that made the saliency; empty if it is not finished, or published."""
@@ -111,6 +141,10 @@ class SaliencyFolder:
         """
         return SaliencyArrays(**{field: self._read(number, function, field)
                                  for field in _ARRAYS})
+
+    def gradients_of_images(self, number: int, function: str) -> np.ndarray:
+        """Gradients with respect to a sample's images, float32 (T, C, H, W); errors as above."""
+        return self._read(number, function, "images")
 
     def stacked_field(self, field: str, function: str, numbers: Sequence[int]) -> np.ndarray:
         """One field of several samples, with one dimension more in front.
@@ -166,6 +200,8 @@ class SaliencyWriter:
         """Let a function in a sample count as not done."""
         self.folder.description_file(number, function).unlink(missing_ok=True)
         self.folder.video_file(number, function).unlink(missing_ok=True)
+        self.folder.specificity_file(number, function.endswith(WITHOUT_ENV_GRADS)).unlink(
+            missing_ok=True)
 
     def add(self, number: int, function: str, arrays: SaliencyArrays) -> None:
         """Store the arrays of a function in a sample, which does not finish it."""
@@ -184,6 +220,11 @@ class SaliencyWriter:
         for step, frame in enumerate(frames):
             with atomic_path(self.folder.difference_file(number, step)) as temporary:
                 Image.fromarray(frame).save(temporary)
+
+    def add_specificity(self, number: int, without_env_grads: bool, found: Specificity) -> None:
+        """Store the specificity of a sample's maps."""
+        save_json(self.folder.specificity_file(number, without_env_grads),
+                  dataclasses.asdict(found))
 
     def finish(self, number: int, function: str, description: dict) -> None:
         """Let a function in a sample count as done."""

@@ -34,6 +34,28 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
                            axes=(1, 2))
 
 
+def specificity(gradients: np.ndarray) -> np.ndarray:
+    """Mean absolute Pearson correlation between the gradients of different functions.
+
+    A map shows what its own function depends on only if this is well below 1; at 1 all functions
+    have one map, up to sign and scale.
+
+    Args:
+        gradients: of the functions with respect to the images (F, T, C, H, W).
+
+    Returns:
+        float64 (T,); NaN where fewer than two functions depend on the images of a step.
+    """
+    found = np.full(gradients.shape[1], np.nan)
+    for step, pixels in enumerate(np.moveaxis(gradients, 1, 0).reshape(gradients.shape[1],
+                                                                       len(gradients), -1)):
+        pixels = pixels[pixels.std(axis=1) > 0].astype(np.float64)
+        if len(pixels) > 1:
+            pairs = np.triu_indices(len(pixels), 1)
+            found[step] = np.abs(np.corrcoef(pixels)[pairs]).mean()
+    return found
+
+
 def full_colour(*maps: np.ndarray) -> float:
     """The saliency that gets the full colour, one for all steps so that they can be compared.
 

@@ -18,9 +18,9 @@ import torch
 from common.devices import Compute
 from common.errors import UserError
 from common.outputs import VALUE
-from common.progress import Progress
+from common.progress import Progress, with_progress
 from common.signals import deferred_signals
-from generative.saliency.files import SaliencyArrays, SaliencyWriter
+from generative.saliency.files import SaliencyArrays, SaliencyWriter, Specificity
 from generative.saliency.gradients import (
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
@@ -37,6 +37,7 @@ from generative.saliency.pictures import (
     film,
     full_colour,
     saliency_maps,
+    specificity,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 from generative.sampling import batches_with, imagined_from
@@ -222,6 +223,47 @@ def write_saliency(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequen
                 if received:
                     break
     return 128 + received[0] if any(missing.values()) else 0
+
+
+def measure_specificity(writer: SaliencyWriter, numbers: Sequence[int],
+                        without_env_grads: bool) -> Iterator[str]:
+    """Measure how alike the maps of different functions are, store it with each sample's maps, and
+    yield sentences that say it.
+
+    Args:
+        numbers: of the samples. All of their finished maps of this kind of gradient count, whenever
+            they were made.
+
+    Raises:
+        UserError: if a map is missing or damaged.
+    """
+    folder, found = writer.folder, []
+    for number, finished in with_progress(folder.finished(numbers).items(), len(numbers),
+                                          "sample"):
+        names = tuple(name for name in finished if name != DIFFERENCE
+                      and name.endswith(WITHOUT_ENV_GRADS) == without_env_grads)
+        stored = folder.specificity(number, without_env_grads)
+        if stored is None or stored.functions != names:
+            if len(names) < 2:
+                continue
+            correlations = specificity(np.stack([folder.gradients_of_images(number, name)
+                                                 for name in names]))
+            stored = Specificity(names, tuple(None if np.isnan(each) else float(each)
+                                              for each in correlations))
+            writer.add_specificity(number, without_env_grads, stored)
+        found.append(stored)
+    if not found:
+        return
+    steps = np.array([each.correlations for each in found], float)  # (samples, T)
+    reached = np.flatnonzero(np.isfinite(steps).any(axis=0))
+    if not len(reached):
+        return
+    means = np.nanmean(steps[:, reached], axis=0)
+    yield (f"specificity, {'without' if without_env_grads else 'with'} gradients through the "
+           f"environment: the maps of {len(found[0].functions)} functions have a mean |r| of "
+           f"{means.mean():.2f} (by step: " + ", ".join(
+               f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
+           + "); 1 is one map for all functions")
 
 
 def _pictures(maker: SaliencyMaker, gradients: Gradients, row: int,
