@@ -78,8 +78,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
         (T, B, 4): its motion in each step, and since the first step's label; x and y in pixels, to
         the right and down.
     """
-    scale = batch.positions.new_tensor([pixels_per_square, -pixels_per_square])
-    moved = (torch.diff(batch.positions, dim=0) * scale).nan_to_num()  # (T, B, 2)
+    right, up = (pixels_per_square * torch.diff(batch.positions, dim=0)).nan_to_num().unbind(dim=-1)
+    moved = torch.stack([right, -up], dim=-1)  # (T, B, 2)
     displacement = moved.cumsum(dim=0) - moved[0]
     return torch.cat([moved, displacement], dim=-1)
 
