@@ -29,7 +29,7 @@ from common.config import typed
 from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_path, save_json
-from common.locks import UNSUPPORTED
+from common.locks import UNSUPPORTED, open_lock
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 SECONDS_TO_WAIT = 60  # for what a killed pipeline has left running
@@ -403,10 +403,10 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         shared: let others hold it, too, who say the same.
 
     Raises:
-        UserError: ``busy``, if it is not free in so many seconds.
+        UserError: ``busy``, if it is not free in so many seconds; if its file is no regular one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with open_lock(path) as file:
         end = time.monotonic() + seconds
         while True:
             try:
