@@ -135,9 +135,10 @@ class ResultWriter:
         self._seconds: dict[str, float] = {}
         working = folder.path / f".{folder.number}{TEMPORARY_SUFFIX}"
         self._working = folder.at(working)
-        if working.exists() and not working.is_symlink() and self._working.settings() != self.description:
-            shutil.rmtree(working)
         make_temporary_folder(working)
+        if self._working.settings() != self.description:
+            shutil.rmtree(working)
+            working.mkdir()
         save_json(self._working.settings_file, self.description)
 
     def step(self, name: str, compute: Callable[[], Result]) -> dict[str, np.ndarray]:

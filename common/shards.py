@@ -34,10 +34,10 @@ from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, save_json
 from common.locks import LOCK_NAME, FolderLock, check_unlocked
 
-_NOTES = ".shards"
+NOTES_NAME = ".shards"
 _NOTE = "shard.json"
 _DIVIDED = "divided"  # among the settings, what decides which shard does what
-_NOTE_PATTERN = f"{_NOTES}*/*/*"
+_NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
 
@@ -99,7 +99,7 @@ class ShardNotes:
 
     def __init__(self, folder: Path, of: str = ""):
         self.folder = Path(folder)
-        self._path = self.folder / f"{_NOTES}{of}"
+        self._path = self.folder / f"{NOTES_NAME}{of}"
 
     def exist(self) -> bool:
         """Whether any shard has begun that is not joined yet."""
@@ -281,7 +281,7 @@ class SharedFolder:
             return
         found = read_description(path)
         check_unlocked(folder)
-        holds = set(os.listdir(folder)) - {_NOTES, LOCK_NAME} if folder.exists() else set()
+        holds = set(os.listdir(folder)) - {NOTES_NAME, LOCK_NAME} if folder.exists() else set()
         if holds and not found and not self._notes.exist():  # in this order: another may begin
             raise UserError(f"{folder} holds other data; {way_out}")
         key = first_difference(found, description, informative) if found else None
