@@ -33,7 +33,7 @@ from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
-from pipeline.report import PAGE_NAME, REPORT
+from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import SECTIONS
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
@@ -363,6 +363,71 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
     assert Experiment(output).record(stage).status == "done"
 
 
+@pytest.mark.parametrize("name", ["MY_NOTES.txt", "mine/keep.csv", ".hidden", "link"])
+def test_a_file_that_no_stage_wrote_is_not_deleted(refused, run, output, name):
+    file = output / "analysis" / "clarity" / "table" / name
+    file.parent.mkdir(exist_ok=True)
+    if name == "link":
+        file.symlink_to(output / "evaluation.json")
+    else:
+        file.write_text("my thoughts")
+    before = Experiment(output).record("clarity_table")
+    sentence = refused(output, "--only", "evaluate", "clarity_table", "--force")
+    assert f"{file} was not written by the pipeline" in sentence
+    assert os.path.lexists(file) and Experiment(output).record("clarity_table") == before
+    assert "of --force" not in Experiment(output).record("evaluate").why  # refused before the work
+    os.rename(file, output.parent / "elsewhere")
+    assert set(made(run(output, "--only", "clarity_table", "--force"))) == {"clarity_table"}
+
+
+def test_what_a_killed_stage_wrote_is_cleared_and_nothing_else(refused, run, output):
+    process = started(output, "record")
+    wait_for(lambda: len(list(output.glob("rollouts/data/episode_*"))) >= 2, process)
+    process.kill()
+    process.wait()
+    time.sleep(2.5)  # as exactly as the times of files are compared
+    file = output / "rollouts" / "data" / "thesis.txt"
+    file.write_text("precious")
+    assert f"{file} was not written" in refused(output, "--only", "record", "--force")
+    file.write_text("precious")
+    os.utime(file, (0, 0))  # a copy of an old file
+    assert f"{file} was not written" in refused(output, "--only", "record", "--force")
+    file.unlink()
+    assert set(made(run(output, "--only", "record", "--force"))) == {"record"}
+
+
+def test_a_trained_agent_is_kept_until_its_successor_is_complete(run, refused, output):
+    (agent,) = output.glob("agent/**/model_1024.pth")
+    content = agent.read_bytes()
+    earlier = output / "agent_earlier" / agent.relative_to(output / "agent")
+    for _ in range(2):  # begun again from the start, and killed again
+        process = started(output, "train_agent")
+        wait_for(lambda: list(output.glob("agent/**/log.csv")), process)
+        process.kill()
+        process.wait()
+        assert earlier.read_bytes() == content
+    note = output / "agent_earlier" / "note.txt"
+    note.write_text("mine")
+    run(output, "--only", "train_agent")
+    assert len(list(output.glob("agent/**/model_1024.pth"))) == 1
+    assert [path for path in output.glob("agent_earlier/**/*") if path.is_file()] == [note]
+    assert f"{note.parent} is where train_agent" in refused(output, "--only", "train_agent",
+                                                            "--force")
+
+
+def test_the_report_deletes_only_its_own_files(run, output):
+    note = output / REPORT / "note.html"
+    note.write_text("mine")
+    (shown,) = (path for path in output.glob("analysis/**/index.md"))
+    extra = shown.with_name("extra.md")
+    extra.write_text("# More")
+    run(output, "--only", "evaluate")
+    (page,) = (output / REPORT).glob("*_extra.html")
+    extra.unlink()
+    run(output, "--only", "evaluate")
+    assert note.read_text() == "mine" and not page.exists()
+
+
 def test_a_killed_pipeline_takes_its_stage_along(output):
     process = started(output, "train_agent")
     wait_for(lambda: list(output.glob("agent/**/log.csv")), process)
@@ -517,6 +582,38 @@ def test_a_hostile_name_is_no_markup(finished):
     assert all(attributes["src"].startswith(("../", "saliency_")) for tag, attributes in tags
                if tag in ("img", "video"))
     assert not any(tag == "script" for tag, _ in tags)
+
+
+HOSTILE = """# A report
+
+<a id="deletion"></a> holds<br>`<b>saw</b>` [rows](#deletion) [next](other.md) ![curve](curve.png)
+
+| name | link |
+| --- | --- |
+| [click](javascript:alert(1)) | [click](JaVa&#115;cript:alert(1)) [click](java\tscript:alert(1)) |
+| ![seen](https://evil/x.png) | [click](//evil/x) [click](/etc/passwd) <https://evil> |
+
+[click][a] [click](data:text/html,x) [click](vbscript:x) [click](jav%61script:alert(1))
+<img src=x onerror=alert(1)>
+
+<script>alert(1)</script>
+
+[a]: javascript:alert(1)
+"""
+
+
+def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
+    document = tmp_path / "analysis" / "study" / "report.md"
+    document.parent.mkdir(parents=True)
+    document.with_name("other.md").write_text("# Another")
+    document.write_text(HOSTILE)
+    page = str(render_document(tmp_path, document))
+    assert addresses(page) == ["#deletion", "analysis_study_other.html",
+                               "../analysis/study/curve.png"]
+    assert '<a id="deletion"></a> holds<br />' in page
+    assert "<code>&lt;b&gt;saw&lt;/b&gt;</code>" in page
+    assert set(re.findall(r"<(\w+)", page)) <= {
+        "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):
