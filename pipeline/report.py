@@ -245,7 +245,7 @@ class _Links(Treeprocessor):
     def run(self, root: Element) -> None:
         for element in root.iter():
             name = {"a": "href", "img": "src"}.get(element.tag)
-            if name not in element.keys():
+            if name is None or element.get(name) is None:  # as an anchor, which leads nowhere
                 continue
             address = self._moved(html.unescape(element.get(name)))
             if address is not None:
