@@ -26,9 +26,12 @@ from PIL import Image
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
+from common.tables import markdown_escaped
 from generative.saliency.files import SaliencyFolder
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
+from interventions.findings import Claim
+from interventions.findings_folder import FindingsFolder
 from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
@@ -614,6 +617,22 @@ def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
     assert "<code>&lt;b&gt;saw&lt;/b&gt;</code>" in page
     assert set(re.findall(r"<(\w+)", page)) <= {
         "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_names_in_reports_are_no_markup(tmp_path):
+    """In the files themselves, too, which other programs show."""
+    name = "[click](other.md) ![x](y.png) `a|b` **bold** _tilted_ <b> & run_2\n# title"
+    document = tmp_path / "report.md"
+    claims = {1: Claim("published", "measured")}
+    findings = FindingsFolder(tmp_path, claims, "x")
+    findings.save({name: []}, {name: {}}, [])
+    for text in ((tmp_path / "table.md").read_text(),
+                 f"# Report\n\nOf {markdown_escaped(name)}.\n"):
+        document.write_text(text)
+        page = str(render_document(tmp_path, document))
+        assert set(re.findall(r"<(\w+)", page)) <= {"h1", "p", "table", "thead", "tbody", "tr",
+                                                    "th", "td"}
+        assert html.unescape(page).count(" ".join(name.split())) == 1
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):

@@ -169,7 +169,8 @@ def save_edited(path, policy):
     (exported, None, "--output"),
     (edited, save_edited, "--output"),
     (steered, lambda path, policy: save_vectors(path, list(vectors_of_pairs(
-        policy, ["gru"], FRAMES, FRAMES[::-1], [(0, 1), (1, 2)], "noise").values())), "--vector_file")])
+        policy, ["gru"], FRAMES, FRAMES[::-1], [(0, 1), (1, 2)], "noise").values())),
+     "--vector_file")])
 def test_a_script_replaces_only_files_of_its_own(run, save_own, flag, agent_path, simulator_file,
                                                  tmp_path, capsys):
     path = tmp_path / "file.npz"
