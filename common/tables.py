@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -20,8 +21,8 @@ _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
 
 def markdown_escaped(text: str) -> str:
     """Text that somebody chose, such as a name, for a Markdown file: without any markup in it."""
-    text = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").split())
-    return re.sub(r"[\\`*\[\]|>]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+    text = " ".join(html.escape(text, quote=False).split())
+    return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
