@@ -26,6 +26,7 @@ from PIL import Image
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
+from common.game_objects import GameObject
 from common.tables import markdown_escaped
 from generative.saliency.files import SaliencyFolder
 from interventions.effects import check_starts
@@ -50,11 +51,11 @@ def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), "--exp_name", NAME, *more]
 
 
-# A sitecustomize.py: each process notes which files below FOLDER it opens, and whether to read.
+# A sitecustomize.py: each process notes which files below FOLDERS it opens, and whether to read.
 NOTING = """\
 import os, sys
 def note(event, args):
-    if event == "open" and isinstance(args[0], str) and args[0].startswith(FOLDER):
+    if event == "open" and isinstance(args[0], str) and args[0].startswith(FOLDERS):
         file = os.open(f"{NOTES}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         kind = "reads" if args[2] & os.O_ACCMODE == os.O_RDONLY else "writes"
         os.write(file, f"{kind} {args[0]}\\n".encode())
@@ -74,7 +75,8 @@ def finished(tmp_path_factory, notes):
     """An output folder that no test may change."""
     folder = tmp_path_factory.mktemp("pipeline") / "output"
     site = tmp_path_factory.mktemp("site")
-    (site / "sitecustomize.py").write_text(f"FOLDER, NOTES = '{folder}/', '{notes}'\n{NOTING}")
+    folders = (f"{folder}/", *(f"{ROOT / name}/" for name in ("hyperparams", "web", "pretrained")))
+    (site / "sitecustomize.py").write_text(f"FOLDERS, NOTES = {folders}, '{notes}'\n{NOTING}")
     subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT, check=True,
                    env={**os.environ, "PYTHONPATH": str(site)})
     return folder
@@ -213,25 +215,58 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     assert "evaluate" not in found
 
 
-def test_a_stage_reads_what_it_and_those_that_it_waits_for_have_written(finished, notes):
-    """Or a job on a cluster, where other stages run at the same time, reads half of it."""
-    waits_for = {}
-    for stage in STAGES:
-        direct = {*stage.needs, *(f"train_{what}" for what in ("agent", "simulator")
-                                  if f"{{{what}}}" in stage.files)}
-        waits_for[stage.name] = direct.union(*(waits_for[name] for name in direct))
+# The parameters of each YAML file, by how their names begin; the others are of the parameter set.
+PARAMETERS = {"action_noise.yml": "action_noise.", "config.yml": "agent.",
+              "game_objects.yml": "game_objects."}
+
+
+def declares(stage, yaml):
+    """Whether a stage says that it depends on a YAML file of parameters."""
+    begins = tuple(PARAMETERS.values())
+    return any(name.startswith(PARAMETERS[yaml]) if yaml in PARAMETERS else
+               not name.startswith(begins) for name in stage.parameters)
+
+
+def test_a_stage_opens_what_it_declares_alone(finished, notes):
+    """Else a change does not make it again, and a job on a cluster, where other stages run at the
+    same time, reads half of a file."""
     written_by = {path: stage.name for stage in STAGES for path in find(finished, stage.outputs)}
-    seen = set()
+    places, seen = PathResolver(finished, load_preset("tiny")), set()
     for file in notes.iterdir():
         noted = [line.split(" ", 1) for line in file.read_text().splitlines()]
         logs = [Path(path).stem for kind, path in noted
                 if kind == "writes" and Path(path).parent == finished / "logs"]
-        if len(logs) == 1:  # of the others one is the pipeline, and some serve a stage
-            stage = logs[0].partition("_")[2]
-            writers = {written_by.get(Path(path), stage) for kind, path in noted if kind == "reads"}
-            assert writers <= {stage, *waits_for[stage]}, stage
-            seen.add(stage)
+        if len(logs) != 1:  # of the others one is the pipeline, and some serve a stage
+            continue
+        (stage,) = (stage for stage in STAGES if stage.name == logs[0].partition("_")[2])
+        declared = {path for patterns in stage.needs.values() for path in find(finished, patterns)
+                    } | {path for _, path in places.files(stage.files)}
+        for path in {Path(path) for kind, path in noted if kind == "reads"} - declared:
+            if path.parent.is_relative_to(HYPERPARAMS):
+                assert declares(stage, path.name), (stage.name, path)
+            elif path.is_file() and (path in written_by or not path.is_relative_to(finished)):
+                assert written_by.get(path) == stage.name, (stage.name, path)
+        seen.add(stage.name)
     assert seen == set(NAMES)
+
+
+@pytest.mark.parametrize("preset", ["demo", "clarity", "tiny", "maze"])
+def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
+    stages = all_stages(load_preset(preset), NAME)
+    code = code_closure.code_of({stage.script for stage in stages})
+    for stage in stages:
+        reads = "common.game_objects" in code[stage.script].modules and (
+            stage.script != "evaluate" or "--causes" in stage.argv)
+        assert declares(stage, "game_objects.yml") == reads, stage.name
+
+
+def test_changed_kinds_of_object_invalidate_what_reads_them(run, finished, monkeypatch):
+    kind = GameObject("lock", entity_types=(5,), hazard=False)
+    monkeypatch.setattr(stage_module, "objects_of", lambda game: (kind,))
+    found = planned(run(finished, "--dry_run"))
+    changed = {name for name, why in found.items() if "parameter game_objects.fruitbot" in why}
+    assert changed == {
+        "loss_over_time", "clarity_checks", "clarity_page", "failure_causes", "clarity_table"}
 
 
 def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
