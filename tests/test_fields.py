@@ -1,8 +1,8 @@
 """Vector fields of mazes: frames from stamps, both sources, exact probabilities, the script."""
 
 import dataclasses
-import io
 import functools
+import io
 import itertools
 import subprocess
 import sys
