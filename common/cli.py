@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.devices import PRECISIONS
 from common.env import MAX_LEVEL, EnvConfig
-from common.errors import UserError
+from common.errors import UserError, shortened
 from common.parameters import ParameterSet
 
 
@@ -35,6 +35,10 @@ class Parser(argparse.ArgumentParser):
         if key is not None:
             self._keys[action.dest] = key
         return action
+
+    def error(self, message: str) -> None:
+        """As argparse's, which repeats a wrong value whole."""
+        super().error(shortened(message))
 
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Names of the flags that are given on the command line."""

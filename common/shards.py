@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.description import (
-    READABLE,
     first_difference,
     open_described_folder,
     read_description,
+    readable,
 )
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, save_json
@@ -129,7 +129,7 @@ class ShardNotes:
                 key = _difference(note["settings"], settings, informative)
                 if key:
                     raise UserError(f"{self.folder} holds shard {other} with another "
-                                    f"{READABLE.get(key, key)}; {way_out}")
+                                    f"{readable(key)}; {way_out}")
         check()
         own = self._folder_of(shard)
         is_new = not own.exists()
@@ -286,7 +286,7 @@ class SharedFolder:
             raise UserError(f"{folder} holds other data; {way_out}")
         key = first_difference(found, description, informative) if found else None
         if key:
-            raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; "
+            raise UserError(f"{folder} holds {what} with another {readable(key)}; "
                             f"{way_out}")
         folder.mkdir(parents=True, exist_ok=True)
         if found and not self._notes.exist() and is_done():
@@ -301,7 +301,7 @@ class SharedFolder:
         """Write the description of shards, which must be what is asked for."""
         key = _difference(found, asked, informative)
         if key:
-            raise UserError(f"the shards in {path.parent} have another {READABLE.get(key, key)}; "
+            raise UserError(f"the shards in {path.parent} have another {readable(key)}; "
                             "give --join with their flags")
         save_json(path, {name: value for name, value in found.items() if name != _DIVIDED},
                   through=through)

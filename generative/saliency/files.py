@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from common.description import first_difference, read_description
+from common.description import first_difference, read_description, readable
 from common.errors import UserError
 from common.files import atomic_path, check_finite, read_array, save_json
 from common.shards import Shard, ShardNotes
@@ -158,8 +158,8 @@ class SaliencyWriter:
         key = first_difference(found, description, _INFORMATIVE)
         if key:
             raise UserError(f"{self.folder.description_file(number, function)} says that its "
-                            f"saliency was made with another {key}; give --overwrite to make it "
-                            "again")
+                            f"saliency was made with another {readable(key)}; give --overwrite to "
+                            "make it again")
         return True
 
     def forget(self, number: int, function: str) -> None:
