@@ -14,12 +14,14 @@ from common.locks import LOCK_NAME, FolderLock
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
             "recording_sha256": "recording behind it",
             "model_sha256": "simulator", "num_steps": "number of steps",
-            "levels_sha256": "choice of levels", "matrices_sha256": "directions file"}
+            "levels_sha256": "choice of levels", "matrices_sha256": "directions file",
+            "bottleneck_vec_sha256": "bottleneck vector"}
 
 
 def readable(key: str) -> str:
-    """The name of an entry in messages."""
-    return READABLE.get(key, key.removesuffix("_sha256").replace("_", " "))
+    """The name of an entry in messages: that of a flag as it is, that of a digest in words."""
+    plain = key.removesuffix("_sha256")
+    return READABLE.get(key, key if plain == key else plain.replace("_", " "))
 
 
 def read_description(path: Path) -> dict:
