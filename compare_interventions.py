@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> None:
     common, asked = parameters.common, asked_arms(args)
     compute = resolve_compute(common.device, common.gpu_device,
                               patched_precision(args.precision, next(iter(asked), None)))
-    check_starts(args.num_episodes)
+    check_starts(args.num_episodes, "--num_episodes")
     if args.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that a control has others to be "
                         "compared with")

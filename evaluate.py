@@ -20,15 +20,17 @@ from common.cli import (
     Parser,
     add_compute_flags,
     add_env_flags,
+    add_output_file_flag,
     add_published_flags,
+    check_output,
     count,
     env_config,
     environments,
-    output_file,
     seed,
     set_up_logging,
     whole,
 )
+from common.description import read_description
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, sha256, versions
@@ -57,7 +59,7 @@ def parser() -> Parser:
     flags.add_argument("--causes", action="store_true",
                        help="also say why levels were failed: the hazard without which the last "
                             "step would not have ended the episode")
-    flags.add_argument("--output", type=output_file, help="write the result as JSON here, too")
+    add_output_file_flag(flags, help="write the result as JSON here, too")
     flags.add_argument("--other_agent", type=Path,
                        help="agent file; also say how alike the two are, on frames that the first "
                             "one meets, a level each: divergences of their policies and CKA of "
@@ -74,6 +76,8 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    check_output(args.output, lambda path: {"agent_sha256", "success_rate"}
+                 <= read_description(path).keys(), args.overwrite)
     register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))

@@ -82,8 +82,8 @@ def parser() -> Parser:
                        help=f"those of the samples in which {VALUE} is shown with and without "
                             "these gradients, if it is among the functions; 0 to 0: none")
     flags.add_argument("--difference_demo_dir", type=Path,
-                       help="folder of this demonstration; <save_dir>/demo_with_without_env_grads "
-                            "if not given")
+                       help="folder of this demonstration; demo_with_without_env_grads beside the "
+                            "samples if not given")
     add_direction_flags(flags)
     add_shard_flags(flags, "the samples")
     flags.add_argument("--no_videos", action="store_true", help="write no videos")
@@ -114,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     if SaliencyFunction(VALUE) in functions and not args.without_env_grads:
         demonstrated = [number for number in settings.ids("difference_demo_sample_ids")
                         if number in numbers]
-    demonstration = args.difference_demo_dir or parameters.folders.saliency_demonstration
+    demonstration = (args.difference_demo_dir or  # that of another agent's samples is another
+                     samples.path.parent / parameters.folders.saliency_demonstration.name)
     shared = shared_saliency(plan, samples.path, numbers, demonstration, demonstrated,
                              args.batch_size)
     if args.join:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import atomic_path, versions
+from common.tables import markdown_escaped
 
 if TYPE_CHECKING:
     from agents.training import TrainSettings
@@ -23,7 +24,8 @@ def save_model_card(folder: Path, settings: TrainSettings, timesteps: int,
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     levels = settings.env.num_levels
     lines = [
-        f"# {settings.exp_name}: {settings.env.env_name}, {settings.env.distribution_mode}",
+        f"# {markdown_escaped(settings.exp_name)}: {settings.env.env_name}, "
+        f"{settings.env.distribution_mode}",
         "",
         f"PPO, {agent.architecture}{width}, {memory}; "
         f"{f'{levels} levels from {settings.env.start_level}' if levels else 'all levels'}, "

@@ -18,9 +18,10 @@ from common.agent_file import load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
+    add_output_file_flag,
     add_parameter_set_flag,
+    check_output,
     count,
-    output_file,
     seed,
 )
 from common.devices import resolve_compute
@@ -41,6 +42,7 @@ from interventions.vectors import (
     SCALES,
     SteeringVector,
     check_classes,
+    read_vectors,
     save_vectors,
     vector_of_probe,
     vectors_of_classes,
@@ -67,8 +69,7 @@ def parser() -> Parser:
                        help="unit: norm 1; rms: the root mean square of the layer's outputs")
     flags.add_argument("--num_states", type=count, default=1000,
                        help="states of each class, drawn at random")
-    flags.add_argument("--vector_file", type=output_file, required=True,
-                       help="file to write, <name>.npz")
+    add_output_file_flag(flags, "--vector_file", required=True, help="file to write, <name>.npz")
     flags.add_argument("--seed", type=seed, default=0, help="of the states, and of the probe")
     add_compute_flags(flags, in_parameter_set=True)
     flags.set_defaults(precision="float32")
@@ -81,6 +82,8 @@ def main(argv: list[str] | None = None) -> None:
     common = parameters.common
     if args.vector_file.suffix != ".npz":
         raise UserError(f"--vector_file must end in .npz, unlike {args.vector_file}")
+    check_output(args.vector_file, lambda path: bool(read_vectors(path)), args.overwrite,
+                 "--vector_file")
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     if compute.bfloat16:
         raise UserError("--precision bfloat16 would lose most digits of a difference of two "

@@ -43,6 +43,7 @@ from common.cli import (
     Parser,
     add_compute_flags,
     add_env_flags,
+    check_output,
     count,
     env_config,
     environments,
@@ -53,7 +54,7 @@ from common.devices import Compute, resolve_compute
 from common.edits import Edit, with_edits
 from common.env import EnvConfig
 from common.errors import UserError, script_main
-from common.files import sha256, versions
+from common.files import read_bytes, sha256, versions
 from common.game_objects import GameObject
 from common.tables import write_table
 from interventions.effects import Arm
@@ -102,6 +103,13 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError("--strengths must be numbers, not NaN or infinity")
     config = env_config(args).unseen_levels()
     hazards = hazards_named(args.hazards, config.env_name)
+    table = args.output_dir / TABLE
+    check_output(table, lambda path: "by_hazard_before" in read_bytes(path).decode(errors="ignore")
+                 .partition("\n")[0].split(","), args.overwrite, "--output_dir")
+    agents = {hazard.name: args.output_dir / f"blind_to_{hazard.name}.pth" for hazard in hazards}
+    for path in agents.values():
+        check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
+                     "--output_dir")
     original = original_and_edited([args.agent_file], [ORIGINAL], compute.device)[0]
     origin, checksum = read_origin(args.agent_file), sha256(args.agent_file)
     root = origin.edited_from or checksum
@@ -119,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
         chosen, tried = Tries(hazard, folder, edits, compute, config, args).search()
         folder.finish_shard()
         trials += [(hazard.name, each, each is chosen) for each in tried]
-        path = args.output_dir / f"blind_to_{hazard.name}.pth"
+        path = agents[hazard.name]
         save_agent(path, with_edits(load_agent(args.agent_file), [edits.edit(chosen.candidate)]),
                    origin=dataclasses.replace(origin, edited_from=root))
         print(f"wrote {path}: without {chosen.candidate.layer}'s features "
@@ -127,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
               f"{chosen.by_hazard} of {chosen.levels} levels by {hazard.name} "
               f"({chosen.by_hazard_before} before) and {chosen.by_others} by others "
               f"({chosen.by_others_before})")
-    write_table(args.output_dir / TABLE, pd.DataFrame([
+    write_table(table, pd.DataFrame([
         {"hazard": hazard, "layer": each.candidate.layer, "features": _joined(each.candidate),
          "strength": each.candidate.strength, "levels": each.levels,
          "by_hazard_before": each.by_hazard_before, "by_hazard": each.by_hazard,

@@ -20,7 +20,15 @@ from clarity.attributing.recordings import Recording
 from clarity.editing.random_edits import random_edits
 from clarity.editing.weights import in_weights, pool_behind
 from common.agent_file import load_agent, read_origin, save_agent
-from common.cli import Parser, add_log_flag, output_file, seed, set_up_logging, whole
+from common.cli import (
+    Parser,
+    add_log_flag,
+    add_output_file_flag,
+    check_output,
+    seed,
+    set_up_logging,
+    whole,
+)
 from common.edits import Edit, with_edits
 from common.errors import UserError, script_main
 from common.files import sha256
@@ -54,8 +62,7 @@ def parser() -> Parser:
                        help="take the features out of the L2 pool behind the layer, whose output "
                             "the weights of the published edits read: the same for a feature of "
                             "one channel")
-    flags.add_argument("--output", type=output_file, required=True,
-                       help="agent file to write, such as model_edited.pth")
+    add_output_file_flag(flags, required=True, help="agent file to write, such as model_edited.pth")
     add_log_flag(flags)
     return flags
 
@@ -64,6 +71,8 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    check_output(args.output, lambda path: read_origin(path).edited_from is not None,
+                 args.overwrite)
     policy, origin = load_agent(args.agent_file), read_origin(args.agent_file)
     checksum = sha256(args.agent_file)
     root = origin.edited_from or checksum

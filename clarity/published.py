@@ -7,19 +7,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from clarity.published_agents.conversion import read_published
-from common.agent_file import save_agent
-from common.cli import Parser, add_log_flag, output_file, set_up_logging
+from common.agent_file import load_agent, save_agent
+from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
 from common.errors import script_main
+from common.networks import Policy
 
 
 def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("checkpoint", type=Path, help="published joblib file, such as coinrun.jd")
-    flags.add_argument("--output", type=output_file, required=True,
-                       help="agent file to write, such as model.pth")
+    add_output_file_flag(flags, required=True, help="agent file to write, such as model.pth")
     add_log_flag(flags)
     return flags
+
+
+def same_weights(policy: Policy, other: Policy) -> bool:
+    """Whether two agents have the same tensors."""
+    own, others = policy.state_dict(), other.state_dict()
+    return own.keys() == others.keys() and all(torch.equal(own[name], others[name])
+                                               for name in own)
 
 
 @script_main
@@ -27,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     policy, origin = read_published(args.checkpoint)
+    check_output(args.output, lambda path: same_weights(load_agent(path), policy), args.overwrite)
     save_agent(args.output, policy, origin=origin)
     backgrounds = " --use_backgrounds" if origin.use_backgrounds else ""
     print(f"wrote {args.output}; to measure it:\n"

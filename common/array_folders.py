@@ -20,7 +20,14 @@ import numpy as np
 
 from common.description import read_description
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, atomic_path, check_finite, read_array, save_json
+from common.files import (
+    TEMPORARY_SUFFIX,
+    atomic_path,
+    check_finite,
+    make_temporary_folder,
+    read_array,
+    save_json,
+)
 
 MATRIX, VECTOR, LABELS = (np.floating, 2), (np.floating, 1), (np.integer, 1)
 
@@ -128,9 +135,10 @@ class ResultWriter:
         self._seconds: dict[str, float] = {}
         working = folder.path / f".{folder.number}{TEMPORARY_SUFFIX}"
         self._working = folder.at(working)
-        if working.exists() and self._working.settings() != self.description:
+        make_temporary_folder(working)
+        if self._working.settings() != self.description:
             shutil.rmtree(working)
-        working.mkdir(parents=True, exist_ok=True)
+            working.mkdir()
         save_json(self._working.settings_file, self.description)
 
     def step(self, name: str, compute: Callable[[], Result]) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import re
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from common.devices import PRECISIONS
 from common.env import MAX_LEVEL, EnvConfig
-from common.errors import UserError
+from common.errors import UserError, shortened
 from common.parameters import ParameterSet
 
 
@@ -34,6 +35,10 @@ class Parser(argparse.ArgumentParser):
         if key is not None:
             self._keys[action.dest] = key
         return action
+
+    def error(self, message: str) -> None:
+        """As argparse's, which repeats a wrong value whole."""
+        super().error(shortened(message))
 
     def explicit(self, argv: list[str] | None) -> set[str]:
         """Names of the flags that are given on the command line."""
@@ -113,10 +118,42 @@ def folder_name(text: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """A file to write, as an argparse type."""
-    if Path(text).is_dir():
+    """A file to write, as an argparse type: a new one, or a regular file to replace."""
+    path = Path(text)
+    if path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
-    return Path(text)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a link, a pipe "
+                                         "or a device")
+    return path
+
+
+def add_output_file_flag(parser: argparse.ArgumentParser, flag: str = "--output",
+                         **options) -> None:
+    """The flag of the one file that a script writes, and ``--overwrite``; see ``check_output``."""
+    parser.add_argument(flag, type=output_file, **options)
+    parser.add_argument("--overwrite", action="store_true",
+                        help=f"replace the file of {flag} even if this script did not write it")
+
+
+def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: bool,
+                 flag: str = "--output") -> None:
+    """See that a script may write a file: a new one, one of its own, or any with --overwrite.
+
+    Args:
+        path: None if nothing is written.
+        is_own: whether the script has written an existing file; it may raise ``UserError``.
+
+    Raises:
+        UserError: if another file would be replaced.
+    """
+    if path is None or overwrite or not path.exists():
+        return
+    with contextlib.suppress(UserError):
+        if is_own(path):
+            return
+    raise UserError(f"{path} exists, and this script did not write it; choose another {flag}, or "
+                    "give --overwrite to replace it")
 
 
 def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:

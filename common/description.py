@@ -13,7 +13,15 @@ from common.locks import LOCK_NAME, FolderLock
 # Plain names of the entries whose keys do not explain themselves.
 READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
             "recording_sha256": "recording behind it",
-            "model_sha256": "simulator", "num_steps": "number of steps"}
+            "model_sha256": "simulator", "num_steps": "number of steps",
+            "levels_sha256": "choice of levels", "matrices_sha256": "directions file",
+            "bottleneck_vec_sha256": "bottleneck vector"}
+
+
+def readable(key: str) -> str:
+    """The name of an entry in messages: that of a flag as it is, that of a digest in words."""
+    plain = key.removesuffix("_sha256")
+    return READABLE.get(key, key if plain == key else plain.replace("_", " "))
 
 
 def read_description(path: Path) -> dict:
@@ -81,6 +89,6 @@ def open_described_folder(path: Path, description: dict, patterns: tuple[str, ..
     found = read_description(path)
     key = first_difference(found, description, informative) if found else None
     if key:
-        raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; {way_out}")
+        raise UserError(f"{folder} holds {what} with another {readable(key)}; {way_out}")
     save_json(path, description)
     return lock

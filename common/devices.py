@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 from collections.abc import Mapping
 
 import numba
@@ -11,6 +12,7 @@ import torch
 
 from common.errors import UserError
 
+ROWS_FOR_THREADS = 3000
 PRECISIONS = ("auto", "float32", "bfloat16")
 
 
@@ -67,6 +69,17 @@ def keep_freed_memory() -> None:
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def num_jobs(num_rows: int | None = None) -> int:
+    """How many threads a library may start: torch's number, on cores that this process may use.
+
+    Args:
+        num_rows: of the data, if with few rows threads take longer than the work.
+    """
+    if num_rows is not None and num_rows < ROWS_FOR_THREADS:
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)), torch.get_num_threads()))
 
 
 def give_numba_torchs_threads() -> None:

@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
+MAX_MESSAGE = 2000  # letters
+
 
 class UserError(Exception):
     """Something the user can put right. The message is one sentence that says how."""
@@ -58,10 +60,17 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
             reason = " ".join(str(error).split()).rpartition("] . ")[2]
             message = ("there is not enough memory for so much at a time"
                        + (f": {reason}" if reason else ""))
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {shortened(message)}", file=sys.stderr)
         return 2
 
     return wrapped
+
+
+def shortened(message: str) -> str:
+    """A message without the middle of a value of thousands of letters that it repeats."""
+    if len(message) <= MAX_MESSAGE:
+        return message
+    return f"{message[:MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2:]}"
 
 
 def _is_about_memory(error: Exception) -> bool:

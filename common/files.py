@@ -70,8 +70,10 @@ def atomic_path(path: Path, size: int | None = None,
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = (through or path.parent) / f".{path.stem}{TEMPORARY_SUFFIX}{path.suffix}"
+    temporary.unlink(missing_ok=True)  # of a killed process, or a link that writers would follow
     try:
         with named_errors(path, size):
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -92,13 +94,20 @@ def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    make_temporary_folder(temporary)
     try:
         with named_errors(path, size):
             yield temporary
             os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def make_temporary_folder(path: Path) -> None:
+    """Make a folder that a later call may find again. A link in its place is removed."""
+    if path.is_symlink():
+        path.unlink()
+    path.mkdir(parents=True, exist_ok=True)
 
 
 def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:

@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import socket
+import stat
 import weakref
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +17,7 @@ from common.errors import UserError
 
 LOCK_NAME = ".lock"
 _IN_USE = (errno.EACCES, errno.EAGAIN)
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a link, a socket, a folder
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class FolderLock:
 
     Raises:
         FolderInUse: naming the process and the host.
+        UserError: if its lock is no regular file.
     """
 
     def __init__(self, folder: Path):
@@ -56,13 +59,37 @@ class FolderLock:
                             "in it, which cannot go on")
 
 
+def open_lock(path: Path, create: bool = True) -> TextIO:
+    """Open a lock file for reading and writing, without following a link or waiting for a pipe.
+
+    Args:
+        create: make a missing file.
+
+    Raises:
+        UserError: if the path is anything but a regular file with one name.
+        FileNotFoundError: if there is none and ``create`` is false.
+    """
+    try:
+        number = os.open(path, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                         | (os.O_RDWR | os.O_CREAT if create else os.O_RDONLY), 0o666)
+    except OSError as error:
+        if error.errno not in _NOT_REGULAR:
+            raise
+    else:
+        status = os.fstat(number)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:  # 0: deleted by its owner
+            return os.fdopen(number, "r+" if create else "r")
+        os.close(number)
+    raise UserError(f"{path} is a link, a pipe or a folder, not a lock file; delete it")
+
+
 class _LockFile:
     """The locked file of a folder; deleted when the last :class:`FolderLock` of it is gone."""
 
     def __init__(self, folder: Path):
         self._path = folder / LOCK_NAME
         while True:
-            self._file = open(self._path, "a+")
+            self._file = open_lock(self._path)
             _lock(self._file, folder)
             if self.is_there():  # else its owner has deleted it in between
                 break
@@ -83,10 +110,11 @@ def check_unlocked(folder: Path) -> None:
 
     Raises:
         FolderInUse: naming the process and the host.
+        UserError: if its lock is no regular file.
     """
     if folder.resolve() in _held:
         return
-    with contextlib.suppress(FileNotFoundError), open(folder / LOCK_NAME) as file:
+    with contextlib.suppress(FileNotFoundError), open_lock(folder / LOCK_NAME, False) as file:
         _lock(file, folder, fcntl.LOCK_SH)
 
 
@@ -107,7 +135,7 @@ def _lock(file: TextIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
 def _is_at(file: TextIO, path: Path) -> bool:
     """Whether an open file is the one that a path names."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+        return os.path.samestat(os.lstat(path), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 

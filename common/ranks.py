@@ -19,6 +19,7 @@ import datetime
 import itertools
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from common.shared_memory import Memory, SharedSum, seen
-from common.signals import STOP_SIGNALS
+from common.signals import STOP_SIGNALS, signal_at_death_of_parent
 
 # For all processes to come together, which those of other machines may be late for.
 _JOINING = datetime.timedelta(minutes=5)
@@ -309,7 +310,8 @@ def joined_ranks() -> Iterator[Ranks]:
     """The ranks of this training, connected until the end of the block.
 
     Inside, messages of rank 0 alone are logged. An error that all ranks make is reported by one of
-    them, and one that a single rank makes ends the others without a word. When the block ends well
+    them, and one that a single rank makes ends the others without a word. If torchrun is killed,
+    all ranks are asked to stop, as they would train on unattended. When the block ends well
     all ranks leave it together, and signals to stop have no effect any more: torchrun sends them
     to those that take longer to leave.
 
@@ -322,6 +324,7 @@ def joined_ranks() -> Iterator[Ranks]:
         return
     ranks = Ranks(_whole("RANK"), size, _whole("LOCAL_RANK", "0"),
                   _whole("LOCAL_WORLD_SIZE", str(size)))
+    signal_at_death_of_parent(signal.SIGTERM)
     store = _meet(ranks)
     if not ranks.is_first:
         logging.disable()
@@ -352,7 +355,7 @@ def _is_first_to_say(store: dist.Store, error: Exception) -> bool:
 
 def _whole(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
-    if text is None or not text.isdigit():
+    if text is None or not re.fullmatch("[0-9]{1,9}", text):
         raise UserError(f"the environment variable {name} is {text or 'missing'}, but WORLD_SIZE "
                         "says that there are several processes; start them with torchrun")
     return int(text)

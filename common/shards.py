@@ -25,19 +25,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.description import (
-    READABLE,
     first_difference,
     open_described_folder,
     read_description,
+    readable,
 )
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, save_json
 from common.locks import LOCK_NAME, FolderLock, check_unlocked
 
-_NOTES = ".shards"
+NOTES_NAME = ".shards"
 _NOTE = "shard.json"
 _DIVIDED = "divided"  # among the settings, what decides which shard does what
-_NOTE_PATTERN = f"{_NOTES}*/*/*"
+_NOTE_PATTERN = f"{NOTES_NAME}*/*/*"
 
 Item = TypeVar("Item")
 
@@ -99,7 +99,7 @@ class ShardNotes:
 
     def __init__(self, folder: Path, of: str = ""):
         self.folder = Path(folder)
-        self._path = self.folder / f"{_NOTES}{of}"
+        self._path = self.folder / f"{NOTES_NAME}{of}"
 
     def exist(self) -> bool:
         """Whether any shard has begun that is not joined yet."""
@@ -129,7 +129,7 @@ class ShardNotes:
                 key = _difference(note["settings"], settings, informative)
                 if key:
                     raise UserError(f"{self.folder} holds shard {other} with another "
-                                    f"{READABLE.get(key, key)}; {way_out}")
+                                    f"{readable(key)}; {way_out}")
         check()
         own = self._folder_of(shard)
         is_new = not own.exists()
@@ -281,12 +281,12 @@ class SharedFolder:
             return
         found = read_description(path)
         check_unlocked(folder)
-        holds = set(os.listdir(folder)) - {_NOTES, LOCK_NAME} if folder.exists() else set()
+        holds = set(os.listdir(folder)) - {NOTES_NAME, LOCK_NAME} if folder.exists() else set()
         if holds and not found and not self._notes.exist():  # in this order: another may begin
             raise UserError(f"{folder} holds other data; {way_out}")
         key = first_difference(found, description, informative) if found else None
         if key:
-            raise UserError(f"{folder} holds {what} with another {READABLE.get(key, key)}; "
+            raise UserError(f"{folder} holds {what} with another {readable(key)}; "
                             f"{way_out}")
         folder.mkdir(parents=True, exist_ok=True)
         if found and not self._notes.exist() and is_done():
@@ -301,7 +301,7 @@ class SharedFolder:
         """Write the description of shards, which must be what is asked for."""
         key = _difference(found, asked, informative)
         if key:
-            raise UserError(f"the shards in {path.parent} have another {READABLE.get(key, key)}; "
+            raise UserError(f"the shards in {path.parent} have another {readable(key)}; "
                             "give --join with their flags")
         save_json(path, {name: value for name, value in found.items() if name != _DIVIDED},
                   through=through)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 # Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -15,10 +16,19 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # A batch system tells every process of a job to stop, and so do those that passed it on.
 SECONDS_OF_ONE_REQUEST = 1.0
 
+_PR_SET_PDEATHSIG = 1  # of Linux
+
 logger = logging.getLogger(__name__)
 
 
-@contextmanager
+def signal_at_death_of_parent(number: int) -> None:
+    """Have the system send this process a signal when the one that started it ends, also if that
+    is killed. Where the system cannot, nothing happens."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+@contextlib.contextmanager
 def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
     """Collect the signals that ask to stop in a list; a second one acts at once.
 

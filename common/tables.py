@@ -1,9 +1,11 @@
-"""The reader of tables in CSV files, and their writer."""
+"""The reader of tables in CSV files, and their writer; names in Markdown files."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +17,12 @@ from common.files import MAX_REASON, atomic_path, read_bytes
 
 _LARGEST = float(np.finfo(np.float32).max)
 _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
+
+
+def markdown_escaped(text: str) -> str:
+    """Text that somebody chose, such as a name, for a Markdown file: without any markup in it."""
+    text = " ".join(html.escape(text, quote=False).split())
+    return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
 
 def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:

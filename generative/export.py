@@ -11,23 +11,24 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from common.cli import Parser, output_file
+from common.cli import Parser, add_output_file_flag, check_output
 from common.errors import UserError, script_main
 from common.settings import SETTINGS_NAME
-from generative.published import save_compact
+from generative.published import is_compact, save_compact
 from generative.runs import PROGRESS_NAME
 
 
 def parser() -> Parser:
     flags = Parser(__doc__.partition("\n")[0])
     flags.add_argument("--model_file", type=Path, required=True, help="checkpoint of a run")
-    flags.add_argument("--output", type=output_file, required=True, help="file to write")
+    add_output_file_flag(flags, required=True, help="file to write")
     return flags
 
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
+    check_output(args.output, is_compact, args.overwrite)
     settings = args.model_file.parent / SETTINGS_NAME
     if not settings.is_file():
         raise UserError(f"there is no {settings}, without which the file's sizes are not known")

@@ -243,6 +243,16 @@ def save_compact(path: Path, source: Path) -> None:
         if not key.startswith(unused)}})
 
 
+def is_compact(path: Path) -> bool:
+    """Whether ``save_compact`` has written a file: it holds nothing but weights in half precision.
+
+    Raises:
+        UserError: if it is no simulator file.
+    """
+    found, more = _weights(path)
+    return not more and all(tensor.dtype == torch.float16 for tensor in found.values())
+
+
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
     """The tensors of a simulator file, and its further entries."""
     more = load_tensors(path, "simulator file")

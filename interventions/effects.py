@@ -376,15 +376,18 @@ def claims_summary(table: pd.DataFrame) -> str:
                       "cannot be claimed" if untested else "")
 
 
-def check_starts(num_starts: int) -> None:
+def check_starts(num_starts: int, flag: str = "") -> None:
     """Check that there are enough starts for an interval.
+
+    Args:
+        flag: that asks for more, for the message.
 
     Raises:
         UserError: if there are not.
     """
     if num_starts < MIN_STARTS:
         raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
-                        f"{num_starts}")
+                        f"{num_starts}" + (f"; ask for more with {flag}" if flag else ""))
 
 
 def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from common.files import atomic_path
-from common.tables import read_table, write_table
+from common.tables import markdown_escaped, read_table, write_table
 from interventions.effects import LEVEL, holm
 from interventions.findings import Claim, Finding
 from interventions.findings_figure import plot_findings
@@ -86,7 +86,8 @@ def markdown(claims: Mapping[int, Claim], found: Mapping[str, Sequence[Finding]]
              reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame, notes: Sequence[str],
              letter: str = "") -> str:
     """The table as Markdown, a row a claim and a column an agent; see ``FindingsFolder``."""
-    lines = ["| # | published | measured here as | " + " | ".join(found) + " |",
+    names = " | ".join(map(markdown_escaped, found))
+    lines = [f"| # | published | measured here as | {names} |",
              "| --- " * (3 + len(found)) + "|"]
     for row, claim in claims.items():
         cells = []

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from common.tables import markdown_escaped
 from interventions.effects import (
     CLAIMED,
     DIVERGENCE,
@@ -58,10 +59,11 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, w
         table: from ``compare``, or also from ``with_verdicts``.
         what: a sentence on what was run.
     """
+    table = table.assign(label=table["label"].map(markdown_escaped))
     directions, controls = table[~table["control"]], table[table["control"]]
     num_controls = directions["num_controls"].min()
     lines = [
-        f"# {wording.title}", "", what, "",
+        f"# {wording.title}", "", markdown_escaped(what), "",
         "An effect is the mean over starts of altered minus unaltered run, with a 95 % bootstrap "
         f"interval. p: paired sign-flip test; p (Holm): corrected for all {len(directions)} "
         "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "

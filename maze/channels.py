@@ -24,7 +24,7 @@ from interventions.flags import REFERENCE_SIZE
 from interventions.layers import Layer, all_layers
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
 from maze.studies.multiplied import EFFECT_COLUMNS, Decisions, effects, factor
@@ -59,6 +59,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    check_num_mazes(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     layers = layers_asked(policy, args)

@@ -37,7 +37,7 @@ from interventions.resampling import (
 from interventions.resumed import CutPass
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK
 from maze.level.state import MazeState
 from maze.studies.channel_sets import (
@@ -79,6 +79,7 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    check_num_mazes(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
     layer = map_layer(policy, args.layer)

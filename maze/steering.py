@@ -33,7 +33,7 @@ from interventions.layers import ALL, find_layer, layers_named
 from interventions.vectors import save_vectors, vectors_of_pairs
 from maze.field.arms import kind_of, reference_pictures
 from maze.level.environment import game_of
-from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK
 from maze.level.search import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
@@ -137,6 +137,9 @@ def _numbers(coefficients: Sequence[float]) -> str:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
+    check_num_mazes(args)
+    if 0 < args.num_fields < MIN_STARTS:
+        raise UserError(f"--num_fields must be 0 or at least {MIN_STARTS}")
     things = things_of(args)
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
     policy = load_agent(args.agent_file, compute.device)
@@ -322,9 +325,7 @@ def check_numbers(args: argparse.Namespace, states: Sequence[MazeState]) -> None
     """
     if len(states) < MIN_STARTS:
         raise UserError(f"{len(states)} forks are left, and a comparison needs at least "
-                        f"{MIN_STARTS}; take more levels, or other --sources")
-    if 0 < args.num_fields < MIN_STARTS:
-        raise UserError(f"--num_fields must be 0 or at least {MIN_STARTS}")
+                        f"{MIN_STARTS}; ask for more with --num_mazes, or take other --sources")
 
 
 def description(args: argparse.Namespace, groups: Sequence[Group], states: Sequence[MazeState],

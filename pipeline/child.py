@@ -14,6 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from common.config import yaml_given
+from common.signals import signal_at_death_of_parent
 from pipeline.records import Experiment
 
 
@@ -62,6 +63,7 @@ def run_stage(folder: Path, module: str, argv: list[str], log_file: Path,
     with Experiment(folder).stage_lock() as lock, yaml_given(hyperparams):
         if parent.is_alive() and torchrun is not None:
             os.set_inheritable(lock.fileno(), True)
+            signal_at_death_of_parent(signal.SIGKILL)  # the thread does not outlive execv
             os.execv(sys.executable, [sys.executable, *torchrun.argv, "-m", module, *argv])
         if parent.is_alive():
             sys.exit(importlib.import_module(module).main(argv))

@@ -15,7 +15,15 @@ from common.game_objects import hazards_of, objects_of
 from common.parameters import ParameterSet
 from interventions.findings_folder import FindingsFolder
 from pipeline.presets import AGENT, SIMULATOR, ClarityPreset, Preset
-from pipeline.stage import CLARITY_PAGE, OUTPUT, Stage, from_start, number_of
+from pipeline.stage import (
+    CLARITY_PAGE,
+    OUTPUT,
+    Stage,
+    from_start,
+    number_of,
+    object_parameters,
+    recording_parameters,
+)
 
 ROOM = "analysis/clarity"  # below the output folder
 RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from
@@ -48,7 +56,7 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                   f"{OUTPUT}/{ATTRIBUTION}")
     studied = {**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
                "clarity_attribution": (f"{ATTRIBUTION}/**/*.*",)}
-    known = bool(objects_of(preset.env_name))
+    known, objects = bool(objects_of(preset.env_name)), object_parameters(preset.env_name)
     named = {"clarity_objects": (f"{OBJECTS}/**/*.*",)} if known else {}
     checks = [check for check in config.checks if known or check != OBJECT_CHECK]
     sizes = ("--num_observations", str(config.num_observations), "--nmf_features",
@@ -63,7 +71,7 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
          str(preset.seed + 1), "--output_dir", f"{OUTPUT}/{EDITS}"),
         (f"{EDITS}/**/*.*",), number_of(f"{EDITS}/*.pth", "edited agents"),
         needs={"clarity_features": (f"{FEATURES}/**/*.*",)}, files=(AGENT,),
-        clears=(EDITS,)) if blinded else Stage(
+        clears=(EDITS,), parameters=objects) if blinded else Stage(
         "clarity_edit", "clarity.edit_agent",
         ("--agent_file", AGENT, "--features_dir", f"{OUTPUT}/{FEATURES}", "--layer",
          failing.layer, "--features", str(failing.feature), "--output",
@@ -79,7 +87,8 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                "--num_episodes", str(config.num_episodes), "--no_action_noise", "--no_videos",
                *seed, "--logdir", f"{OUTPUT}/{RECORDING}"),
               (f"{RECORDING}/**/*.*",), number_of(f"{RECORDING}/data/episode_*", "episodes"),
-              files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes),
+              files=(AGENT,), clears=(RECORDING,), max_shards=config.num_episodes,
+              parameters=recording_parameters(preset.recording_param_name)),
         Stage("clarity_features", "clarity.features",
               (*inputs, *layers, *sizes, *seed, "--output_dir", f"{OUTPUT}/{FEATURES}"),
               (f"{FEATURES}/**/*.*",), number_of(f"{FEATURES}/*/directions.npy", "layers"),
@@ -105,21 +114,21 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                  needs={**recorded, "clarity_features": (f"{FEATURES}/**/*.*",),
                         **({"clarity_activation_features": (f"{OTHERS}/**/*.*",)}
                            if compared else {})},
-                 files=(AGENT,), clears=(OBJECTS,))] if known else []),
+                 files=(AGENT,), clears=(OBJECTS,), parameters=objects)] if known else []),
         Stage("clarity_checks", "clarity.checks",
               (*attributed, "--checks", *checks, "--num_frames", str(config.num_checked), *seed,
                "--output_dir", f"{OUTPUT}/{CHECKS}"),
               (f"{CHECKS}/**/*.*",), number_of(f"{CHECKS}/*.csv", "checks"), needs=studied,
-              files=(AGENT,), clears=(CHECKS,)),
+              files=(AGENT,), clears=(CHECKS,), parameters=objects),
         *([Stage("saliency_checks", "clarity.saliency_checks",
                  ("--agent_file", AGENT, "--model_file", SIMULATOR, "--interpreting_params_name",
                   preset.parameters, "--data_dir", DATA, *layers, "--num_frames",
                   str(config.num_maps), *seed, "--output_dir", f"{OUTPUT}/{MAPS}"),
                  (f"{MAPS}/*.*",), number_of(f"{MAPS}/*.csv", "checks"), needs=recorded,
                  files=(AGENT, SIMULATOR),
-                 parameters=parameters.flattened("analysis.saliency.common_timesteps",
-                                                 "analysis.saliency.gaussian_kernel_size",
-                                                 "analysis.saliency.sigma"),
+                 parameters={**objects, **parameters.flattened(
+                     "analysis.saliency.common_timesteps",
+                     "analysis.saliency.gaussian_kernel_size", "analysis.saliency.sigma")},
                  clears=(MAPS,))]
           if known and config.num_maps and simulated else []),
         Stage("clarity_page", "clarity.page",
@@ -128,7 +137,8 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                exp_name, "--output_dir", f"{OUTPUT}/{PAGE}"),
               (f"{PAGE}/**/*.*",), number_of(f"{PAGE}/data/*.js", "files of data"),
               needs={**studied, **named, "clarity_checks": (f"{CHECKS}/**/*.*",)},
-              files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start),
+              files=(AGENT, CLARITY_PAGE), clears=(PAGE,), continued=from_start,
+              parameters=objects),
         edit,
         Stage("failure_causes", "clarity.failure_causes",
               ("--agent_file", AGENT, *(f"{OUTPUT}/{EDITS}/{file}" for file in edited), *game,
@@ -138,7 +148,7 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                *(("--invisible", *invisible) if invisible else ()), "--seed",
                str(preset.seed + 2), "--output_dir", f"{OUTPUT}/{CAUSES}"),
               (f"{CAUSES}/**/*.*",), failed, needs={edit.name: (f"{EDITS}/*.pth",)},
-              files=(AGENT,), clears=(CAUSES,),
+              files=(AGENT,), clears=(CAUSES,), parameters=objects,
               max_shards=1 + len(edited) * (1 + failing.num_controls) + len(invisible)),
         Stage("clarity_table", "clarity.table",
               ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, *seed, "--output_dir",
@@ -147,7 +157,7 @@ def clarity_stages(preset: Preset | ClarityPreset, parameters: ParameterSet,
                   output / TABLE, CLAIMS, SCRIPT, LETTER).result(),
               needs={**studied, **named, "clarity_checks": (f"{CHECKS}/**/*.*",),
                      "failure_causes": (f"{CAUSES}/*.csv",)},
-              clears=(TABLE,), continued=from_start)]
+              clears=(TABLE,), continued=from_start, parameters=objects)]
 
 
 def failed(output: Path) -> str:

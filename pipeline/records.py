@@ -7,6 +7,7 @@ In the output folder lie::
     pipeline/digests*.json       checksums of files, by path, size and time of change: those that
                                  the pipeline has computed, and those of each job of a cluster
     pipeline/*.lock              held while the pipeline, and a stage of it, runs
+    pipeline/report.json         names of the files of the report
     pipeline/job_<part>.json     how a job of a cluster does its part of a stage, see ``Sitting``
     logs/<number>_<part>.log     what the stage said, sitting after sitting
 """
@@ -20,6 +21,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -29,7 +31,7 @@ from common.config import typed
 from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_path, save_json
-from common.locks import UNSUPPORTED
+from common.locks import UNSUPPORTED, open_lock
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 SECONDS_TO_WAIT = 60  # for what a killed pipeline has left running
@@ -123,6 +125,9 @@ class Record:
         log: name of its log in the output folder.
         date: when its last sitting began.
         why: reason for which it ran, and what was accepted since.
+        begun: when it began from its start, in seconds since the epoch; 0 in older records.
+        earlier: files of an earlier training, set aside until this one is complete, by name in
+            the output folder.
     """
 
     status: str
@@ -136,6 +141,8 @@ class Record:
     log: str
     date: str
     why: str
+    begun: float = 0.0
+    earlier: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,6 +266,7 @@ class Experiment:
     def __init__(self, path: Path):
         self.path = Path(path)
         self._folder = self.path / "pipeline"
+        self._report_file = self._folder / "report.json"
         self.stage_lock_file = self._folder / "stage.lock"
         self._pipeline_lock_file = self._folder / "pipeline.lock"
 
@@ -357,6 +365,34 @@ class Experiment:
         except (UserError, KeyError, TypeError):
             return None
 
+    def note_report(self, files: Iterable[Path]) -> None:
+        """Keep the names of the files of the report."""
+        save_json(self._report_file, {"files": sorted(
+            str(path.relative_to(self.path)) for path in files if path.is_file())})
+
+    def remove_report(self, folder: Path) -> None:
+        """Delete the files in the report's folder that were noted, and no others."""
+        try:
+            names = read_description(self._report_file).get("files", [])
+        except UserError:
+            return
+        for path in folder.rglob("*"):
+            if str(path.relative_to(self.path)) in names and not path.is_dir():
+                path.unlink()
+
+    def recorded_outputs(self) -> set[Path]:
+        """All files that the records name, also those of stages that the preset has no more."""
+        names = (path.stem.removeprefix("stage_") for path in self._folder.glob("stage_*.json"))
+        return {self.path / name for record in filter(None, map(self.record, names))
+                for name in record.outputs}
+
+    def last_at_work(self, stage: str) -> float:
+        """When a stage or a part of it last ran, in seconds since the epoch: its logs are touched
+        all the while."""
+        pattern = re.compile(rf"\d+_{re.escape(stage)}(_shard_\d+|_join)?\.log")
+        return max((path.stat().st_mtime for path in self.path.glob("logs/*.log")
+                    if pattern.fullmatch(path.name)), default=0.0)
+
     def save(self, stage: str, record: Record) -> None:
         save_json(self._record_file(stage), dataclasses.asdict(record))
 
@@ -403,10 +439,10 @@ def _locked(path: Path, seconds: float, busy: str, shared: bool = False) -> Iter
         shared: let others hold it, too, who say the same.
 
     Raises:
-        UserError: ``busy``, if it is not free in so many seconds.
+        UserError: ``busy``, if it is not free in so many seconds; if its file is no regular one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with open_lock(path) as file:
         end = time.monotonic() + seconds
         while True:
             try:

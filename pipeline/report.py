@@ -10,15 +10,17 @@ import datetime
 import html
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
+from xml.etree.ElementTree import Element
 
 import jinja2
 import markdown
 import markupsafe
 import numpy as np
+from markdown.inlinepatterns import InlineProcessor
+from markdown.treeprocessors import Treeprocessor
 
 from common.description import read_description
 from common.errors import UserError
@@ -105,10 +107,19 @@ class Row:
 
 
 def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) -> Path:
-    """Write the page from what lies in the output folder; returns its path."""
+    """Write the page from what lies in the output folder; returns its path.
+
+    Files of an earlier report are deleted; others in its folder stay.
+
+    Raises:
+        UserError: if the folder is a link.
+    """
     folder = experiment.path / REPORT
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, which the report is not written through; remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    experiment.remove_report(folder)
+    others = set(folder.rglob("*"))
     done = {stage.name for stage in stages
             if (record := experiment.record(stage.name)) and record.status == DONE}
     if "saliency" in done:
@@ -125,7 +136,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
                  if section.answered_by in done else "") for section in page.sections]
     for document in _documents(experiment.path, page, done):
         text = templates.get_template(DOCUMENT).render(
-            name=name, body=_rendered(experiment.path, document))
+            name=name, body=render_document(experiment.path, document))
         _write(folder / _page_of(experiment.path, document), text)
     _write(folder / PAGE_NAME, templates.get_template(PAGE).render(
         name=name, preset=experiment.description().get("preset", ""),
@@ -135,6 +146,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
         total=duration(sum(record.seconds for stage in stages
                            if (record := experiment.record(stage.name)))),
         versions=versions()))
+    experiment.note_report(set(folder.rglob("*")) - others)
     return folder / PAGE_NAME
 
 
@@ -198,20 +210,65 @@ def _page_of(output: Path, document: Path) -> str:
     return f"{'_'.join(folder.parts)}_{document.stem}.html"
 
 
-def _rendered(output: Path, document: Path) -> markupsafe.Markup:
-    """A Markdown file of an analysis as HTML; its links lead from the report's folder."""
-    def relinked(match: re.Match) -> str:
-        attribute, address = match.groups()
-        target = (document.parent / unquote(html.unescape(address))).resolve()
-        if target.suffix == ".md" and target.is_file():
-            moved = _page_of(output.resolve(), target)
-        else:
-            moved = os.path.relpath(target, (output / REPORT).resolve())
-        return f'{attribute}="{html.escape(quote(moved))}"'
+def render_document(output: Path, document: Path) -> markupsafe.Markup:
+    """A Markdown file of an analysis as HTML.
 
-    text = re.sub("<", "&lt;", document.read_text())  # it holds names that somebody chose
-    page = markdown.markdown(text, extensions=["tables"])
-    return markupsafe.Markup(re.sub(r'(src|href)="(?!#|[a-z]+:)([^"]*)"', relinked, page))
+    It holds names that somebody chose. Its own HTML is shown as text, but for line breaks and
+    anchors. Links lead from the report's folder to files or to places in the page; a link or a
+    picture with a scheme, such as ``https:``, is shown as text.
+    """
+    reader = markdown.Markdown(extensions=["tables"])
+    reader.preprocessors.deregister("html_block")
+    for name in ("html", "autolink", "automail"):
+        reader.inlinePatterns.deregister(name)
+    reader.inlinePatterns.register(_OwnMarkup(_OwnMarkup.PATTERN, reader), "own markup", 90)
+    reader.treeprocessors.register(_Links(output, document), "links", 1)
+    return markupsafe.Markup(reader.convert(document.read_text()))
+
+
+class _OwnMarkup(InlineProcessor):
+    """The HTML that reports have: line breaks and anchors."""
+
+    PATTERN = r'<br>|<a id="([a-z0-9_-]+)"></a>'
+
+    def handleMatch(self, m: re.Match, data: str) -> tuple[Element, int, int]:
+        element = Element("a", id=m[1]) if m[1] else Element("br")
+        return element, m.start(0), m.end(0)
+
+
+class _Links(Treeprocessor):
+    """Turns addresses in a document into those in its page, and links elsewhere into text."""
+
+    def __init__(self, output: Path, document: Path):
+        super().__init__()
+        self._output, self._document = output.resolve(), document
+
+    def run(self, root: Element) -> None:
+        for element in root.iter():
+            name = {"a": "href", "img": "src"}.get(element.tag)
+            if name is None or element.get(name) is None:  # as an anchor, which leads nowhere
+                continue
+            address = self._moved(html.unescape(element.get(name)))
+            if address is not None:
+                element.set(name, address)
+                continue
+            element.text = element.get("alt") or element.text
+            element.tag = "span"
+            element.attrib.clear()
+
+    def _moved(self, address: str) -> str | None:
+        """The address in the page; None if it is not a file beside or below the document."""
+        if address.startswith("#"):
+            return address
+        path = unquote(address.partition("#")[0])
+        if not re.fullmatch(r"[\w .-]+(/[\w .-]+)*", path):  # no scheme, no host, no root
+            return None
+        target = (self._document.parent / path).resolve()
+        if target.suffix == ".md" and target.is_file():
+            moved = _page_of(self._output, target)
+        else:
+            moved = os.path.relpath(target, self._output / REPORT)
+        return quote(moved) + address[len(address.partition("#")[0]):]
 
 
 def _row(experiment: Experiment, stage: Stage) -> Row:

@@ -17,6 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import UserError
+from common.files import TEMPORARY_SUFFIX
+from common.locks import LOCK_NAME
+from common.shards import NOTES_NAME
 from common.signals import STOP_SIGNALS
 from pipeline.child import Torchrun, run_stage
 from pipeline.code_closure import code_of
@@ -33,11 +36,13 @@ from pipeline.records import (
     find,
     matches,
 )
-from pipeline.stage import PathResolver, Stage
+from pipeline.stage import MADE_BY, PathResolver, Stage
 
 SKIP, CONTINUE, RUN, LEAVE = "skip", "continue", "run", "leave"
 NOT_RUN = "it has not been run yet"
 SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_OF_CLOCKS = 2  # by which times of files may be off
+EARLIER = "_earlier"  # behind the name of a folder that is set aside
 MODULE_ROOMS = ("maze", "clarity", "generative")  # whose scripts are run as modules
 
 
@@ -112,7 +117,14 @@ class Pipeline:
             yield stage, decision
 
     def run(self) -> Iterator[StageOutcome]:
-        """Do it; ends with the first stage that does not finish."""
+        """Do it; ends with the first stage that does not finish.
+
+        Raises:
+            UserError: if a file that no stage has written lies where one would be made again.
+        """
+        for stage, decision in self.plan():  # before the work, not hours later
+            if decision.action == RUN:
+                self._check_files(stage)
         for stage in self.stages:
             if stage.name not in self._chosen:
                 yield StageOutcome(stage, Decision(LEAVE, "not asked for"), 0,
@@ -313,30 +325,116 @@ class Pipeline:
         if status == 0:
             record = self._with_outputs(stage, record)
         experiment.save(stage.name, record)
+        if status == 0 and record.earlier:
+            self._remove_earlier(stage, record)
+            experiment.save(stage.name, dataclasses.replace(record, earlier=()))
         self._digests.save()
         return status
+
+    def _files_of(self, stage: Stage) -> list[Path]:
+        """All files and links where a stage writes, hidden ones included."""
+        found = [inner for path in matches(self.experiment.path, stage.clears or stage.outputs)
+                 for inner in (path, *(() if path.is_symlink() else path.rglob("*")))]
+        return [path for path in found if path.is_symlink() or not path.is_dir()]
+
+    def _check_files(self, stage: Stage) -> None:
+        """See that the stages have written all that is cleared when one begins from its start.
+
+        What an unfinished stage has written is not recorded; it was changed while that ran.
+
+        Raises:
+            UserError: naming another file.
+        """
+        experiment = self.experiment
+        own = experiment.recorded_outputs()
+        for each in self.stages:
+            record = experiment.record(each.name)
+            if record is not None and record.status != DONE:
+                begun = record.begun - SECONDS_OF_CLOCKS
+                end = experiment.last_at_work(each.name) + SECONDS_OF_CLOCKS
+                own.update(path for path in self._files_of(each)
+                           if begun <= path.lstat().st_mtime <= end)
+        for path in self._files_of(stage):
+            name = path.relative_to(experiment.path)
+            temporary = any(part.startswith(".") and (
+                TEMPORARY_SUFFIX in part or part == LOCK_NAME or part.startswith(NOTES_NAME))
+                for part in name.parts)
+            if path.is_symlink() or not (temporary or path in own):
+                raise UserError(f"{path} was not written by the pipeline, and {stage.name} would "
+                                "delete it when it runs again; move it elsewhere")
+
+    def _set_aside(self, stage: Stage, last: Record | None) -> Sequence[str]:
+        """Rename what an earlier training has left, until its successor is complete.
+
+        Returns:
+            The names of the files that are set aside, now or before.
+
+        Raises:
+            UserError: if there is no room for them.
+        """
+        folder = self.experiment.path
+        found = [path for path in matches(folder, stage.clears) if path.is_dir()]
+        if last is None or last.status != DONE or not found or stage.name not in MADE_BY.values():
+            return last.earlier if last is not None else ()
+        self._remove_earlier(stage, last)  # of a run that was killed when it was complete
+        moves = [(path, path.with_name(f"{path.name}{EARLIER}")) for path in found]
+        for _, aside in moves:
+            if aside.is_symlink() or aside.exists():
+                raise UserError(f"{aside} is where {stage.name} sets aside what it made before; "
+                                "move it elsewhere")
+        names = [str(aside.relative_to(folder) / file.relative_to(path)) for path, aside in moves
+                 for file in path.rglob("*") if file.is_file()]
+        self.experiment.save(stage.name, dataclasses.replace(last, earlier=tuple(names)))
+        for path, aside in moves:
+            os.rename(path, aside)
+            print(f"{stage.name}: what it made before is kept in {aside} until the new training "
+                  "is complete", flush=True)
+        return names
+
+    def _remove_earlier(self, stage: Stage, record: Record) -> None:
+        """Delete the files of an earlier training, but no others that lie beside them."""
+        folder = self.experiment.path
+        for name in stage.clears:
+            aside = folder / f"{name}{EARLIER}"
+            if aside.is_symlink():
+                continue
+            for path in sorted(aside.rglob("*"), reverse=True):  # files before their folders
+                if str(path.relative_to(folder)) in record.earlier:
+                    path.unlink()
+                elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+                    path.rmdir()
+            with contextlib.suppress(OSError):  # it is not empty, or not there
+                aside.rmdir()
 
     def _begin(self, stage: Stage, decision: Decision) -> tuple[list[str], Record]:
         """Say in its record that a stage runs, and clear what it makes from its start.
 
         Returns:
             The flags of its script, and the record.
+
+        Raises:
+            UserError: if a file that no stage has written would be cleared.
         """
         experiment = self.experiment
         argv, earlier = self._places.fill_in(stage.argv), 0.0
-        continued = None
+        continued, last = None, experiment.record(stage.name)
+        begun, set_aside = time.time(), last.earlier if last is not None else ()
         if decision.action == CONTINUE:
-            earlier = experiment.record(stage.name).seconds
+            earlier = last.seconds
             continued = stage.continued(argv, experiment.path)
             if experiment.has_shards(stage.name) and not (self._part and self._part.shards):
                 continued = None  # what shards have made goes on in as many alone
         if continued is None:
+            self._check_files(stage)
+            set_aside = self._set_aside(stage, last)
             _remove(experiment.path, stage.clears or stage.outputs)
             experiment.forget_shards(stage.name)
+        else:
+            begun = last.begun
         record = Record(RUNNING, decision.basis.key, decision.basis, {}, earlier, 0, "", None,
-                        self._log_of(stage), _now(), decision.why)
+                        self._log_of(stage), _now(), decision.why, begun, tuple(set_aside))
         if decision.action == CONTINUE and self._part is not None and self._part.shards:
-            record = dataclasses.replace(record, why=experiment.record(stage.name).why)
+            record = dataclasses.replace(record, why=last.why)
         experiment.save(stage.name, record)
         more = self._part.argv if self._part is not None else ()
         return [*(argv if continued is None else continued), *more], record
@@ -397,6 +495,7 @@ class Pipeline:
                 running = process.is_alive()
                 sys.stdout.write(log.read().decode(errors="replace"))
                 sys.stdout.flush()
+                os.utime(log_file)  # says until when it was at work, even if this is killed
                 process.join(SECONDS_BETWEEN_LOOKS)
         self.received += received
         status = process.exitcode

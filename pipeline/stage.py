@@ -12,20 +12,26 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agents.action_noise import load_action_noise
+from agents.config import load_agent_config
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
 from clarity.page_export.files import ClarityFolder
 from common.agent_file import agent_files
 from common.description import read_description
 from common.errors import UserError
+from common.game_objects import objects_of
+from common.parameters import ParameterSet, flattened
 from common.settings import SETTINGS_NAME
 from generative.runs import checkpoints, newest_simulator_run
+from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder
 from pipeline.presets import AGENT, SIMULATOR, AnyPreset
 from pipeline.records import find
 
 OUTPUT, PAGE, MAZE_PAGE, CLARITY_PAGE = "{output}", "{page}", "{maze page}", "{clarity page}"
 # As they were built.
+DEFAULTS = "defaults"  # the parameter set of scripts that are given none
 PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, CLARITY_PAGE: ClarityFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
@@ -121,7 +127,7 @@ class PathResolver:
                                 + (f"yet; run {made_by} first" if made_by else f"file {path}"))
             found.append((name, path))
             settings = path.with_name(SETTINGS_NAME)
-            if name == SIMULATOR and settings.is_file():
+            if settings.is_file():  # sizes of a simulator; how an agent was trained
                 found.append((f"{name}, {settings.name}", settings))
         return found
 
@@ -136,6 +142,24 @@ class PathResolver:
             return agent_files(newest_run(agent_experiment(self._output)))[-1]
         except (UserError, IndexError):
             return None
+
+
+def object_parameters(game: str) -> dict[str, object]:
+    """What ``hyperparams/game_objects.yml`` says of a game, by dotted names."""
+    section, kinds = f"game_objects.{game}", objects_of(game)
+    return {section: [kind.name for kind in kinds], **flattened(
+        {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
+
+
+def recording_parameters(param_name: str) -> dict[str, object]:
+    """What record.py reads of the YAML files, by dotted names.
+
+    Args:
+        param_name: the set of ``hyperparams/procgen/config.yml`` whose n_envs it takes.
+    """
+    return {**flattened(vars(load_action_noise()), "action_noise."),
+            **ParameterSet(DEFAULTS).named(SwapConfig),
+            "agent.n_envs": load_agent_config(param_name).n_envs}
 
 
 def agent_experiment(output: Path) -> Path:

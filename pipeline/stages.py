@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.action_noise import load_action_noise
 from agents.config import load_agent_config
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
@@ -44,6 +43,8 @@ from pipeline.stage import (
     agent_experiment,
     from_start,
     number_of,
+    object_parameters,
+    recording_parameters,
     simulator_experiment,
     success_rate,
 )
@@ -67,8 +68,8 @@ DATA_OF_MAPS_WITHOUT, MAPS_WITHOUT = (
 # Files that several stages read, by the stage that writes them.
 ROLLOUTS = {"record": _below("rollouts/data", rollout_files.PATTERNS)}
 SIMULATED = {"simulate": _below("samples/informed_init", sample_files.PATTERNS)}
-DIRECTIONS = {"hidden_states": (f"{FOLDERS.hidden_states}/*.npy",)}
-BEHAVIOURS = {"behaviours": (f"{FOLDERS.behaviours}/*.npy",)}
+DIRECTIONS = {"hidden_states": (f"{FOLDERS.hidden_states}/*.*",)}
+BEHAVIOURS = {"behaviours": (f"{FOLDERS.behaviours}/*.*",)}
 CORRELATIONS = (str(FOLDERS.correlations), str(FOLDERS.correlation_plots))
 COMPARISONS = (str(FOLDERS.comparison), str(FOLDERS.comparison_plots))
 
@@ -152,7 +153,6 @@ class _Builder:
     def recording(self) -> list[Stage]:
         preset = self._preset
         number = preset.recorded_episodes or self._parameters.get(DirectionFilesConfig).num_episodes
-        slots = load_agent_config(preset.recording_param_name).n_envs
         return [
             Stage("evaluate", "evaluate",
                   ("--model_file", AGENT, *self._game,
@@ -172,8 +172,8 @@ class _Builder:
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
-                  parameters={**flattened(vars(load_action_noise()), "action_noise."),
-                              "agent.n_envs": slots}, max_shards=number)]
+                  parameters=recording_parameters(preset.recording_param_name),
+                  max_shards=number)]
 
     def simulator(self) -> list[Stage]:
         training = self._preset.simulator_training
@@ -221,7 +221,8 @@ class _Builder:
             ("loss_over_time/*.*",), _beaten, needs=ROLLOUTS, files=(AGENT, SIMULATOR),
             parameters={**self._sizes, **self._of(
                 "gen_model.num_sim_steps", "gen_model.batch_size", "gen_model.held_out_fraction",
-                "gen_model.terminal_absorbing", "analysis.loss_over_time.")},
+                "gen_model.terminal_absorbing", "analysis.loss_over_time."),
+                **object_parameters(self._preset.env_name)},
             clears=("loss_over_time",), continued=from_start)]
 
     def hidden_states(self) -> list[Stage]:
@@ -244,7 +245,7 @@ class _Builder:
                        FOLDERS.env_state_plots, "env_h", SIMULATED),
             *self._map("behaviours", "combined_agent_env_hx_analysis",
                        FOLDERS.behaviours, FOLDERS.behaviour_plots, "combined_agent_env_hx",
-                       {**SIMULATED, "env_states": (f"{FOLDERS.env_states}/*.npy",)},
+                       {**SIMULATED, "env_states": (f"{FOLDERS.env_states}/*.*",)},
                        also=("analysis.env_h.num_samples",)),
             *self._map("bottleneck_vectors", "bottleneck_vec_analysis",
                        FOLDERS.bottleneck, FOLDERS.bottleneck_plots, "bottleneck",
@@ -269,7 +270,7 @@ class _Builder:
                   needs=needs, parameters=parameters, clears=(str(precomputed),)),
             Stage(f"plot_{name}", f"analysis.{script}_plotting", flags,
                   (f"{plots}/**/*.*",), number_of(f"{plots}/**/*.png", "figures"),
-                  needs={**SIMULATED, name: (f"{precomputed}/*.npy",)},
+                  needs={**SIMULATED, name: (f"{precomputed}/*.*",)},
                   parameters=parameters, clears=(str(plots),), continued=from_start)]
 
     def saliency(self) -> list[Stage]:
@@ -362,7 +363,8 @@ class _Builder:
              "--generated_data_dir", f"{OUTPUT}/samples", "--num_behaviour_samples", str(number)),
             (f"{FOLDERS.panel}/**/*.*",),
             number_of(f"{FOLDERS.panel}/data/pictures_*.js", "samples"),
-            needs={**SIMULATED, **DIRECTIONS, **BEHAVIOURS, "saliency": DATA_OF_MAPS,
+            needs={"record": ("rollouts/data/recording.json",), **SIMULATED, **DIRECTIONS,
+                   **BEHAVIOURS, "saliency": DATA_OF_MAPS,
                    "saliency_without_env_grads": DATA_OF_MAPS_WITHOUT},
             files=(PAGE,), parameters=self._of("analysis.agent_h.num_episodes"),
             clears=(str(FOLDERS.panel),), continued=from_start)]

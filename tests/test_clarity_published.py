@@ -119,6 +119,18 @@ def test_a_converted_file_says_what_is_known_of_its_training(converted, tmp_path
     assert read_origin(tmp_path / "b.pth") == AgentOrigin()
 
 
+def test_a_conversion_replaces_only_what_it_wrote(converted, tmp_path, capsys):
+    argv = [str(converted.with_name("coinrun.jd")), "--output", str(tmp_path / "model.pth")]
+    other = load_agent(converted)
+    with torch.no_grad():
+        other.fc_value.bias += 1
+    save_agent(tmp_path / "model.pth", other)
+    assert published.main(argv) == 2
+    assert "this script did not write it" in capsys.readouterr().err
+    assert published.main([*argv, "--overwrite"]) == published.main(argv) == 0
+    assert (tmp_path / "model.pth").read_bytes() == converted.read_bytes()
+
+
 def test_a_converted_agent_is_evaluated(converted, tmp_path, capsys):
     assert evaluate.main(["--model_file", str(converted), "--use_backgrounds", "--num_episodes",
                           "3", "--env_name", "fruitbot", "--distribution_mode", "hard",

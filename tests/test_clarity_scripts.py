@@ -186,7 +186,7 @@ def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_pa
                         (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
                         (["--shard", "1/3", "--memory_steps", "2"], "with another memory_steps"),
                         (["--shard", "1/3", "--features_dir", str(other)],
-                         "with another features_sha256"),
+                         "with another features"),
                         (["--shard", "1/3", "--outputs", "value"], "with another outputs"),
                         (["--shard", "1/3", "--layers", "block3", "hidden_state"],
                          "with another layers"),

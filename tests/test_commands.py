@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, record_arguments, start, wait_for
@@ -26,7 +27,8 @@ import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
 from analysis import causal_stories
-from common.devices import bfloat16_features, resolve_compute
+from analysis.methods import embedding
+from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
 from common.rollout_files import RolloutFolder
 from generative import export
@@ -429,3 +431,56 @@ def test_precision_follows_the_machine_unless_chosen():
     ({"amx_bf16": True, "amx_tile": True}, ["amx_bf16"]), ({}, [])])
 def test_bfloat16_is_a_feature_of_the_processor(features, hardware):
     assert bfloat16_features(features) == hardware
+
+
+def commands_of_documents():
+    """Every command line of README.md and docs/, as words."""
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in document.read_text().replace("\\\n", " ").splitlines():
+            if re.match(r"(    )?python [-\w./]+ ", line):
+                yield shlex.split(line, comments=True)
+
+
+def test_commands_of_different_documents_write_to_different_folders():
+    """Else the second is refused, or goes on with what the first has made."""
+    found = {}
+    for words in commands_of_documents():
+        folders = [words[k + 1] for k, word in enumerate(words) if word == "--output_dir"]
+        for folder in folders:
+            earlier = found.setdefault((*words[1:3], folder), words)
+            assert earlier == words, folder
+    assert len(found) > 5
+
+
+@pytest.mark.parametrize("argv", [["--log_level", "x" * 20_000], ["--num_episodes", "1" * 20_000],
+                                  ["--env_name", "y" * 20_000], ["--" + "z" * 20_000]])
+def test_a_sentence_does_not_repeat_a_value_of_thousands_of_letters(argv, agent_path, capsys):
+    argv = ["--model_file", str(agent_path), *argv]
+    try:
+        status = evaluate.main(argv)
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert len(sentence) < 2100
+
+
+@pytest.mark.parametrize(("cores", "threads", "num_rows", "expected"), [
+    (64, 2, 10**5, 2), (2, 64, 10**5, 2), (64, 64, 10**5, 64), (64, 64, 160, 1), (2, 2, None, 2)])
+def test_libraries_get_the_cores_that_the_process_may_use(cores, threads, num_rows, expected,
+                                                          monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert num_jobs(num_rows) == expected
+
+
+@pytest.mark.parametrize("components", [2, 3])
+def test_few_rows_are_embedded_by_one_thread(components, monkeypatch):
+    asked = []
+    for name in ("FastTSNE", "TSNE", "PerplexityBasedNN"):
+        original = getattr(embedding, name)
+        monkeypatch.setattr(embedding, name, lambda *args, original=original, **options: (
+            asked.append(options["n_jobs"]), original(*args, **options))[1])
+    embedding.embed(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), components,
+                    0)
+    assert set(asked) == {1}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import io
 import itertools
 import subprocess
 import sys
@@ -117,7 +118,21 @@ def test_stamps_are_kept_by_the_version_of_procgen_and_rendered_again_when_damag
     rendered, path = stamps.Stamps.of("easy"), stamps.cache_file("easy")
     assert "0.10.7" in path.name
     kept = path.read_bytes()
-    for content, is_read in ((kept, True), (kept[:1000], False)):
+    arrays = dict(np.load(path))
+
+    def changed(**changes):
+        file = io.BytesIO()
+        np.savez(file, **{name: value for name, value in {**arrays, **changes}.items()
+                          if value is not None})
+        return file.getvalue()
+
+    for content, is_read in (
+            (kept, True), (changed(), True), (kept[:1000], False),
+            (changed(colours=np.zeros_like(arrays["colours"])), False),
+            (changed(mouse_pixels=arrays["mouse_pixels"].astype(bool)), False),
+            (changed(cells=arrays["cells"][:1]), False), (changed(cells=None), False),
+            (changed(format=stamps.FORMAT + 1), False), (changed(digest=None), False),
+            (changed(format=None, digest=None), False)):
         path.write_bytes(content)
         before = path.stat().st_mtime_ns
         stamps.Stamps.of.cache_clear()

@@ -33,12 +33,13 @@ from analysis.influences.correlation import (
 from analysis.influences.files import AVERAGES, ComparisonFolder, CorrelationFolder
 from analysis.influences.gradients import Influences, readout_gradient
 from analysis.parameters.config import XplotsConfig
-from analysis.stories.sentences import escape, influence_sentence
+from analysis.stories.sentences import influence_sentence
 from common.agent_file import save_agent
 from common.errors import UserError
 from common.hidden_states_folder import matrix_files
 from common.outputs import ANSWERS
 from common.parameters import ParameterSet
+from common.tables import markdown_escaped
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
@@ -609,7 +610,7 @@ def test_names_of_behaviours_are_escaped(compared, tmp_path):
     assert causal_stories.main(story_arguments(
         compared, "--output_dir", str(tmp_path / "stories"), "--behaviour_names",
         f"1={name}")) == 0
-    escaped = escape(name)
+    escaped = markdown_escaped(name)
     for markup in ("<b>", "[over](", "\n", " *saws* "):
         assert markup not in escaped
     assert escaped.startswith("jumps \\| &lt;b&gt;high")

@@ -226,18 +226,25 @@ def test_targets_are_all_squares_that_can_be_reached_but_the_mouses():
     (channels.main, ["--layers", "embedder.block4"], "no layer 'embedder.block4'"),
     (channels.main, ["--layers", "embedder.fc"], "embedder.fc has no cells"),
     (channels.main, ["--factors", "positive:2:3"], "--factors takes numbers"),
-    (channels.main, ["--num_mazes", "3"], "at least 10 levels"),
+    (channels.main, ["--num_mazes", "3"],
+     "at least 10 levels or starts, not 3; ask for more with --num_mazes"),
+    (retargeting.main, ["--strongest", "1"],
+     "no file analysis/maze/channels/channels.csv; python -m maze.channels writes it"),
+    (scrubbing.main, [], "channels.csv; python -m maze.channels writes it"),
     (retargeting.main, ["--channels", "32"], "0 to 31"),
     (retargeting.main, ["--channels", "x"], "whole numbers and ranges"),
     (retargeting.main, ["--channels", "1", "--layer", "embedder.fc"], "has no cells"),
     (retargeting.main, ["--channels", "1", "--value", "nan"], "finite"),
     (retargeting.main, ["--channels", "none.csv"], "none.csv"),
-    (scrubbing.main, ["--channels", "1", "--num_mazes", "9"], "at least 10 levels"),
+    (scrubbing.main, ["--channels", "1", "--num_mazes", "9"],
+     "at least 10 levels or starts, not 9; ask for more with --num_mazes"),
     (scrubbing.main, ["--channels", "1", "--kind", "cheese on the way", "--num_mazes", "10"],
      "no decision square"),
     (scrubbing.main, ["--channels", "0-31", "--num_mazes", "10"], "cannot be drawn"),
 ])
-def test_bad_input_is_answered_in_a_sentence(main, flags, message, agent, tmp_path, capsys):
+def test_bad_input_is_answered_in_a_sentence(main, flags, message, agent, tmp_path, capsys,
+                                             monkeypatch):
+    monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     assert main(["--agent_file", str(agent), "--output_dir", str(tmp_path / "out"), "--size", "5:9",
                  "--device", "cpu", *flags]) == 2

@@ -26,15 +26,19 @@ from PIL import Image
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
+from common.game_objects import GameObject
+from common.tables import markdown_escaped
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
+from interventions.findings import Claim
+from interventions.findings_folder import FindingsFolder
 from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
-from pipeline.report import PAGE_NAME, REPORT
+from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import SECTIONS
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
@@ -48,11 +52,11 @@ def arguments(folder, *more):
     return ["--preset", "tiny", "--output_dir", str(folder), "--exp_name", NAME, *more]
 
 
-# A sitecustomize.py: each process notes which files below FOLDER it opens, and whether to read.
+# A sitecustomize.py: each process notes which files below FOLDERS it opens, and whether to read.
 NOTING = """\
 import os, sys
 def note(event, args):
-    if event == "open" and isinstance(args[0], str) and args[0].startswith(FOLDER):
+    if event == "open" and isinstance(args[0], str) and args[0].startswith(FOLDERS):
         file = os.open(f"{NOTES}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         kind = "reads" if args[2] & os.O_ACCMODE == os.O_RDONLY else "writes"
         os.write(file, f"{kind} {args[0]}\\n".encode())
@@ -72,7 +76,8 @@ def finished(tmp_path_factory, notes):
     """An output folder that no test may change."""
     folder = tmp_path_factory.mktemp("pipeline") / "output"
     site = tmp_path_factory.mktemp("site")
-    (site / "sitecustomize.py").write_text(f"FOLDER, NOTES = '{folder}/', '{notes}'\n{NOTING}")
+    folders = (f"{folder}/", *(f"{ROOT / name}/" for name in ("hyperparams", "web", "pretrained")))
+    (site / "sitecustomize.py").write_text(f"FOLDERS, NOTES = {folders}, '{notes}'\n{NOTING}")
     subprocess.run([sys.executable, "run_pipeline.py", *arguments(folder)], cwd=ROOT, check=True,
                    env={**os.environ, "PYTHONPATH": str(site)})
     return folder
@@ -211,25 +216,58 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     assert "evaluate" not in found
 
 
-def test_a_stage_reads_what_it_and_those_that_it_waits_for_have_written(finished, notes):
-    """Or a job on a cluster, where other stages run at the same time, reads half of it."""
-    waits_for = {}
-    for stage in STAGES:
-        direct = {*stage.needs, *(f"train_{what}" for what in ("agent", "simulator")
-                                  if f"{{{what}}}" in stage.files)}
-        waits_for[stage.name] = direct.union(*(waits_for[name] for name in direct))
+# The parameters of each YAML file, by how their names begin; the others are of the parameter set.
+PARAMETERS = {"action_noise.yml": "action_noise.", "config.yml": "agent.",
+              "game_objects.yml": "game_objects."}
+
+
+def declares(stage, yaml):
+    """Whether a stage says that it depends on a YAML file of parameters."""
+    begins = tuple(PARAMETERS.values())
+    return any(name.startswith(PARAMETERS[yaml]) if yaml in PARAMETERS else
+               not name.startswith(begins) for name in stage.parameters)
+
+
+def test_a_stage_opens_what_it_declares_alone(finished, notes):
+    """Else a change does not make it again, and a job on a cluster, where other stages run at the
+    same time, reads half of a file."""
     written_by = {path: stage.name for stage in STAGES for path in find(finished, stage.outputs)}
-    seen = set()
+    places, seen = PathResolver(finished, load_preset("tiny")), set()
     for file in notes.iterdir():
         noted = [line.split(" ", 1) for line in file.read_text().splitlines()]
         logs = [Path(path).stem for kind, path in noted
                 if kind == "writes" and Path(path).parent == finished / "logs"]
-        if len(logs) == 1:  # of the others one is the pipeline, and some serve a stage
-            stage = logs[0].partition("_")[2]
-            writers = {written_by.get(Path(path), stage) for kind, path in noted if kind == "reads"}
-            assert writers <= {stage, *waits_for[stage]}, stage
-            seen.add(stage)
+        if len(logs) != 1:  # of the others one is the pipeline, and some serve a stage
+            continue
+        (stage,) = (stage for stage in STAGES if stage.name == logs[0].partition("_")[2])
+        declared = {path for patterns in stage.needs.values() for path in find(finished, patterns)
+                    } | {path for _, path in places.files(stage.files)}
+        for path in {Path(path) for kind, path in noted if kind == "reads"} - declared:
+            if path.parent.is_relative_to(HYPERPARAMS):
+                assert declares(stage, path.name), (stage.name, path)
+            elif path.is_file() and (path in written_by or not path.is_relative_to(finished)):
+                assert written_by.get(path) == stage.name, (stage.name, path)
+        seen.add(stage.name)
     assert seen == set(NAMES)
+
+
+@pytest.mark.parametrize("preset", ["demo", "clarity", "tiny", "maze"])
+def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
+    stages = all_stages(load_preset(preset), NAME)
+    code = code_closure.code_of({stage.script for stage in stages})
+    for stage in stages:
+        reads = "common.game_objects" in code[stage.script].modules and (
+            stage.script != "evaluate" or "--causes" in stage.argv)
+        assert declares(stage, "game_objects.yml") == reads, stage.name
+
+
+def test_changed_kinds_of_object_invalidate_what_reads_them(run, finished, monkeypatch):
+    kind = GameObject("lock", entity_types=(5,), hazard=False)
+    monkeypatch.setattr(stage_module, "objects_of", lambda game: (kind,))
+    found = planned(run(finished, "--dry_run"))
+    assert set(found) == {
+        "loss_over_time", "clarity_checks", "clarity_page", "failure_causes", "clarity_table"}
+    assert "parameter game_objects.fruitbot" in found["loss_over_time"]
 
 
 def test_a_stage_gets_the_parameters_that_its_record_tells(run, output, change_parameters):
@@ -362,6 +400,71 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
     assert made(run(output, "--only", *again))[stage] == f"an earlier run was {how}"
     assert numbers(output, finished) == numbers(finished)
     assert Experiment(output).record(stage).status == "done"
+
+
+@pytest.mark.parametrize("name", ["MY_NOTES.txt", "mine/keep.csv", ".hidden", "link"])
+def test_a_file_that_no_stage_wrote_is_not_deleted(refused, run, output, name):
+    file = output / "analysis" / "clarity" / "table" / name
+    file.parent.mkdir(exist_ok=True)
+    if name == "link":
+        file.symlink_to(output / "evaluation.json")
+    else:
+        file.write_text("my thoughts")
+    before = Experiment(output).record("clarity_table")
+    sentence = refused(output, "--only", "evaluate", "clarity_table", "--force")
+    assert f"{file} was not written by the pipeline" in sentence
+    assert os.path.lexists(file) and Experiment(output).record("clarity_table") == before
+    assert "of --force" not in Experiment(output).record("evaluate").why  # refused before the work
+    os.rename(file, output.parent / "elsewhere")
+    assert set(made(run(output, "--only", "clarity_table", "--force"))) == {"clarity_table"}
+
+
+def test_what_a_killed_stage_wrote_is_cleared_and_nothing_else(refused, run, output):
+    process = started(output, "record")
+    wait_for(lambda: len(list(output.glob("rollouts/data/episode_*"))) >= 2, process)
+    process.kill()
+    process.wait()
+    time.sleep(2.5)  # as exactly as the times of files are compared
+    file = output / "rollouts" / "data" / "thesis.txt"
+    file.write_text("precious")
+    assert f"{file} was not written" in refused(output, "--only", "record", "--force")
+    file.write_text("precious")
+    os.utime(file, (0, 0))  # a copy of an old file
+    assert f"{file} was not written" in refused(output, "--only", "record", "--force")
+    file.unlink()
+    assert set(made(run(output, "--only", "record", "--force"))) == {"record"}
+
+
+def test_a_trained_agent_is_kept_until_its_successor_is_complete(run, refused, output):
+    (agent,) = output.glob("agent/**/model_1024.pth")
+    content = agent.read_bytes()
+    earlier = output / "agent_earlier" / agent.relative_to(output / "agent")
+    for _ in range(2):  # begun again from the start, and killed again
+        process = started(output, "train_agent")
+        wait_for(lambda: list(output.glob("agent/**/log.csv")), process)
+        process.kill()
+        process.wait()
+        assert earlier.read_bytes() == content
+    note = output / "agent_earlier" / "note.txt"
+    note.write_text("mine")
+    run(output, "--only", "train_agent")
+    assert len(list(output.glob("agent/**/model_1024.pth"))) == 1
+    assert [path for path in output.glob("agent_earlier/**/*") if path.is_file()] == [note]
+    assert f"{note.parent} is where train_agent" in refused(output, "--only", "train_agent",
+                                                            "--force")
+
+
+def test_the_report_deletes_only_its_own_files(run, output):
+    note = output / REPORT / "note.html"
+    note.write_text("mine")
+    (shown,) = (path for path in output.glob("analysis/**/index.md"))
+    extra = shown.with_name("extra.md")
+    extra.write_text("# More")
+    run(output, "--only", "evaluate")
+    (page,) = (output / REPORT).glob("*_extra.html")
+    extra.unlink()
+    run(output, "--only", "evaluate")
+    assert note.read_text() == "mine" and not page.exists()
 
 
 def test_a_killed_pipeline_takes_its_stage_along(output):
@@ -521,6 +624,54 @@ def test_a_hostile_name_is_no_markup(finished):
     assert all(attributes["src"].startswith(("../", "saliency_")) for tag, attributes in tags
                if tag in ("img", "video"))
     assert not any(tag == "script" for tag, _ in tags)
+
+
+HOSTILE = """# A report
+
+<a id="deletion"></a> holds<br>`<b>saw</b>` [rows](#deletion) [next](other.md) ![curve](curve.png)
+
+| name | link |
+| --- | --- |
+| [click](javascript:alert(1)) | [click](JaVa&#115;cript:alert(1)) [click](java\tscript:alert(1)) |
+| ![seen](https://evil/x.png) | [click](//evil/x) [click](/etc/passwd) <https://evil> |
+
+[click][a] [click](data:text/html,x) [click](vbscript:x) [click](jav%61script:alert(1))
+<img src=x onerror=alert(1)>
+
+<script>alert(1)</script>
+
+[a]: javascript:alert(1)
+"""
+
+
+def test_documents_have_line_breaks_anchors_and_relative_links_alone(tmp_path):
+    document = tmp_path / "analysis" / "study" / "report.md"
+    document.parent.mkdir(parents=True)
+    document.with_name("other.md").write_text("# Another")
+    document.write_text(HOSTILE)
+    page = str(render_document(tmp_path, document))
+    assert addresses(page) == ["#deletion", "analysis_study_other.html",
+                               "../analysis/study/curve.png"]
+    assert '<a id="deletion"></a> holds<br />' in page
+    assert "<code>&lt;b&gt;saw&lt;/b&gt;</code>" in page
+    assert set(re.findall(r"<(\w+)", page)) <= {
+        "h1", "p", "a", "br", "code", "img", "span", "table", "thead", "tbody", "tr", "th", "td"}
+
+
+def test_names_in_reports_are_no_markup(tmp_path):
+    """In the files themselves, too, which other programs show."""
+    name = "[click](other.md) ![x](y.png) `a|b` **bold** _tilted_ <b> & run_2\n# title"
+    document = tmp_path / "report.md"
+    claims = {1: Claim("published", "measured")}
+    findings = FindingsFolder(tmp_path, claims, "x")
+    findings.save({name: []}, {name: {}}, [])
+    for text in ((tmp_path / "table.md").read_text(),
+                 f"# Report\n\nOf {markdown_escaped(name)}.\n"):
+        document.write_text(text)
+        page = str(render_document(tmp_path, document))
+        assert set(re.findall(r"<(\w+)", page)) <= {"h1", "p", "table", "thead", "tbody", "tr",
+                                                    "th", "td"}
+        assert html.unescape(page).count(" ".join(name.split())) == 1
 
 
 def test_report_says_what_is_missing_and_shows_no_broken_picture(run, output):

@@ -377,6 +377,30 @@ def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_tw
     assert_same(weights(agent_files(run)[-1]), weights(agent_files(undisturbed)[-1]))
 
 
+def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
+    """As the system does it to a job that takes too much memory; they save first."""
+    process = subprocess.Popen(
+        [*TORCHRUN, "agent", *agent_arguments(tmp_path, agent_path), "--num_timesteps", "1000000"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: any(len(path.read_text().splitlines()) > 1
+                             for path in tmp_path.rglob("log.csv")), process)
+        ranks = [rank_process(process, rank) for rank in range(2)]
+    finally:
+        process.kill()
+        process.wait()
+    end = time.monotonic() + 60
+    try:
+        while any(Path(f"/proc/{rank}").exists() for rank in ranks):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        assert (agent_run(tmp_path) / RESUME_NAME).is_file()
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank, signal.SIGKILL)
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agent_path, recording,
                                                                     tmp_path, capsys):

@@ -14,15 +14,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, at_work_in, record_arguments
+from conftest import FLOAT32, ROOT, at_work_in, record_arguments, tiny_policy
 
 import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
-from common.agent_file import load_agent
+from common.agent_file import load_agent, save_agent
 from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from common.errors import UserError
-from common.files import remove_folder
+from common.files import atomic_folder, remove_folder
 from common.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.video import mark_action
 
@@ -255,6 +255,34 @@ def test_two_recordings_are_not_made_in_one_folder(agent_path, tmp_path, capsys)
             assert words in capsys.readouterr().err
     assert record.main(argv) == 0  # the lock of a killed process is gone with it
     assert not list((tmp_path / "data").glob(".*"))
+
+
+@pytest.mark.parametrize("shards", [[], ["--shard", "1/2"]])
+@pytest.mark.parametrize("kind", ["link", "second name", "pipe", "folder"])
+def test_a_lock_that_is_no_regular_file_is_refused(kind, shards, agent_path, tmp_path, capsys):
+    """A pipe does not hang, and what a link leads to keeps its contents."""
+    (tmp_path / "data").mkdir()
+    lock, other = tmp_path / "data" / ".lock", tmp_path / "other.txt"
+    other.write_text("precious")
+    {"link": lambda: lock.symlink_to(other), "second name": lambda: os.link(other, lock),
+     "pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}[kind]()
+    assert record.main([*record_arguments(agent_path, tmp_path, 2), *shards]) == 2
+    assert f"{lock} is a link, a pipe or a folder" in capsys.readouterr().err
+    assert other.read_text() == "precious"
+
+
+def test_temporary_files_do_not_follow_links(agent_path, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("precious")
+    (tmp_path / ".copy.partial.pth").symlink_to(other)
+    save_agent(tmp_path / "copy.pth", tiny_policy())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".folder.partial").symlink_to(tmp_path / "elsewhere")
+    with atomic_folder(tmp_path / "folder") as folder:
+        (folder / "file").write_text("new")
+    assert other.read_text() == "precious" and not list((tmp_path / "elsewhere").iterdir())
+    assert not (tmp_path / "copy.pth").is_symlink() and not (tmp_path / "folder").is_symlink()
+    load_agent(tmp_path / "copy.pth")
 
 
 def test_overwrite_deletes_nothing_but_a_recording(folder, agent_path, tmp_path, capsys):

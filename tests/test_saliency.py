@@ -599,7 +599,7 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
                     dirs_exist_ok=True)
     capsys.readouterr()
     assert saliency_experiments.main(argv) == 2  # another sample of that number
-    assert "another bottleneck_vec_sha256; give --overwrite" in error(capsys)
+    assert "another bottleneck vector; give --overwrite" in error(capsys)
 
 
 # Resuming
@@ -797,3 +797,14 @@ def test_published_flags():
     assert args.sample_ids == "33 39 56 84" and args.combine_samples_not_iterate
     assert args.precision == "float32"
     assert args.saliency_func_type == ["value", "leftwards", "hx_direction"]
+
+
+def test_the_demonstration_of_each_agent_lies_beside_its_samples(arguments, recorded, tmp_path):
+    """That of a second agent neither meets nor replaces the first one's."""
+    for agent in ("first", "second"):
+        samples = shutil.copytree(recorded, tmp_path / agent / "informed_init")
+        argv = arguments(samples, "--saliency_func_type", "value", "--sample_ids", "1",
+                         "--difference_demo_sample_ids", "1")
+        begin = argv.index("--difference_demo_dir")
+        assert saliency_experiments.main(argv[:begin] + argv[begin + 2:]) == 0
+        assert (tmp_path / agent / "demo_with_without_env_grads" / "sample_00001").is_dir()

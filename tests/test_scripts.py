@@ -2,15 +2,24 @@
 
 import importlib
 import importlib.metadata
+import json
 import os
 import runpy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, tiny_policy
 
+import evaluate
+from analysis import steering_vectors
+from clarity import edit_agent
+from common.agent_file import AgentOrigin, save_agent
 from common.cli import Parser
+from generative import export
+from generative.published import is_compact
+from interventions.vectors import save_vectors, vectors_of_pairs
 
 # Older names that a README of the experiment uses, and the scripts they are links to.
 LINKS = {
@@ -126,3 +135,74 @@ def test_no_module_beside_a_script_shadows_an_installed_one():
                   if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
         rooms = set() if folder == ROOT else set(ROOMS)
         assert not beside & (taken | rooms), folder
+
+
+FRAMES = np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
+
+
+def evaluated(path, agent):
+    return evaluate.main(["--model_file", str(agent), "--num_episodes", "2", "--env_name",
+                          "fruitbot", "--device", "cpu", "--output", str(path)])
+
+
+def exported(path, simulator):
+    return export.main(["--model_file", str(simulator), "--output", str(path)])
+
+
+def edited(path, agent):
+    return edit_agent.main(["--agent_file", str(agent), "--layer", "block3", "--features", "0",
+                            "--features_dir", "nowhere", "--output", str(path)])
+
+
+def steered(path, agent):
+    return steering_vectors.main(["--agent_file", str(agent), "--split", "action=up", "--data_dir",
+                                  "nowhere", "--vector_file", str(path)])
+
+
+def save_edited(path, policy):
+    save_agent(path, policy, origin=AgentOrigin(edited_from="another"))
+
+
+@pytest.mark.parametrize(("run", "save_own", "flag"), [
+    (evaluated, lambda path, _: path.write_text('{"agent_sha256": "a", "success_rate": 1}'),
+     "--output"),
+    (exported, None, "--output"),
+    (edited, save_edited, "--output"),
+    (steered, lambda path, policy: save_vectors(path, list(vectors_of_pairs(
+        policy, ["gru"], FRAMES, FRAMES[::-1], [(0, 1), (1, 2)], "noise").values())),
+     "--vector_file")])
+def test_a_script_replaces_only_files_of_its_own(run, save_own, flag, agent_path, simulator_file,
+                                                 tmp_path, capsys):
+    path = tmp_path / "file.npz"
+    source = simulator_file if run is exported else agent_path
+    for content in (b"a thesis", source.read_bytes()):
+        path.write_bytes(content)
+        assert run(path, source) == 2
+        assert (f"error: {path} exists, and this script did not write it; choose another {flag}, "
+                "or give --overwrite") in capsys.readouterr().err
+        assert path.read_bytes() == content
+    if save_own is not None:
+        save_own(path, tiny_policy())
+        run(path, source)
+    else:
+        path.unlink()
+        assert run(path, source) == run(path, source) == 0
+    assert "did not write it" not in capsys.readouterr().err
+    if run is evaluated:
+        assert json.loads(path.read_text())["num_episodes"] == 2
+    for make in (lambda: path.symlink_to(agent_path), lambda: os.mkfifo(path)):
+        path.unlink()
+        make()
+        with pytest.raises(SystemExit) as stop:
+            run(path, source)
+        assert stop.value.code == 2
+        assert f"{path} is a link, a pipe or a device" in capsys.readouterr().err
+        assert path.is_symlink() or not path.is_file()
+
+
+def test_overwrite_replaces_a_file_of_another_kind(simulator_file, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_text("a thesis")
+    assert export.main(["--model_file", str(simulator_file), "--output", str(path),
+                        "--overwrite"]) == 0
+    assert is_compact(path)

@@ -12,6 +12,7 @@ from openTSNE.nearest_neighbors import PrecomputedNeighbors
 from sklearn.manifold import TSNE
 
 from analysis.methods.neighbours import nearest_neighbours, nearest_rows, some_rows
+from common.devices import num_jobs
 from common.errors import UserError
 
 PERPLEXITY = 30
@@ -78,15 +79,15 @@ def _fit_fast(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
     found = nearest_neighbours(rows, int(3 * perplexity), seed, exact_rows=len(rows))
     logging.getLogger("openTSNE").setLevel(logging.WARNING)  # it says which defaults it takes
     affinities = PerplexityBasedNN(
-        perplexity=perplexity, n_jobs=-1,
+        perplexity=perplexity, n_jobs=num_jobs(len(rows)),
         knn_index=PrecomputedNeighbors(found.indices, found.distances))
-    return np.asarray(FastTSNE(start.shape[1], n_jobs=-1, random_state=seed).fit(
+    return np.asarray(FastTSNE(start.shape[1], n_jobs=num_jobs(len(rows)), random_state=seed).fit(
         affinities=affinities, initialization=start))
 
 
 def _fit_tree(rows: np.ndarray, start: np.ndarray, seed: int) -> np.ndarray:
     return TSNE(start.shape[1], perplexity=_perplexity(len(rows)), init=start.astype(np.float32),
-                random_state=seed, n_jobs=-1).fit_transform(rows)
+                random_state=seed, n_jobs=num_jobs(len(rows))).fit_transform(rows)
 
 
 def _perplexity(num_rows: int) -> float:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
-from common.devices import give_numba_torchs_threads
+from common.devices import give_numba_torchs_threads, num_jobs
 
 EXACT_ROWS = 100_000  # up to so many, all distances are computed
 APPROXIMATE_NEIGHBOURS = 30  # that the descent keeps of each row; fewer find worse ones
@@ -37,7 +37,7 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
         rows: float32 (N, D), N above k.
     """
     if len(rows) <= exact_rows:
-        found = NearestNeighbors(algorithm="brute", n_jobs=-1).fit(rows)
+        found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
         distances, indices = found.kneighbors(None, n_neighbors=k)
         return Neighbours(indices, distances.astype(np.float32))
     from pynndescent import NNDescent  # it takes seconds to compile
@@ -56,7 +56,7 @@ def nearest_neighbours(rows: np.ndarray, k: int, seed: int,
 
 def nearest_rows(queries: np.ndarray, rows: np.ndarray, k: int) -> Neighbours:
     """The nearest ``rows`` (N, D) of each of the ``queries`` (Q, D), exact."""
-    found = NearestNeighbors(algorithm="brute", n_jobs=-1).fit(rows)
+    found = NearestNeighbors(algorithm="brute", n_jobs=num_jobs(len(rows))).fit(rows)
     distances, indices = found.kneighbors(queries, n_neighbors=k)
     return Neighbours(indices, distances.astype(np.float32))
 

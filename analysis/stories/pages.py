@@ -20,10 +20,11 @@ from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT, file_stem
 from analysis.influences.correlation import extreme_rows, members
 from analysis.influences.files import ComparisonFolder
 from analysis.stories.figures import plot_component, plot_films, plot_influences
-from analysis.stories.sentences import Story, escape, facts_text, influence_sentence, sample_facts
+from analysis.stories.sentences import Story, facts_text, influence_sentence, sample_facts
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
 from common.progress import with_progress
+from common.tables import markdown_escaped
 from common.video import mark_action
 from generative.sample_files import SampleArrays
 
@@ -104,7 +105,7 @@ class StoryPages:
         if group == ALL_SAMPLES:
             return "All samples"
         name = self._names.get(group)
-        return f"Behaviour {group}" + (f": {escape(name)}" if name else "")
+        return f"Behaviour {group}" + (f": {markdown_escaped(name)}" if name else "")
 
     def _page(self, group: int | str, folder: Path, final: Path) -> str:
         story, rows, stem = self._stories[group], self._groups[group], file_stem(group)

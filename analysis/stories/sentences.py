@@ -7,8 +7,6 @@ Everything said here is in the tables of ``analysis/dynamics_grads_consistency_p
 from __future__ import annotations
 
 import dataclasses
-import html
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,12 +20,6 @@ from common.outputs import ANSWERS
 MOST_LISTED = 10  # influences of a kind on a page
 STEADY = 0.9  # share of samples with one sign from which an influence is said to be of that sign
 _ENDING = 0.5  # probability of the end of the episode from which a sample counts as ended
-
-
-def escape(text: str) -> str:
-    """A reader's words in Markdown, as they are: no markup, no HTML, one line."""
-    plain = html.escape(" ".join(text.split()), quote=False)
-    return re.sub(r"([\\`*_{}\[\]()#+\-.!|~])", r"\\\1", plain)
 
 
 def target_words(target: str) -> str:

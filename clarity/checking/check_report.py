@@ -17,6 +17,7 @@ from clarity.checking.check_files import (
 )
 from clarity.checking.deletion import KINDS as CURVES
 from clarity.checking.deletion import RANDOM
+from common.tables import markdown_escaped
 
 MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # of gaps: their median and 99 % quantile
 CORRELATION_BAR = 0.5  # of maps of a network that is random throughout
@@ -84,7 +85,7 @@ def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
             ``output``.
         what: a sentence on what was checked.
     """
-    lines = ["# Checks of the attributions", "", what, "",
+    lines = ["# Checks of the attributions", "", markdown_escaped(what), "",
              "Intervals: 95 %, bootstrap over episodes.", ""]
     for check, table in tables.items():
         lines += [f"- [{_TITLES[check]}](#{check}) {verdict(check, table)}"]

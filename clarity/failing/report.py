@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from clarity.failing.counting import ANY, PER
 from clarity.failing.files import ORIGINAL
 from common.palette import BLUE, DPI, VERMILION
+from common.tables import markdown_escaped
 from interventions.effects import LEVEL, MIN_CONTROLS_TO_CLAIM
 
 _CONTROLS = "#DDDDDD"
@@ -32,7 +33,7 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, film
     causes = list(dict.fromkeys(rates["cause"]))
     shown, drawn = rates[~rates["control"]], rates[rates["control"]]
     lines = [
-        "# Causes of failure", "", what, "",
+        "# Causes of failure", "", markdown_escaped(what), "",
         "Each failed episode has one cause: the hazard without which its last step, repeated in a "
         "copy of the real game, does not end it; *multiple* if only all hazards together are, "
         "*timeout* at the time limit, *other* if none is.", "",
@@ -64,7 +65,8 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, film
                   "hazard that is invisible: 1 is an agent to which the edit does what taking the "
                   "hazard out of all frames does.", ""]
         lines += _markdown(("agent", "hazard", "blindness (95 %, bootstrap)"), [
-            (row.label, row.hazard, "not defined" if math.isnan(row.blindness) else
+            (markdown_escaped(row.label), row.hazard,
+             "not defined" if math.isnan(row.blindness) else
              f"{row.blindness:.2f} ({row.low_95:.2f} to {row.high_95:.2f})")
             for row in blind.itertuples()])
     if failures:
@@ -102,7 +104,8 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
     lines += _markdown(
         ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
          "controls' differences", "p (controls)"), [
-            (row.label, row.outcome, _percent(row.unaltered), _percent(row.altered),
+            (markdown_escaped(row.label), row.outcome, _percent(row.unaltered),
+             _percent(row.altered),
              _bold(f"{100 * row.effect:+.2f} ({100 * row.low_95:.2f} to {100 * row.high_95:.2f})",
                    row.claimed), f"{row.p:.2g}", _or_none(row.p_holm, "{:.2g}"),
              "none" if math.isnan(row.control_low) else
@@ -156,7 +159,8 @@ def plot(path: Path, rates: pd.DataFrame, title: str) -> None:
 
 
 def _by_arm(rates: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    return [(part["label"].iloc[0], arm, part) for arm, part in rates.groupby("arm", sort=False)]
+    return [(markdown_escaped(part["label"].iloc[0]), arm, part)
+            for arm, part in rates.groupby("arm", sort=False)]
 
 
 def _rate(row) -> str:

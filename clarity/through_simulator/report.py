@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from clarity.through_simulator.comparison import CHANCE
 from clarity.through_simulator.maps import BLOCK
 from common.palette import COLOURS, DARK_GREY, DPI
+from common.tables import markdown_escaped
 from interventions.effects import LEVEL
 
 
@@ -25,7 +26,7 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
     agreement = tables["agreement"]
     own = agreement[~agreement["control"]]
     lines = ["# Saliency through the simulator and attributions: which is right about the real "
-             "game?", "", what, "",
+             "game?", "", markdown_escaped(what), "",
              "A simulation begins at the vector of a recorded frame and the two before it, and "
              "takes the most likely latents and the agent's likeliest actions, so nothing is "
              "drawn. Its saliency at step 0 is compared with attributions in the recorded frame.",

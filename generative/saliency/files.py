@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from common.config import typed
-from common.description import first_difference, read_description
+from common.description import first_difference, read_description, readable
 from common.errors import UserError
 from common.files import atomic_path, check_finite, read_array, read_json, save_json
 from common.shards import Shard, ShardNotes
@@ -192,8 +192,8 @@ class SaliencyWriter:
         key = first_difference(found, description, _INFORMATIVE)
         if key:
             raise UserError(f"{self.folder.description_file(number, function)} says that its "
-                            f"saliency was made with another {key}; give --overwrite to make it "
-                            "again")
+                            f"saliency was made with another {readable(key)}; give --overwrite to "
+                            "make it again")
         return True
 
     def forget(self, number: int, function: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from common.level_state import LevelState
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 CACHE_FOLDER = "procgen-agent-interpretability"
+FORMAT = 1  # of the cache; a new one when what is rendered or how it is stored changes
 FRAMES_AT_A_TIME = 64
 _CONTENTS = (WALL, CHEESE)  # that show; in the tables they are 1 and 2, a free cell is 0
 _COLOUR = np.dtype("<u4")
@@ -74,16 +76,42 @@ class Stamps:
         path = cache_file(distribution_mode)
         if path.is_file():
             try:
-                return cls(**read_arrays(path, "file of stamps"))
-            except (UserError, TypeError) as error:
+                return cls._read(path)
+            except UserError as error:
                 logger.warning("%s; its stamps are rendered again", error)
         stamps = _rendered(config)
         try:
             with atomic_path(path) as temporary:
-                np.savez(temporary, **dataclasses.asdict(stamps))
+                np.savez(temporary, format=FORMAT, digest=stamps._digest(),
+                         **dataclasses.asdict(stamps))
         except OSError as error:
             logger.warning("the stamps are not kept: %s", error)
         return stamps
+
+    @classmethod
+    def _read(cls, path: Path) -> Stamps:
+        """Read the stamps of a cache file.
+
+        Raises:
+            UserError: if the file is damaged, of another format, or not as it was written.
+        """
+        arrays = read_arrays(path, "file of stamps")
+        found, digest = arrays.pop("format", None), arrays.pop("digest", None)
+        if found is None or found.shape or found != FORMAT:
+            raise UserError(f"the file of stamps {path} is of another format than {FORMAT}")
+        if arrays.keys() == {field.name for field in dataclasses.fields(cls)}:
+            stamps = cls(**arrays)
+            if np.array_equal(digest, stamps._digest()):
+                return stamps
+        raise UserError(f"the file of stamps {path} is damaged: it is not as it was written")
+
+    def _digest(self) -> np.ndarray:
+        """SHA-256 of all arrays with their types and shapes, uint8 (32,)."""
+        digest = hashlib.sha256()
+        for name, array in dataclasses.asdict(self).items():
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return np.frombuffer(digest.digest(), np.uint8)
 
     @property
     def world_dim(self) -> int:
@@ -131,11 +159,12 @@ class Stamps:
 
 
 def cache_file(distribution_mode: str) -> Path:
-    """Where the stamps of a mode are kept, by the version of Procgen that draws them."""
+    """Where the stamps of a mode are kept, by the version of Procgen that draws them and by the
+    format."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / CACHE_FOLDER
     found = versions()
     version = found.get("procgen") or found.get("procgen-mirror")
-    return folder / f"maze_{distribution_mode}_procgen_{version}.npz"
+    return folder / f"maze_{distribution_mode}_procgen_{version}_format_{FORMAT}.npz"
 
 
 def _over(colours: np.ndarray, opacity: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.cli import Parser, add_compute_flags, count, level_seed, seed, whole
 from common.env import EnvConfig, LevelEdit
 from common.errors import UserError
+from interventions.effects import check_starts
 from maze.level.grid import FREE, KINDS, WALL, Square
 from maze.level.pairs import with_top_right_path
 from maze.level.search import Filters, after_edit, chosen_levels, find_levels
@@ -122,6 +123,16 @@ def filters_of(args: argparse.Namespace) -> Filters:
     """The properties that :func:`add_filter_flags` asks for."""
     return Filters(args.size, args.kind, args.cheese_inside, args.cheese_outside,
                    args.cheese_at, args.free_at)
+
+
+def check_num_mazes(args: argparse.Namespace) -> None:
+    """See that --num_mazes asks for enough levels to compare, before any is looked for.
+
+    Raises:
+        UserError: if it does not.
+    """
+    if not args.levels:
+        check_starts(args.num_mazes, "--num_mazes")
 
 
 def levels_of(args: argparse.Namespace, edit: LevelEdit | None = None) -> list[MazeState]:

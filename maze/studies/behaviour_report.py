@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from common.files import atomic_path
 from common.palette import BLUE, COLOURS, DPI, VERMILION
+from common.tables import markdown_escaped
 from interventions.effects import LEVEL
 from interventions.findings import Finding, share
 from maze.level.features import NAMES
@@ -42,7 +43,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, rows: Sequence
         notes: sentences on what was left out.
         region: rows and columns of the top right region.
     """
-    lines = ["# Behaviour of the agent in mazes", "", what, "",
+    lines = ["# Behaviour of the agent in mazes", "", markdown_escaped(what), "",
              *(f"{note}\n" for note in notes), "## How often it gets the cheese", "",
              "An episode is played to its end, at most 500 steps; whether it got the cheese is the "
              f"game's own flag. The region is the last {region} rows and columns. First: whether "

@@ -18,13 +18,15 @@ from maze.level.state import GAME
 from maze.studies.tracks import CHOOSING
 from maze.studies.vectors import LAYER
 
+CHANNELS_FILE = Path("analysis/maze/channels/channels.csv")  # of python -m maze.channels
 NOTHING_NAME = "nothing.md"  # says that no channel was chosen
 
 
 def add_channel_flags(parser: Parser) -> None:
     """Flags that choose a layer and some of its channels."""
     parser.add_argument("--layer", default=LAYER, help="layer of the channels")
-    parser.add_argument("--channels", nargs="+", required=True, metavar="CHANNELS",
+    parser.add_argument("--channels", nargs="+", default=[str(CHANNELS_FILE)],
+                        metavar="CHANNELS",
                         help="numbers and ranges such as 7,8,42-44, or the channels.csv of "
                              "python -m maze.channels for those of the layer that it chose")
     parser.add_argument("--strongest", type=whole(1, 10**4), metavar="N",
