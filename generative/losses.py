@@ -107,8 +107,8 @@ class SimulatorLosses:
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
                      scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None,
                      all_vectors: Tensor | None = None, *, true_camera: Tensor | None = None,
-                     agent_windows: slice = ALL_WINDOWS, until_end: bool = False
-                     ) -> SimulatorLosses:
+                     agent_windows: slice = ALL_WINDOWS, agent_share: float = 1.0,
+                     until_end: bool = False) -> SimulatorLosses:
     """Losses of a pass with posterior, against its labels.
 
     Args:
@@ -116,8 +116,9 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
             part of one; None if they are all.
         true_camera: velocity and displacement of the camera (T, B, 4); None for no such loss.
-        agent_windows: windows in which the agent acted. Their losses of its state stand for those
-            of all windows.
+        agent_windows: windows in which the agent acted.
+        agent_share: share of the whole batch's windows in which it acted. Their losses of its
+            state stand for those of all windows.
         until_end: whether images have no loss from the first terminal step on, and rewards and
             terminals none after it.
 
@@ -133,9 +134,8 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     before_end = alive * (1 - batch.terminals)  # without the terminal step
     squared_states = (simulation.hidden_states - batch.hidden_states[:, agent_windows]).square()
     agent_state = torch.zeros_like(alive)  # (T, B)
-    share = squared_states.shape[1] / alive.shape[1]
     agent_state[:, agent_windows] = (scales.hx * 0.5 * squared_states.sum(dim=-1)
-                                     * alive[:, agent_windows]) / max(share, 1e-9)
+                                     * alive[:, agent_windows]) / agent_share
     camera = None
     if simulation.camera is not None:
         camera = torch.zeros_like(alive)

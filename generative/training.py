@@ -341,6 +341,7 @@ class SimulatorTraining:
         vectors = ranks.gather_with_own_gradient(simulation.start.bottleneck_vec, num)
         losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
                                   vectors, true_camera=camera, agent_windows=acting,
+                                  agent_share=-(-num // training.agent_every) / num,
                                   until_end=training.until_end)
         figures = measure(simulation, losses, vectors)
         return losses, ranks.mean(figures, self._share(num))

@@ -35,11 +35,12 @@ def agent_arguments(logdir: Path, teacher: Path) -> list[str]:
             "float32", "--device", "cpu", "--num_threads", "1", "--logdir", str(logdir)]
 
 
-def simulator_arguments(log_dir_base: Path, agent: Path, data: Path) -> list[str]:
+def simulator_arguments(log_dir_base: Path, agent: Path, data: Path,
+                        parameter_set: str = "tiny") -> list[str]:
     """Weights of rare colours, and a batch that two processes cannot share evenly."""
     return ["--agent_file", str(agent), "--data_dir", str(data), "--log_dir_base",
-            str(log_dir_base), "--interpreting_params_name", "tiny", "--gen_mod_exp_name", "t",
-            "--seed", "4", "--log_interval", "2", "--max_batches", str(BATCHES), "--batch_size",
+            str(log_dir_base), "--interpreting_params_name", parameter_set,
+            "--gen_mod_exp_name", "t", "--seed", "4", "--log_interval", "2", "--max_batches", str(BATCHES), "--batch_size",
             "3", "--image_rarity", "0.5", "--precision", "float32", "--device", "cpu"]
 
 
@@ -57,10 +58,13 @@ def train_agent(argv: list[str], recurrent: bool = True) -> int:
 
 
 def make_all(folder: Path, agent: Path, data: Path) -> int:
-    """Train a recurrent agent, a feed-forward one, and a simulator, in folders of these names."""
+    """Train a recurrent agent, a feed-forward one, and a simulator of each architecture, in
+    folders of these names."""
     return (train_agent(agent_arguments(folder / "recurrent", agent))
             or train_agent(agent_arguments(folder / "feed-forward", agent), recurrent=False)
-            or train_gen_model.main(simulator_arguments(folder / "simulator", agent, data)))
+            or train_gen_model.main(simulator_arguments(folder / "simulator", agent, data))
+            or train_gen_model.main(simulator_arguments(folder / "spatial", agent, data,
+                                                        "tiny-spatial")))
 
 
 # By name: the shape of a parameter, and which of two ranks have a gradient of it.

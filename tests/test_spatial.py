@@ -284,7 +284,8 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
     with torch.no_grad():
         all_windows, some = simulator(batch, MODE), simulator(batch, MODE, agent_windows=acting)
         full = simulator_losses(all_windows, batch, CONFIG).agent_state
-        part = simulator_losses(some, batch, CONFIG, agent_windows=acting).agent_state
+        part = simulator_losses(some, batch, CONFIG, agent_windows=acting,
+                                agent_share=1 / 3).agent_state
     torch.testing.assert_close(some.values, all_windows.values[:, acting])
     torch.testing.assert_close(part[:, 1], 3 * full[:, 1])  # one of three windows
     assert not part[:, [0, 2]].any()
