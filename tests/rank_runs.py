@@ -41,7 +41,8 @@ def simulator_arguments(log_dir_base: Path, agent: Path, data: Path,
     return ["--agent_file", str(agent), "--data_dir", str(data), "--log_dir_base",
             str(log_dir_base), "--interpreting_params_name", parameter_set,
             "--gen_mod_exp_name", "t", "--seed", "4", "--log_interval", "2", "--max_batches",
-            str(BATCHES), "--batch_size", "3", "--image_rarity", "0.5", "--precision", "float32", "--device", "cpu"]
+            str(BATCHES), "--batch_size", "3", "--image_rarity", "0.5", "--precision",
+            "float32", "--device", "cpu"]
 
 
 def train_agent(argv: list[str], recurrent: bool = True) -> int:
