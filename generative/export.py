@@ -28,7 +28,6 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
-    check_output(args.output, is_compact, args.overwrite)
     settings = args.model_file.parent / SETTINGS_NAME
     if not settings.is_file():
         raise UserError(f"there is no {settings}, without which the file's sizes are not known")
@@ -39,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     if beside.exists() and beside.read_bytes() != settings.read_bytes():
         raise UserError(f"{args.output} would lie beside the {SETTINGS_NAME} of another run; "
                         "choose another folder")
+    check_output(args.output, is_compact, args.overwrite)
     save_compact(args.output, args.model_file)
     if not beside.exists():
         shutil.copy(settings, beside)

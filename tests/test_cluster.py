@@ -321,7 +321,7 @@ def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys):
     lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    bsub")]
     (panel,) = (line for line in lines if "tiny-panel" in line)
     assert panel[panel.index("-w") + 1] == " && ".join(
-        f"done(<{name}>)" for name in ("simulate", "hidden_states", "behaviours", "saliency",
+        f"done(<{name}>)" for name in ("record", "simulate", "hidden_states", "behaviours", "saliency",
                                        "saliency_without_env_grads"))
     assert f"{ROOT / 'run_pipeline.py'} --preset tiny --output_dir {tmp_path / 'out'}" in panel[-1]
     assert not list(tmp_path.iterdir())
@@ -529,6 +529,8 @@ def jobs(tmp_path, monkeypatch):
         ran.append(" ".join(argv))
         (experiment.path / "pieces").mkdir(exist_ok=True)
         (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
+        log_file.parent.mkdir(exist_ok=True)
+        log_file.touch()  # as the script's own output would
         return statuses.get(ran[-1], 0)
     monkeypatch.setattr(Pipeline, "_run_script", run_script)
 

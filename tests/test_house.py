@@ -11,9 +11,10 @@ from conftest import ROOT
 # The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
 # gone, changes nothing.
 BELOW = {"common": set(), "interventions": {"common"}}
-BELOW["agents"] = BELOW["generative"] = {"interventions", *BELOW["interventions"]}
+BELOW["agents"] = {"interventions", *BELOW["interventions"]}
+BELOW["generative"] = {"agents", *BELOW["agents"]}
 for _room in ("analysis", "maze", "clarity"):
-    BELOW[_room] = {"agents", "generative", *BELOW["agents"]}
+    BELOW[_room] = {"generative", *BELOW["generative"]}
 BELOW["pipeline"] = set(BELOW)
 BELOW["benchmarks"] = {*BELOW, None}  # None: scripts of the root, which they run
 ROOMS = frozenset(BELOW)

@@ -353,8 +353,9 @@ def test_maps_are_channel_sums_smoothed_as_a_gaussian_does():
 def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys):
     untouched = {path: path.read_bytes() for path in samples.rglob("*.npy")}
     assert run(samples, "--sample_ids", 1, 4, "--batch_size", 1) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        f"saliency of 4 functions in 2 samples is in {samples}"]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"saliency of 4 functions in 2 samples is in {samples}"
+    assert second.startswith("specificity, with gradients through the environment")
     folder, source = SaliencyFolder(samples), SampleFolder(samples)
     assert all(path.read_bytes() == content for path, content in untouched.items())
     sizes = {"images": (4, 3, 64, 64), "hidden_states": (4, 64), "env_h": (4, 48),
@@ -364,7 +365,7 @@ def test_files_hold_the_gradients_of_the_samples(run, samples, simulator, capsys
             path.name for path in source.sample_folder(0).iterdir()}
         assert new == {text for name in NAMES for text in (
             *(f"grad_{kind}_{name}.npy" for kind in ("ims", "hx", "env_h", "processed_ims")),
-            f"saliency_{name}.json")}
+            f"saliency_{name}.json")} | {"specificity.json"}
         sample = source.sample(number)
         copies = smoothgrad_starts(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5,
                                   number)
