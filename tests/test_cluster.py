@@ -321,8 +321,8 @@ def test_dry_run_shows_every_command_and_writes_nothing(tmp_path, capsys):
     lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    bsub")]
     (panel,) = (line for line in lines if "tiny-panel" in line)
     assert panel[panel.index("-w") + 1] == " && ".join(
-        f"done(<{name}>)" for name in ("record", "simulate", "hidden_states", "behaviours", "saliency",
-                                       "saliency_without_env_grads"))
+        f"done(<{name}>)" for name in ("record", "simulate", "hidden_states", "behaviours",
+                                       "saliency", "saliency_without_env_grads"))
     assert f"{ROOT / 'run_pipeline.py'} --preset tiny --output_dir {tmp_path / 'out'}" in panel[-1]
     assert not list(tmp_path.iterdir())
 
