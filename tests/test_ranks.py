@@ -173,8 +173,8 @@ def test_processes_leave_together_and_then_no_signal_stops_them(summed):
 
 def test_one_process_alone_writes_and_speaks(by_two):
     folder, output, errors = by_two
-    assert output.count("training on cpu in float32 by 2 processes") == 3
-    assert output.count("finished after") == 3 and errors.count("KL to the teacher") <= 4
+    assert output.count("training on cpu in float32 by 2 processes") == 4
+    assert output.count("finished after") == 4 and errors.count("KL to the teacher") <= 4
     for kind in ("recurrent", "feed-forward"):
         run = agent_run(folder / kind)
         assert len(list(run.glob("events.out.tfevents.*"))) == 1
