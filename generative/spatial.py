@@ -173,7 +173,7 @@ def state_of(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
 
 
 def motion_costs(before: Tensor, after: Tensor) -> Tensor:
-    """How badly two frames fit for each motion of the camera between them.
+    """Compare two consecutive frames at each possible motion of the camera between them.
 
     A cost volume (Fischer et al. 2015, "FlowNet", section 3) of a single global motion.
 
@@ -194,13 +194,13 @@ def motion_costs(before: Tensor, after: Tensor) -> Tensor:
 
 
 def likely_motion(costs: Tensor) -> Tensor:
-    """Mean motion of the camera, in pixels to the right and down, weighted by how well it fits.
+    """Estimate the camera's motion as a soft arg-min of the costs.
 
     Args:
         costs: from ``motion_costs`` (B, shifts).
 
     Returns:
-        (B, 2).
+        Pixels to the right and down (B, 2).
     """
     weights = torch.softmax(-_COST_SHARPNESS * costs, dim=-1).unflatten(
         -1, (2 * _SHIFTS_Y + 1, 2 * _SHIFTS_X + 1))
@@ -211,7 +211,7 @@ def likely_motion(costs: Tensor) -> Tensor:
 
 
 def velocity_patterns(like: Tensor) -> Tensor:
-    """Patterns of 1 and -1 over the cells (2, 8, 8), in which a code carries a velocity."""
+    """Return the two patterns of 1 and -1 over the cells that encode a velocity (2, 8, 8)."""
     half = torch.ones(GRID, device=like.device)
     half[:GRID // 2] = -1
     return torch.stack([half.expand(GRID, GRID), half[:, None].expand(GRID, GRID)])
@@ -350,7 +350,7 @@ class CameraMotion(nn.Module):
 
 
 class NoEmbedding(nn.Module):
-    """Takes the place of the frame embedding, which nothing reads without a posterior."""
+    """An empty frame embedding: without latent variables there is no posterior to read one."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (N, C, H, W) to (N, 0)."""
