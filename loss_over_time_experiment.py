@@ -24,6 +24,7 @@ from common.cli import Parser, add_save_dir_flag, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
+from common.game_constants import pixels_per_square
 from common.game_objects import objects_of
 from common.progress import with_progress
 from common.replay import recorded_game, replayed
@@ -43,7 +44,6 @@ from generative.fidelity import (
     SSIM_REMEMBERED,
     FidelityCard,
     OtherAgent,
-    pixels_per_square,
 )
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (

@@ -188,7 +188,6 @@ def measure_architectures(recording: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         contestants = {name: Apart(Architecture, name, recording, Path(folder) / name)
                        for name in ARCHITECTURE_SETS}
-        rates = {}
         for what, steps, frames in (("training", 0, math.prod(ARCHITECTURE_BATCH)),
                                     ("imagination on one core", IMAGINED_STEPS, IMAGINED_STEPS)):
             for contestant in contestants.values():
@@ -196,7 +195,7 @@ def measure_architectures(recording: Path) -> None:
             times = [{name: contestant(steps) for name, contestant in contestants.items()}
                      for _ in range(REPEATS)]
             rates = {name: frames / median(each[name] for each in times) for name in contestants}
-            print(f"architectures, {what}: " + ", ".join(
+            print(f"architectures (sets {ARCHITECTURE_SETS}), {what}: " + ", ".join(
                 f"{name} {rate:.0f} frames/s" for name, rate in rates.items())
                 + f", ratio {rates['spatial'] / rates['vector']:.2f}", flush=True)
         for contestant in contestants.values():

@@ -13,6 +13,21 @@ CAMERA_STANDS_STILL = frozenset({
     "bigfish", "bossfight", "chaser", "dodgeball", "heist", "leaper", "maze", "miner", "plunder",
     "starpilot"})
 
+
+def pixels_per_square(game: str, mode: str) -> float | None:
+    """By how many pixels the camera moves when the player moves by a square.
+
+    Args:
+        mode: the game's distribution mode.
+
+    Returns:
+        0 where the camera stands still, None where it is not known.
+    """
+    if game in CAMERA_STANDS_STILL and mode != "memory":
+        return 0.0
+    return CAMERA_FOLLOWS.get(game)
+
+
 # Direction of each action as (right, up); the last six actions are keys that most games ignore.
 ACTION_DIRECTIONS = ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 0), (0, 1), (1, -1), (1, 0), (1, 1),
                      *((0, 0),) * 6)

@@ -50,16 +50,16 @@ class SimulatorConfig:
         bottleneck_loss_weight: factor of the bottleneck loss.
         bottleneck_vec_size: V, dimensions of the unit sphere's space.
         env_update_penalty_weight: factor of the norm of h's change.
-        architecture: ``vector``, the published one, or ``spatial``, see ``generative.spatial``,
-            whose sizes follow.
+        architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``), to
+            which alone the fields below apply.
         patch_components: principal components of an image patch of 8 x 8 pixels.
         canvas_channels: components per cell that the state keeps of the last initial frame.
         memory_channels: memory per cell.
         motion_dim: memory of the camera's motion; with the canvas, the memory and 5 numbers of
             the camera it makes up ``deter_dim``.
         spatial_width: channels of the hidden layers.
-        pixels_per_square: pixels by which the camera moves when the player moves by a square; 0
-            where it stands still; None for that of the recorded game.
+        pixels_per_square: motion of the camera in pixels when the player moves by a square; 0 for a
+            camera that stands still; None: taken from the recorded game when training starts.
         camera_loss_weight: factor of the error of the camera's velocity.
     """
 
@@ -160,10 +160,10 @@ class TrainingConfig:
             from the first step on, as in a simulation, so that its errors are trained away over
             all steps.
         gradient_norm_limit: gradients are scaled down to this norm.
-        average_decay: decay per batch of the exponential moving average of the weights, which a
-            checkpoint then holds for use; 0 for no average.
-        until_end: whether the images, rewards and terminals after an episode's end, and its black
-            last frame, have no loss.
+        average_decay: decay per batch of the exponential moving average of the weights; 0 for no
+            average. Checkpoints store the averaged weights, and the trained ones to resume from.
+        until_end: whether to mask the loss of images from the terminal frame on, and those of
+            rewards and terminals after it.
         agent_every: the agent acts, and its state has a loss, in every n-th window of a batch.
         vector_noise: norm of the noise on the bottleneck vectors of every second window.
         true_camera_batches: batches over which the share of the windows that are simulated with

@@ -250,8 +250,8 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
         By the starts ``all``, ``near_end`` and ``anywhere``: per horizon the ``confusion`` (rows
         are the real outcomes, columns the dreamt ones), ``agreement`` and ``kappa`` with their
         95 % intervals over episodes (None where not defined); the ``actions`` of each world as
-        shares, half the sum of their differences; and ``median_divergence``, None where at least
-        half of the lives never diverge.
+        shares; ``action_difference``, half the sum of their absolute differences; and
+        ``median_divergence``, None where more than half of the lives never diverge.
     """
     return {name: _summary_of(rows, seed) for name, rows in (
         ("all", table), ("near_end", table[table["near_end"]]),

@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from agents.acting import embed_frames
 from common.devices import Compute
-from common.game_constants import CAMERA_FOLLOWS, CAMERA_STANDS_STILL
 from common.networks import Policy
 from generative.agent_inside import AgentInside, AgentOutput
 from generative.dataset import RolloutDataset
@@ -88,20 +87,6 @@ def _gaussian_rows(size: int) -> Tensor:
     for row in range(len(rows)):
         rows[row, row:row + len(weights)] = weights / weights.sum()
     return rows
-
-
-def pixels_per_square(game: str, mode: str) -> float | None:
-    """By how many pixels the camera moves when the player moves by a square.
-
-    Args:
-        mode: the game's distribution mode.
-
-    Returns:
-        0 where the camera stands still, None where it is not known.
-    """
-    if game in CAMERA_STANDS_STILL and mode != "memory":
-        return 0.0
-    return CAMERA_FOLLOWS.get(game)
 
 
 def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> Tensor:

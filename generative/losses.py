@@ -115,18 +115,20 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         pixel_weights: of the squared errors of the images (T, B, H, W); None for 1.
         all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
             part of one; None if they are all.
-        true_camera: velocity and displacement of the camera (T, B, 4); None for no such loss.
+        true_camera: velocity and displacement of the camera (T, B, 4); None: its loss is 0.
         agent_windows: windows in which the agent acted.
-        agent_share: share of the whole batch's windows in which it acted. Their losses of its
-            state stand for those of all windows.
+        agent_share: share of the whole batch's windows in which it acted. The loss of its state is
+            divided by it, so that its mean over the batch estimates that over all windows.
         until_end: whether images have no loss from the first terminal step on, and rewards and
             terminals none after it.
 
     Raises:
-        ValueError: if the pass has no posterior.
+        ValueError: if the pass has no posterior, or ``true_camera`` is given and it has no camera.
     """
     if simulation.posterior_logits is None:
         raise ValueError("the KL loss needs a pass with true images")
+    if true_camera is not None and simulation.camera is None:
+        raise ValueError("the camera's loss needs a training pass of the spatial architecture")
     squared_images = (simulation.raw_images - batch.images).square()
     if pixel_weights is not None:
         squared_images = squared_images * pixel_weights.unsqueeze(2)

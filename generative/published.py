@@ -1,7 +1,7 @@
 """Simulator files: the published layout, read and written. No other module knows its keys.
 
-Files of the spatial architecture, which has no published layout, have the entry ``architecture``
-and our own names; the rest of what follows is about the others.
+Files of the spatial architecture, which has no published layout, carry an entry ``architecture``
+and use our tensor names. The rest of this page describes files of the vector architecture.
 
 A file is a dict with ``gen_model_state_dict``; it does not hold the agent. Published files carry
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
@@ -250,7 +250,8 @@ def is_compact(path: Path) -> bool:
         UserError: if it is no simulator file.
     """
     found, more = _weights(path)
-    return not more and all(tensor.dtype == torch.float16 for tensor in found.values())
+    return not more.keys() - {_ARCHITECTURE} and all(
+        tensor.dtype == torch.float16 for tensor in found.values())
 
 
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.errors import UserError
 from common.networks import Policy
 from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch
@@ -107,8 +108,9 @@ class Simulation(Step):
     """All steps of a pass: the fields of ``Step`` with time first (T, B, …), and the start.
 
     Attributes:
-        camera: predicted velocity and displacement of the camera, before true ones took their
-            place (T, B, 4), in a training pass of the spatial architecture; otherwise None.
+        camera: velocity and displacement of the camera as predicted, before ``true_camera``
+            replaces them in the state (T, B, 4); None in the vector architecture and from
+            ``Simulator.imagine``.
     """
 
     start: Start
@@ -151,7 +153,8 @@ class Simulator(nn.Module):
         policy: a trained agent; it is frozen in place and never trained here.
 
     Raises:
-        UserError: if the agent does not fit the sizes.
+        UserError: if the agent does not fit the sizes, or a spatial configuration leaves the
+            camera's motion open.
     """
 
     def __init__(self, config: SimulatorConfig, policy: Policy):
@@ -161,6 +164,9 @@ class Simulator(nn.Module):
         self.config = config
         vec = config.bottleneck_vec_size
         if config.is_spatial:
+            if config.pixels_per_square is None:
+                raise UserError("pixels_per_square must be a number for a spatial simulator: the "
+                                "motion of the camera, 0 if it stands still")
             basis = self.basis = PatchBasis(config.patch_components, config.image_channels)
             self.encoder = SpatialEncoder(config, basis)
             self.env_converter = SpatialStart(config)
@@ -222,7 +228,8 @@ class Simulator(nn.Module):
 
         Args:
             open_loop: windows whose z is drawn from the prior, bool (B,); None for none.
-            vector_noise: added to the bottleneck vectors, which stay on the sphere (B, V).
+            vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
+                again.
             true_camera: velocity and displacement of the camera in each step (T, B, 4), and the
                 windows in which they take the place of the predicted ones, bool (B,).
             agent_windows: windows in which the agent acts. Its states, log-probabilities, values

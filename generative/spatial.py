@@ -3,19 +3,19 @@
 The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pixels, and a few
 global numbers. Part of the grid is the *canvas*: an image of the world as it was in view in the
 last initial frame, which stays as it is. The cell predicts how the camera moves and adds up its
-*displacement*; the canvas shifted by the displacement is what is known of the view, so that what
-was in view once keeps its shape however far it moves. The rest of the grid is a *memory* in
-coordinates of the view, a convolutional GRU, for all that the shifted canvas does not show:
-moving objects, the player, and what comes into view.
+*displacement*. The canvas, shifted by the displacement, shows the part of the view that was visible
+in the last initial frame, so static objects keep their shape. The rest of the grid is a *memory* in
+coordinates of the view, a convolutional GRU, for everything else: moving objects, the player, and
+newly revealed places.
 
 Images are made of patches in a basis of principal components that is fitted to the recording when
 training starts (``PatchBasis.fit``). Encoder and start are initialised to pass the leading
 components through, so that training starts from a linear code of the last initial frame.
 
-In training mode, the camera's motion learns from recorded positions alone, one step at a time: the
-loss of the images has no gradient with respect to the displacement and the motion memory, and the
-camera's loss none with respect to the canvas, the memory and earlier velocities. In evaluation mode
-everything is differentiable.
+In training mode, the camera's motion learns from recorded positions alone: the loss of the images
+has no gradient with respect to the displacement and the motion memory. The camera's loss reaches
+earlier steps and the start through the motion memory, but has no gradient with respect to the
+canvas, the memory and earlier velocities. In evaluation mode everything is differentiable.
 
 Letters in shape comments: N images or states of any kind, B batch, I initial frames, T simulated
 steps, C H W an image, P = 64 cells, K coefficients of a patch, G global numbers, W hidden
@@ -221,7 +221,7 @@ class SpatialEncoder(nn.Module):
     """Initial frames to a point on the unit sphere: a code of V / 64 numbers per cell.
 
     The last channel of the code starts as the constant 1, from which ``SpatialStart`` reads the
-    scale that the division by the norm takes away, plus the camera's velocity in two patterns.
+    norm that is lost in normalisation. The camera's velocity is added to it in two patterns.
     """
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
@@ -265,8 +265,8 @@ class SpatialEncoder(nn.Module):
 class SpatialStart(nn.Module):
     """Bottleneck vectors to the state before the first step.
 
-    The code is scaled so that its last channel is 1 on average; vectors that no frame has may lie
-    anywhere on the sphere, so the scale is limited.
+    The code is divided by the mean of its last channel. Vectors that do not come from the encoder
+    can have any mean there, so the divisor has a lower limit.
     """
 
     def __init__(self, config: SimulatorConfig):
@@ -286,7 +286,7 @@ class SpatialStart(nn.Module):
             self.motion[-1].weight.mul_(0.1)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vectors (B, V) to states (B, H) and, behind them, logits of z (B, S·K)."""
+        """Vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
         config = self.config
         channels = vectors.shape[1] // NUM_CELLS
         code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
@@ -391,8 +391,10 @@ class SpatialCell(nn.Module):
         before = apart(state.displacement)
         crop = torch.cat(shift(apart(world), before, CROP), dim=1)
         with torch.autocast(h.device.type, enabled=False):
-            motion, velocity = self.camera(crop, apart(state.memory), state.motion,
-                                           apart(state.velocity), action_input)
+            # The velocity at the start is predicted from the vector and learns, later ones do not.
+            velocity = torch.where(state.started > 0, apart(state.velocity), state.velocity)
+            motion, velocity = self.camera(crop, apart(state.memory), state.motion, velocity,
+                                           action_input)
         if not self.config.pixels_per_square:  # the camera stands still
             velocity = torch.zeros_like(velocity)
         displacement = state.started * (before + velocity)
@@ -409,7 +411,7 @@ class SpatialCell(nn.Module):
                             torch.ones_like(state.started)).flat()
 
     def camera_of(self, h: Tensor) -> Tensor:
-        """The camera's velocity and displacement (B, 4) in states (B, H)."""
+        """The camera's velocity and displacement (…, 4) in states (…, H)."""
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:

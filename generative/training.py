@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from torch import Tensor
 from common.agent_file import load_agent
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
-from common.game_constants import CAMERA_FOLLOWS
+from common.game_constants import pixels_per_square
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
@@ -57,9 +58,10 @@ SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
 VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
-
-
 _BASIS_FRAMES = 3000  # to which the basis of image patches is fitted
+
+
+logger = logging.getLogger(__name__)
 
 
 def measure(simulation: Simulation, losses: SimulatorLosses,
@@ -185,8 +187,13 @@ class SimulatorTraining:
             return config
         scale = config.pixels_per_square
         if scale is None:
-            game = recorded_game(self.dataset.folder).env_name
-            scale = CAMERA_FOLLOWS.get(game, 0.0)
+            game = recorded_game(self.dataset.folder)
+            scale = pixels_per_square(game.env_name, game.distribution_mode)
+            if scale is None:
+                logger.warning("how the camera of %s moves is not known, so the simulator takes it "
+                               "to stand still; set pixels_per_square if it does not",
+                               game.env_name)
+                scale = 0.0
         if scale and not self.dataset.has_positions:
             raise UserError(f"{self.dataset.folder.path} has no positions of the player, from "
                             "which the camera's motion is learned; record it with --positions")
@@ -223,12 +230,12 @@ class SimulatorTraining:
         self.batches, self._elapsed = state["batches"], state["wall_time"]
 
     def _load_trained_weights(self, weights: object, path: Path) -> None:
-        """Go on from the weights themselves; the file's simulator has their average."""
+        """Restore the trained weights to resume from; the file's simulator has their average."""
         parameters = self.simulator.trainable_parameters()
         shapes = [parameter.shape for parameter in parameters]
         if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
-            raise UserError(f"{path} has no weights to go on from that fit this simulator: "
-                            "'trained_weights' is missing or damaged")
+            raise UserError(f"the run cannot be resumed from {path}: 'trained_weights' is missing "
+                            "or does not fit the simulator")
         with torch.no_grad():
             for parameter, weight in zip(parameters, weights):
                 parameter.copy_(weight)
@@ -241,15 +248,13 @@ class SimulatorTraining:
     def _for_use(self) -> Iterator[None]:
         """While it is open, the simulator has the averaged weights and is in evaluation mode."""
         self.simulator.eval()
-        parameters = self.simulator.trainable_parameters()
+        parameters = self.simulator.trainable_parameters() if self._average is not None else []
         trained = [parameter.detach().clone() for parameter in parameters]
         try:
-            if self._average is not None:
-                _copy(self._average, parameters)
+            _copy(self._average or [], parameters)
             yield
         finally:
-            if self._average is not None:
-                _copy(trained, parameters)
+            _copy(trained, parameters)
             self.simulator.train()
 
     @property

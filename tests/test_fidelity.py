@@ -17,7 +17,11 @@ from agents.episodes import play_episodes
 from common.agent_file import load_agent, save_agent
 from common.env import EnvConfig
 from common.errors import UserError
-from common.game_constants import CAMERA_FOLLOWS, CAMERA_STANDS_STILL
+from common.game_constants import (
+    CAMERA_FOLLOWS,
+    CAMERA_STANDS_STILL,
+    pixels_per_square,
+)
 from common.game_objects import GameObject, objects_of
 from common.rollout_files import RolloutWriter
 from generative import dream_life, fidelity
@@ -30,7 +34,6 @@ from generative.fidelity import (
     Regions,
     measure_frames,
     measure_kept_objects,
-    pixels_per_square,
     remembered_mask,
     ssim_map,
 )

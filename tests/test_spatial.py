@@ -113,9 +113,8 @@ def test_the_motion_between_two_frames_is_found():
 
 def test_recorded_positions_say_how_frames_move(dataset):
     """Frames moved back by the camera's recorded displacement match the first one better."""
-    config = dataclasses.replace(CONFIG, num_sim_steps=CONFIG.num_sim_steps)
     numbers = np.arange(0, len(dataset), 11)
-    batch = align(dataset.batch(numbers), config)
+    batch = align(dataset.batch(numbers), CONFIG)
     camera = true_camera(batch, 64 / 13)
     moved, alive = camera[-1, :, 2:], batch.terminals[-1] == 0
     fast = alive & (moved.abs().amax(dim=1) > 2)
@@ -253,8 +252,11 @@ def test_the_cameras_loss_trains_the_camera_and_images_do_not(simulator, batch):
     by_image = torch.autograd.grad(losses.image.sum(), camera, retain_graph=True,
                                    allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in by_image)
-    by_motion = torch.autograd.grad(losses.camera.sum(), camera)
+    start = simulator.env_converter.motion[-1].weight
+    *by_motion, by_start = torch.autograd.grad(losses.camera.sum(), [*camera, start],
+                                               retain_graph=True)
     assert all(gradient.any() for gradient in by_motion)
+    assert by_start.any(dim=1).all()  # also of the two rows that give the velocity
     errors = (simulation.camera - true_camera(batch, 64 / 13))[..., :2].abs()
     knee = 0.25
     expected = torch.where(errors < knee, errors.square() / (2 * knee), errors - knee / 2)
@@ -346,6 +348,7 @@ def test_an_exported_simulator_is_the_same(agent_file, recording, tmp_path):
               for path in (run.newest_checkpoint, small)]
     for name, exact in states[0].items():
         torch.testing.assert_close(states[1][name], exact, rtol=1e-3, atol=1e-5, msg=name)
+    assert export.main(["--model_file", str(run.newest_checkpoint), "--output", str(small)]) == 0
 
 
 def test_it_learns_how_the_camera_moves(agent_file, recording, tmp_path):
@@ -380,6 +383,11 @@ def test_recordings_without_positions_are_refused(agent_file, recording, tmp_pat
 def test_impossible_sizes_are_refused(change, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+def test_a_simulator_whose_camera_is_open_is_refused(agent_file):
+    with pytest.raises(UserError, match="pixels_per_square must be a number"):
+        Simulator(TINY.get(SimulatorConfig), load_agent(agent_file))
 
 
 def test_files_of_the_other_architecture_are_refused(agent_file, recording, tmp_path, capsys):
