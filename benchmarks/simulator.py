@@ -195,8 +195,9 @@ def measure_architectures(recording: Path) -> None:
             times = [{name: contestant(steps) for name, contestant in contestants.items()}
                      for _ in range(REPEATS)]
             rates = {name: frames / median(each[name] for each in times) for name in contestants}
-            print(f"architectures (sets {ARCHITECTURE_SETS}), {what}: " + ", ".join(
-                f"{name} {rate:.0f} frames/s" for name, rate in rates.items())
+            print(f"architectures, {what}: " + ", ".join(
+                f"{name} (set {ARCHITECTURE_SETS[name]}) {rate:.0f} frames/s"
+                for name, rate in rates.items())
                 + f", ratio {rates['spatial'] / rates['vector']:.2f}", flush=True)
         for contestant in contestants.values():
             contestant.close()
