@@ -55,7 +55,7 @@ class Windows:
         return Windows(**{name: function(tensor) for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
-        """The fields by name, without ``positions`` where there are none."""
+        """Return the fields by name; ``positions`` only if they were recorded."""
         return {name: tensor for name, tensor in vars(self).items() if tensor is not None}
 
 
