@@ -381,6 +381,7 @@ class SpatialCell(nn.Module):
         return action
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
+        """Empty frame embeddings (…, 0), as they are."""
         return embedding
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
@@ -420,9 +421,11 @@ class SpatialCell(nn.Module):
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
 
     def prior_logits(self, h: Tensor) -> Tensor:
+        """Logits (…, S, K) of the only class of the only latent variable."""
         return h.new_zeros(*h.shape[:-1], *self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
+        """The same as the prior's."""
         return self.prior_logits(h)
 
 
