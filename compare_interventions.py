@@ -39,6 +39,7 @@ from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.networks import Policy
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from common.rollout_files import RolloutFolder
 from common.shards import WHOLE, add_shard_flags
 from generative.arms import simulated_starts
@@ -218,7 +219,7 @@ def main(argv: list[str] | None = None) -> None:
                "wording": dataclasses.asdict(wording)}
     folder.open({
         **place.description, "agent_file": args.agent_file.name,
-        "agent_sha256": sha256(args.agent_file), "num_episodes": args.num_episodes,
+        "agent_sha256": agent_sha256(args.agent_file), "num_episodes": args.num_episodes,
         "seed": args.seed, "precision": compute.precision, **description, "versions": versions(),
         "arms": made}, args.overwrite, args.shard, results)
 
@@ -277,7 +278,7 @@ def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Po
     """
     projector, matrices = Projector.load_for(
         policy.hidden_state_size, directions_folder(args, parameters),
-        parameters.get(DirectionFilesConfig).num_episodes)
+        parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
     alterations = all_alterations(parameters.get(DirectionsConfig).ids() if with_ids else (),
                                   args.swaps, args.num_controls)
     from_step = 0 if args.in_simulator else args.alter_from_step
@@ -339,12 +340,13 @@ def in_simulator(args: argparse.Namespace, parameters: ParameterSet,
     dataset = None
     if not plan.random_start:
         dataset = RolloutDataset(Path(data_dir), plan.num_init_steps, num_steps)
+        dataset.check_agent(args.agent_file, simulator.agent.policy)
     run = simulated_starts(simulator, compute, plan, dataset, args.num_episodes, args.batch_size)
     episodes = Sampler(simulator, compute, plan, dataset).episodes(args.num_episodes)
     return Place(run, {
         "where": "the simulator", **dataclasses.asdict(plan), "model_file": args.model_file.name,
         "model_sha256": sha256(args.model_file), "data_dir": data_dir if dataset else None,
-        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None},
+        "recording_sha256": dataset.folder.sha256(args.check_contents) if dataset else None},
         simulator.agent.policy, None, [],
         lambda size, seed: recorded_reference(RolloutFolder(Path(data_dir)), episodes, size, seed))
 

@@ -33,8 +33,9 @@ from common.cli import (
 from common.description import read_description
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import save_json, sha256, versions
+from common.files import save_json, versions
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from interventions.findings import share
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         episodes = with_causes() if args.causes else play()
         result = evaluate(with_progress(episodes, len(levels), "episode"))
     alike = {} if other is None else {"alike": {
-        "other_agent_sha256": sha256(args.other_agent),
+        "other_agent_sha256": agent_sha256(args.other_agent),
         **likeness(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
@@ -126,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
               f"{described(alike['alike'])}")
     if args.output:
         save_json(args.output, {
-            "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
+            "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),
             "env": vars(config), **region_described(edit), "seed": args.seed,
             "greedy": args.greedy,
             "precision": compute.precision, **patches.metadata, **alike,

@@ -76,7 +76,8 @@ def main(argv: list[str] | None = None) -> None:
         behaviours = None
     units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
     content = gather(args.exp_name, folders, args.num_samples,
-                     Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes),
+                     Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes,
+                                                     folders[0].description().get("agent_sha256")),
                                 hidden.read_finite("sources"), positions_of(hidden)),
                      behaviours, args.max_states)
 

@@ -27,6 +27,7 @@ from common.files import atomic_folder, save_json, sha256, versions
 from common.game_constants import pixels_per_square
 from common.game_objects import objects_of
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from common.replay import recorded_game, replayed
 from common.video import write_strip
 from generative import dream_life
@@ -133,7 +134,7 @@ def main(argv: list[str] | None = None) -> None:
     split_seed = run.seed if run else args.seed
     dataset = RolloutDataset(Path(common.data_dir), num_init_steps, config.num_sim_steps,
                              training.terminal_absorbing)
-    dataset.require_states(simulator.config.agent_hidden_size)
+    dataset.check_agent(args.agent_file, simulator.agent.policy)
     split = dataset.split(training.held_out_fraction, split_seed)
     num_batches = parameters.get(LossOverTimeConfig).num_batches
     batch_size = parameters.get(TrainingConfig).batch_size
@@ -185,8 +186,9 @@ def main(argv: list[str] | None = None) -> None:
                                                       list(imagined[moments])], STRIP_HEIGHT)
         save_json(folder / SETTINGS_NAME, {
             "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
-            "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
-            "data_dir": common.data_dir, "data_index_sha256": sha256(dataset.folder.index_file),
+            "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
+            "data_dir": common.data_dir,
+            "recording_sha256": dataset.folder.sha256(args.check_contents),
             "held_out_fraction": training.held_out_fraction, "split_seed": split_seed,
             "unseen": args.unseen, **describe_file(args.compare_model_file, "compare_model"),
             **describe_file(args.other_agent_file, "other_agent"),

@@ -13,9 +13,9 @@ from analysis.results.output import draw_jobs
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
-from common.files import sha256
 from common.game_constants import ACTION_LABELS
 from common.output_folder import Output
+from common.provenance import agent_sha256
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
@@ -43,12 +43,13 @@ def main(argv: list[str] | None = None) -> None:
     policy = load_agent(args.agent_file)
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
     precomputed = directions_folder(args, parameters)
-    projector, matrices = Projector.load_for(policy.hidden_state_size, precomputed, num_episodes)
+    projector, matrices = Projector.load_for(policy.hidden_state_size, precomputed, num_episodes,
+                                             args.agent_file)
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
     with OUTPUT.replaced(output, {
-            "agent_file": str(args.agent_file), "agent_sha256": sha256(args.agent_file),
+            "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:
         weights.table(ACTION_LABELS).to_csv(temporary / TABLE_NAME, index=False,

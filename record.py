@@ -25,8 +25,9 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import sha256, versions
+from common.files import versions
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from common.rollout_files import (
     POSITION_COLUMNS,
     EpisodeArrays,
@@ -124,13 +125,13 @@ def main(argv: list[str] | None = None) -> None:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,
-                     compute.device, args.random_directions, args.alter_from_step)
+                     args.model_file, compute.device, args.random_directions, args.alter_from_step)
     all_levels = config.draw_levels(args.num_episodes, args.seed)
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, all_levels, size, seed, edit), edit)
     writer = RolloutWriter(args.logdir / "data", {
         "agent_file": args.model_file.name,
-        "agent_sha256": sha256(args.model_file),
+        "agent_sha256": agent_sha256(args.model_file),
         "env": vars(config), **region_described(edit), "seed": args.seed,
         "precision": compute.precision,
         "log_probs_of": "the policy with action noise" if noise else "the policy",

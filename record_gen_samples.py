@@ -13,6 +13,7 @@ from common.errors import script_main
 from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from common.rollout_files import RolloutFolder
 from common.shards import add_shard_flags
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
@@ -96,13 +97,14 @@ def main(argv: list[str] | None = None) -> int:
     dataset = None
     if not plan.random_start:
         dataset = RolloutDataset(Path(common.data_dir), plan.num_init_steps, plan.num_steps)
+        dataset.check_agent(args.agent_file, simulator.agent.policy)
     description = {
         **dataclasses.asdict(plan),
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
         "simulator": dataclasses.asdict(simulator.config),
         "data_dir": common.data_dir if dataset else None,
-        "data_index_sha256": sha256(dataset.folder.index_file) if dataset else None,
+        "recording_sha256": dataset.folder.sha256(args.check_contents) if dataset else None,
         "data_recording": dataset.folder.description() if dataset else None,
         "precision": compute.precision, "swap": None, "versions": versions()}
 
@@ -113,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes,
-                     simulator.config.agent_hidden_size, compute.device, args.random_directions)
+                     simulator.config.agent_hidden_size, args.agent_file, compute.device,
+                     args.random_directions)
     kinds = [(description, contextlib.nullcontext())]
     if swap:
         kinds.append(({**description, "swap": {**swap.description, "unaltered": plan.folder_name}},

@@ -23,8 +23,9 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import save_json, sha256, versions
+from common.files import save_json, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
+from common.provenance import agent_sha256
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
@@ -89,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
         policy, compute, config, measured, size, seed, edit), edit)
     folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
     save_json(folder / "rendering.json", {
-        "agent_file": args.model_file.name, "agent_sha256": sha256(args.model_file),
+        "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),
         "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
         "precision": compute.precision, **patches.metadata, "versions": versions()})
     with patches.scope(policy):

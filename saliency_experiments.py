@@ -4,6 +4,7 @@ simulator, in samples that record_gen_samples.py recorded, over as many steps as
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.outputs import VALUE
+from common.provenance import agent_digests, agent_sha256
 from common.shards import WHOLE, add_shard_flags
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.flags import (
@@ -47,6 +49,8 @@ from interventions.flags import (
     directions_folder,
 )
 from interventions.projector import Projector
+
+logger = logging.getLogger(__name__)
 
 SAMPLES_AT_A_TIME = 4
 
@@ -126,9 +130,9 @@ def main(argv: list[str] | None = None) -> int:
                                         args.without_env_grads):
             print(line)
         return 0
-    origin = {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+    origin = {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
               "model_file": args.model_file.name, "model_sha256": sha256(args.model_file)}
-    check_origin(samples, origin)
+    check_origin(samples, origin, args.agent_file)
 
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
@@ -137,7 +141,8 @@ def main(argv: list[str] | None = None) -> int:
     if any(function.direction is not None for function in functions):
         projector, matrices = directions(
             directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, simulator, functions)
+            parameters.get(DirectionFilesConfig).num_episodes, simulator, args.agent_file,
+            functions)
         projector = projector.on(compute.device)
     description = {**origin, "precision": compute.precision, "versions": versions()}
     if settings.combine_samples_not_iterate:
@@ -189,21 +194,25 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
         "batch_size": batch_size}, files)
 
 
-def check_origin(samples: SampleFolder, origin: dict) -> None:
-    """Refuse samples of another simulator or agent; published samples do not say."""
+def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
+    """Refuse samples of another simulator or agent; warn where published samples do not say."""
     found = samples.description()
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
-        if found and found.get(key) != origin[key]:
+        accepted = (agent_digests(agent_file) if key == "agent_sha256" else {origin[key]})
+        if found and found.get(key) not in accepted:
             name = found.get(key.replace("sha256", "file"))
             raise UserError(f"the samples in {samples.path} were recorded with another "
                             f"{flag} ({name}, which does not have the same contents)")
+    if not found:
+        logger.warning("%s does not say with which simulator and agent it was recorded",
+                       samples.path)
 
 
-def directions(folder: Path, num_episodes: int, simulator: Simulator,
+def directions(folder: Path, num_episodes: int, simulator: Simulator, agent_file: Path,
                functions: tuple[SaliencyFunction, ...]) -> tuple[Projector, dict]:
     """The directions that functions need, and the checksums of their files."""
     projector, matrices = Projector.load_for(simulator.config.agent_hidden_size, folder,
-                                             num_episodes)
+                                             num_episodes, agent_file)
     for function in functions:
         if function.direction is not None:
             there = len(projector.directions(function.direction_type))

@@ -10,14 +10,20 @@ from pathlib import Path
 from common.cli import Parser, from_zero
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from common.ranks import Ranks, joined_ranks
 from common.settings import load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.losses import LossScales
-from generative.runs import SimulatorRunSettings, checkpoints, new_run_folder
+from generative.runs import (
+    SimulatorRunSettings,
+    check_agent_inside,
+    checkpoints,
+    new_run_folder,
+    run_of,
+)
 from generative.training import SimulatorTraining
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.
@@ -52,9 +58,11 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
         settings = resumed_settings(args, explicit)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
+        if args.model_file:
+            check_agent_inside(run_of(args.model_file), args.agent_file)
         folder = ranks.of_first(new_run_folder(common.log_dir_base, args.gen_mod_exp_name))
         settings = SimulatorRunSettings(
-            args.gen_mod_exp_name, str(args.agent_file), sha256(args.agent_file, "agent file"),
+            args.gen_mod_exp_name, str(args.agent_file), agent_sha256(args.agent_file),
             str(args.model_file or ""), common.data_dir, args.seed, compute.precision,
             args.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
             LossScales(*(getattr(args, f"loss_scale_{field.name}")
@@ -84,9 +92,7 @@ def resumed_settings(args: argparse.Namespace, explicit: set[str]) -> SimulatorR
     for name in sorted(explicit - RESUMABLE):
         raise UserError(f"--{name} cannot be changed when a run is resumed; leave it out")
     settings = load_settings(args.resume, SimulatorRunSettings)
-    if sha256(args.agent_file, "agent file") != settings.agent_sha256:
-        raise UserError(f"{args.agent_file} is not the agent of this run, which was "
-                        f"{settings.agent_file}")
+    check_agent_inside(settings, args.agent_file)
     changes = {name: getattr(args, name) for name in ("data_dir", "max_batches", "precision")
                if name in explicit}
     if changes.get("precision") == "auto":

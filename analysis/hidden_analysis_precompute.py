@@ -15,8 +15,8 @@ from analysis.results.output import check_results, finish, reporting_writer
 from analysis.results.simulated_steps import chosen_samples, simulated_states
 from common.cli import Parser
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.hidden_states_folder import HiddenStatesFolder
+from common.provenance import check_agent
 from common.rollout_files import RolloutFolder
 from generative.config import SAMPLE_STARTS
 from generative.flags import add_generated_data_flag
@@ -52,6 +52,11 @@ def main(argv: list[str] | None = None) -> None:
         sample_numbers = chosen_samples(samples, agent_h.num_generated_samples,
                                         "num_generated_samples")
         simulated = simulated_states(samples, "hidden_states", sample_numbers)
+    agent = recording.description().get("agent_sha256")
+    if samples is not None:
+        check_agent(samples.description().get("agent_sha256"), agent,
+                    f"the samples in {samples.path} were recorded",
+                    "take samples of the recorded agent, or give --no_generated_samples")
     recorded = recorded_states(recording, agent_h.num_episodes)
     units = recorded.states.shape[1]
     if simulated is not None and simulated.shape[1] != units:
@@ -63,7 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         folder,
         {"parameters": dataclasses.asdict(agent_h), "seed": args.seed,
          "tsne_seed": tsne_seed, "data_dir": common.data_dir,
-         "data_index_sha256": sha256(recording.index_file), "states": len(recorded.states),
+         "recording_sha256": recording.sha256(args.check_contents), "agent_sha256": agent,
+         "states": len(recorded.states),
          "generated_samples": str(samples.path) if samples else None,
          "generated_numbers": sample_numbers})
     analyse(recorded.states, simulated, agent_h, args.seed, tsne_seed, writer)

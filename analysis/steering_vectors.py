@@ -26,7 +26,6 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.hidden_states_folder import HiddenStatesFolder
 from common.networks import Policy
 from common.rollout_files import RolloutFolder
@@ -92,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
     layers = [layer.name for layer in layers_named(policy, args.layer)]
     folder = RolloutFolder(Path(common.data_dir))
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
-    check_recording(folder, args.agent_file)
+    folder.check_agent(args.agent_file)
 
     check_episodes(folder, num_episodes)
     steps = folder.all_steps(range(num_episodes))
@@ -110,18 +109,6 @@ def main(argv: list[str] | None = None) -> None:
     for vector in vectors:
         print(f"{vector.layer}: norm {np.linalg.norm(vector.vector):.3g}")
     print(f"wrote {args.vector_file}")
-
-
-def check_recording(folder: RolloutFolder, agent_file: Path) -> None:
-    """See that a recording is of this agent, as far as it says whose it is.
-
-    Raises:
-        UserError: if it is another's.
-    """
-    agent = folder.description().get("agent_sha256")
-    if agent not in (None, sha256(agent_file)):
-        raise UserError(f"{folder.path} was recorded with another agent than {agent_file}; record "
-                        "this one, or give the agent that was recorded")
 
 
 def made(args: argparse.Namespace, policy: Policy, layers: list[str], states: States,

@@ -36,7 +36,6 @@ from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording, Rows, batches
 from common.agent_file import load_agent
 from common.devices import Compute
-from common.files import sha256
 from common.networks import Policy, to_images
 from common.outputs import POLICY, VALUE, Output, outputs_named
 from interventions.scopes import recorded
@@ -132,7 +131,7 @@ def measured(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
 def measure_loop(data: Path) -> None:
     policy = load_agent(AGENT)
     policy.requires_grad_(False)
-    recording = Recording(data, policy, sha256(AGENT))
+    recording = Recording(data, policy, AGENT)
     rows = recording.rows(recording.observations(LOOP_FRAMES, 0))
     integration = Integration(tolerance=None)
     totals = np.zeros(2)

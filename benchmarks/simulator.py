@@ -34,8 +34,8 @@ import generative.decoder
 import record
 from benchmarks.measuring import Apart, best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
-from common.files import sha256
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from generative.alignment import AlignedBatch, align
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset, Windows
@@ -62,7 +62,7 @@ def settings_for(parameter_set: str, recording: Path, batch_size: int | None = N
     parameters = ParameterSet(parameter_set, {
         "gen_model.save_interval": 10**9,
         **{f"gen_model.{key}": value for key, value in overrides.items() if value}})
-    settings = SimulatorRunSettings("benchmark", str(AGENT), sha256(AGENT), "",
+    settings = SimulatorRunSettings("benchmark", str(AGENT), agent_sha256(AGENT), "",
                                     str(recording / "data"), 0, "", 0,
                                     parameters.get(SimulatorConfig),
                                     parameters.get(TrainingConfig), LossScales())

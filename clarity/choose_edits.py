@@ -54,8 +54,9 @@ from common.devices import Compute, resolve_compute
 from common.edits import Edit, with_edits
 from common.env import EnvConfig
 from common.errors import UserError, script_main
-from common.files import read_bytes, sha256, versions
+from common.files import read_bytes, versions
 from common.game_objects import GameObject
+from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.effects import Arm
 
@@ -111,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
         check_output(path, lambda path: read_origin(path).edited_from is not None, args.overwrite,
                      "--output_dir")
     original = original_and_edited([args.agent_file], [ORIGINAL], compute.device)[0]
-    origin, checksum = read_origin(args.agent_file), sha256(args.agent_file)
+    origin, checksum = read_origin(args.agent_file), agent_sha256(args.agent_file)
     root = origin.edited_from or checksum
     layers = args.layers or layers_in(args.features_dir)
     features = {cut: features_of(args.features_dir, cut, {checksum, root}, config.env_name)

@@ -31,8 +31,8 @@ from common.cli import (
 )
 from common.edits import Edit, with_edits
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.networks import Policy
+from common.provenance import agent_sha256
 from interventions.reference import activations_of
 
 MAX_FEATURES = 1000
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     check_output(args.output, lambda path: read_origin(path).edited_from is not None,
                  args.overwrite)
     policy, origin = load_agent(args.agent_file), read_origin(args.agent_file)
-    checksum = sha256(args.agent_file)
+    checksum = agent_sha256(args.agent_file)
     root = origin.edited_from or checksum
     [cut] = find_cuts(policy, [args.layer], allow_partial=True)
     features = features_of(args.features_dir, cut, {checksum, root})
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
 def random_edit(edit: Edit, policy: Policy, features: LayerFeatures,
                 args: argparse.Namespace) -> tuple[Edit, str]:
     """A random edit that changes as much, and how its size came out."""
-    recording = Recording(args.data_dir, policy, sha256(args.agent_file))
+    recording = Recording(args.data_dir, policy, args.agent_file)
     if features.settings.get("recording_sha256") != recording.sha256:
         raise UserError(f"the features in {args.features_dir} were found in another recording than "
                         f"{args.data_dir}; give that one as --data_dir")

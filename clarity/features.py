@@ -150,7 +150,7 @@ def components_of(opened: Opened, args: argparse.Namespace) -> Components | None
     if args.precomp_dir is None:
         return None
     projector, checksums = Projector.load_for(opened.policy.hidden_state_size, args.precomp_dir,
-                                              args.num_episodes)
+                                              args.num_episodes, args.agent_file)
     return Components(projector.directions("ica").numpy(), checksums)
 
 

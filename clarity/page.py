@@ -28,8 +28,8 @@ from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, Unit, u
 from common.agent_file import load_agent
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.output_folder import Output
+from common.provenance import agent_digests, agent_sha256
 
 ANALYSES = Path("analysis") / "clarity"
 OUTPUT = Output("page of clarity.page", ClarityFolder.PATTERNS)
@@ -143,10 +143,10 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
     Raises:
         UserError: if it is missing or damaged, or does not belong together.
     """
-    policy, checksum = load_agent(agent), sha256(agent)
-    recording = Recording(data, policy, checksum)
-    sources = Sources(AttributionFolder(attributions), args.features_dir, recording, checksum,
-                      ObjectsFolder(args.objects_dir), args.activations)
+    policy, checksum = load_agent(agent), agent_sha256(agent)
+    recording = Recording(data, policy, agent)
+    sources = Sources(AttributionFolder(attributions), args.features_dir, recording,
+                      agent_digests(agent), ObjectsFolder(args.objects_dir), args.activations)
     return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
 
 

@@ -32,6 +32,7 @@ from common.errors import UserError, script_main
 from common.files import sha256
 from common.output_folder import Output
 from common.outputs import ANSWERS, VALUE, outputs_named
+from common.provenance import agent_sha256
 from common.replay import recorded_game
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
@@ -70,11 +71,12 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
-    policy, checksum = simulator.agent.policy, sha256(args.agent_file)
+    policy, checksum = simulator.agent.policy, agent_sha256(args.agent_file)
     cuts = [cut for cut in find_cuts(policy, args.layers) if cut.layer.is_map]
     if not cuts:
         raise UserError("--layers names no layer with cells; block2 and block3 are some")
-    recording = Recording(Path(common.data_dir), policy, checksum)
+    recording = Recording(Path(common.data_dir), policy, args.agent_file,
+                          args.check_contents)
     config = recorded_game(recording.folder)
     kinds = kinds_in(config)
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, max(lags) + 1)

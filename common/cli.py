@@ -156,6 +156,13 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
                     "give --overwrite to replace it")
 
 
+def add_check_contents_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that has a recording's digest computed from its contents."""
+    parser.add_argument("--check_contents", action="store_true",
+                        help="read every file of the recording to see whether it changed, not "
+                             "only files whose size or time changed")
+
+
 def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
     """Flags that say where and how fast to compute, and how much to say.
 

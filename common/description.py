@@ -11,7 +11,7 @@ from common.files import read_json, remove_folder, save_json, unnamed_file
 from common.locks import LOCK_NAME, FolderLock
 
 # Plain names of the entries whose keys do not explain themselves.
-READABLE = {"data_index_sha256": "recording behind it", "agent_sha256": "agent",
+READABLE = {"agent_sha256": "agent",
             "recording_sha256": "recording behind it",
             "model_sha256": "simulator", "num_steps": "number of steps",
             "levels_sha256": "choice of levels", "matrices_sha256": "directions file",

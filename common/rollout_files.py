@@ -9,7 +9,8 @@ Layout, as published::
                                          level; empty in the last row, whose frame shows no level
     data/sample_00000.mp4                optional
     data/idx_to_episode.csv              global_step, episode: one row for every frame, in order
-    data/recording.json                  what made the data
+    data/recording.json                  what made the data and, once it is complete, digests of
+                                         its episodes, see ``common.provenance``
 
 Episodes are numbered in the order in which they start. A finished one gets its folder at once
 (that is what makes it finished), but its CSV and its place in the index only when all earlier
@@ -24,6 +25,8 @@ and ``recording.json`` follow when the shards are joined, by whoever opens the f
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,6 +46,7 @@ from common.files import (
     save_json,
 )
 from common.game_constants import FRAME_SIZE
+from common.provenance import CONTENTS, EpisodeDigests, check_agent, file_sha256
 from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.tables import read_table
 from common.video import write_video
@@ -58,6 +62,8 @@ _INDEXED = b",level_seed,"  # begins a CSV whose rows are numbered
 _PLACE = 1 + STEP_COLUMNS.index("global_step")  # of a cell in such a row
 _INDEX_HEADER = "global_step,episode\n"
 _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +126,55 @@ class RolloutFolder:
     def steps_file(self, number: int) -> Path:
         return self.path / f"data_gen_model_{number:05d}.csv"
 
+    def files_of(self, number: int) -> list[Path]:
+        """The files of an episode that are read again."""
+        folder = self.episode_folder(number)
+        return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
+
     def video_file(self, number: int) -> Path:
         return self.path / f"sample_{number:05d}.mp4"
 
     def description(self) -> dict:
         """Settings that made the data; empty for published data, which does not store them."""
-        return read_description(self.description_file)
+        found = read_description(self.description_file)
+        found.pop(CONTENTS, None)
+        return found
+
+    def digests(self, check_contents: bool = False) -> EpisodeDigests:
+        """Return the digests of the episodes, as far as ``recording.json`` has them.
+
+        Args:
+            check_contents: read all files, whatever is stored.
+        """
+        stored = read_description(self.description_file).get(CONTENTS)
+        stored_at = self.description_file.stat().st_mtime_ns if stored else 0
+        return EpisodeDigests(self.path, self.files_of, stored, stored_at, check_contents)
+
+    def sha256(self, check_contents: bool = False) -> str:
+        """Return the digest of the recording.
+
+        Args:
+            check_contents: read all files, instead of those alone whose size or time changed.
+
+        Raises:
+            UserError: if the recording is damaged.
+        """
+        if CONTENTS in read_description(self.description_file):
+            digests = self.digests(check_contents)
+            return digests.total(digests.of(self.index()["episode"].unique()))
+        logger.warning("%s has no digests of its episodes, so that changes of their contents will "
+                       "not be noticed", self.path)
+        files = [path for path in (self.index_file, self.description_file) if path.is_file()]
+        return hashlib.sha256("".join(file_sha256([path]) for path in files).encode()).hexdigest()
+
+    def check_agent(self, agent_file: Path) -> None:
+        """Check that the recording is of this agent; warn if it does not say.
+
+        Raises:
+            UserError: if it is another's.
+        """
+        check_agent(self.description().get("agent_sha256"), agent_file,
+                    f"{self.path} was recorded", "record this one with record.py")
 
     def index(self) -> pd.DataFrame:
         """The columns global_step and episode of every frame, int64, in order.
@@ -226,14 +275,15 @@ class RolloutWriter:
                  shard: Shard = WHOLE, num_episodes: int = 0):
         is_whole = shard == WHOLE
         self.folder = RolloutFolder(path, joined=is_whole and not overwrite)
+        self._description, digests = description, self.folder.digests()
         self._shared = SharedFolder(
             self.folder.description_file, description, _ALL_PATTERNS, "a recording", "--logdir",
-            overwrite, shard=shard, divided={"num_episodes": num_episodes},
+            overwrite, ("versions", CONTENTS), shard=shard, divided={"num_episodes": num_episodes},
             is_done=lambda: all(self.has(number) and self.folder.steps_file(number).exists()
                                 for number in range(num_episodes)))
         _check_finished(self.folder, self.folder.finished() if is_whole else
                         [number for number in shard.of(range(num_episodes)) if self.has(number)])
-        self._indexed = _Indexed(self.folder) if is_whole else None
+        self._indexed = _Indexed(self.folder, digests) if is_whole else None
 
     def has(self, number: int) -> bool:
         """Whether an episode is complete on disk."""
@@ -271,6 +321,9 @@ class RolloutWriter:
 
     def finish(self) -> None:
         """Note that all episodes of this process are there."""
+        if self._indexed is not None:
+            save_json(self.folder.description_file,
+                      {**self._description, CONTENTS: self._indexed.digests})
         self._shared.finish()
 
 
@@ -278,10 +331,17 @@ class _Indexed:
     """The episodes that have their CSV and their place in the index, from the first one on.
 
     The index is written from what is on disk, and appended to by ``go_on``.
+
+    Args:
+        stored: digests of episodes that were there before.
+
+    Attributes:
+        digests: of the episodes, see ``EpisodeDigests.of``.
     """
 
-    def __init__(self, folder: RolloutFolder):
-        self._folder = folder
+    def __init__(self, folder: RolloutFolder, stored: EpisodeDigests):
+        self._folder, self._stored = folder, stored
+        self.digests = {}
         self._number, self._global_step = 0, 0
         with atomic_path(folder.index_file) as temporary:
             temporary.write_text(_INDEX_HEADER + self._add_finished())
@@ -298,6 +358,7 @@ class _Indexed:
             length = _place_steps(folder, number, global_step)
             folder.waiting_steps_file(number).unlink(missing_ok=True)
             rows.append(_index_rows(number, global_step, length))
+            self.digests |= self._stored.of([number])
             number, global_step = number + 1, global_step + length
         self._number, self._global_step = number, global_step
         return "".join(rows)
@@ -388,7 +449,8 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
                 length = _place_steps(folder, number, global_step, through)
                 index.write(_index_rows(number, global_step, length))
                 global_step += length
-        save_json(folder.description_file, settings, through=through)
+        digests = EpisodeDigests(path, folder.files_of).of(numbers)
+        save_json(folder.description_file, {**settings, CONTENTS: digests}, through=through)
         for number in numbers:
             folder.waiting_steps_file(number).unlink(missing_ok=True)
 

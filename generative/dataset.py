@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
+from common.networks import Policy
 from common.rollout_files import FRAME_SHAPE, POSITION_COLUMNS, RolloutFolder
 
 
@@ -138,16 +139,17 @@ class RolloutDataset:
         self._lengths = np.bincount(self._row_episode)
         self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
 
-    def require_states(self, hidden_size: int) -> None:
-        """Check that the recorded hidden states can be those of an agent.
+    def check_agent(self, agent_file: Path, policy: Policy) -> None:
+        """Check that the recording is of an agent; warn if it does not say, as published ones.
 
         Raises:
-            UserError: if they are not of this size, naming both.
+            UserError: if its hidden states have another size, or it names another agent.
         """
-        if self._hidden_size != hidden_size:
+        if self._hidden_size != policy.hidden_state_size:
             raise UserError(f"the hidden states in {self.folder.path} have {self._hidden_size} "
-                            f"units, but those of the agent have {hidden_size}; record this agent "
-                            "with record.py")
+                            f"units, but those of the agent have {policy.hidden_state_size}; "
+                            "record this agent with record.py")
+        self.folder.check_agent(agent_file)
 
     def _read_steps(self) -> None:
         steps = self.folder.all_steps(self.episodes)

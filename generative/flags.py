@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.cli import (
     Parser,
+    add_check_contents_flag,
     add_compute_flags,
     add_parameter_set_flag,
     add_published_flags,
@@ -93,6 +94,7 @@ def add_data_flag(parser: Parser) -> None:
     """The flag that chooses recorded rollouts."""
     parser.add_argument("--data_dir", key="data_dir",
                         help="recorded rollouts, <logdir>/data of record.py")
+    add_check_contents_flag(parser)
 
 
 def add_generated_data_flag(parser: Parser) -> None:

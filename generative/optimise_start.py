@@ -20,6 +20,7 @@ from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from common.replay import recorded_game
 from common.rollout_files import RolloutFolder
 from common.tables import write_table
@@ -131,6 +132,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"the target {target.name} needs a step before it; --step must be at "
                             f"least {target.first_step}")
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, num_steps)
+    dataset.check_agent(args.agent_file, simulator.agent.policy)
     recording = None if args.no_real_game else RolloutFolder(Path(common.data_dir))
     if recording is not None:
         try:  # now and not after the search
@@ -145,10 +147,11 @@ def main(argv: list[str] | None = None) -> int:
 
     names = [target.name for target in targets]
     description = {
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
         "simulator": dataclasses.asdict(simulator.config), "data_dir": common.data_dir,
-        "data_index_sha256": sha256(dataset.folder.index_file), "targets": names, "step": step,
+        "recording_sha256": dataset.folder.sha256(args.check_contents), "targets": names,
+        "step": step,
         "matrices_sha256": matrices, "num_recorded": len(windows), "num_steps": num_steps,
         "batch_size": args.batch_size, "seed": args.seed, "precision": compute.precision,
         "versions": versions()}
@@ -187,7 +190,7 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
     if wants_directions(args.targets):
         projector, matrices = Projector.load_for(
             simulator.config.agent_hidden_size, directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes)
+            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
         projector = projector.on(compute.device)
     targets = targets_named(args.targets, simulator.agent.policy, settings.ids("direction_ids"),
                             settings.direction_type, projector)

@@ -22,8 +22,8 @@ from common.agent_file import load_agent
 from common.config import check_seed
 from common.devices import Compute
 from common.errors import UserError
-from common.files import sha256
 from common.metrics_log import read_metrics
+from common.provenance import agent_digests
 from common.settings import SETTINGS_NAME, load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales, SimulatorLosses
@@ -58,7 +58,7 @@ class SimulatorRunSettings:
 
     Attributes:
         agent_file: the agent inside.
-        agent_sha256: its checksum.
+        agent_sha256: its digest, see ``common.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
         data_dir: recorded rollouts.
         precision: float32 or bfloat16.
@@ -157,11 +157,23 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     run = run_of(model_file)
     sizes = run.simulator if run else otherwise
     policy = load_agent(agent_file)
-    if run and sha256(agent_file) != run.agent_sha256:
-        raise UserError(f"{agent_file} is not the agent of this simulator, which was "
-                        f"{run.agent_file}")
+    check_agent_inside(run, agent_file)
     simulator = load_published(model_file, sizes, policy).simulator
     return prepared(simulator, compute).requires_grad_(False).eval()
+
+
+def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> None:
+    """Check that a run's simulator has this agent inside.
+
+    Args:
+        run: its settings; None for published simulators, which do not say.
+
+    Raises:
+        UserError: if it has another one.
+    """
+    if run and run.agent_sha256 not in agent_digests(agent_file):
+        raise UserError(f"{agent_file} is not the agent of this simulator, which was "
+                        f"{run.agent_file}")
 
 
 def prepared(simulator: Simulator, compute: Compute) -> Simulator:

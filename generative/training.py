@@ -134,7 +134,7 @@ class SimulatorTraining:
         config = self._resolved(config)
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
-        self.dataset.require_states(policy.hidden_state_size)
+        self.dataset.check_agent(Path(settings.agent_file), policy)
         lock = FolderLock(folder) if ranks.is_first and checkpoints(folder) else None
         saved = ranks.of_first(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)

@@ -22,6 +22,7 @@ from common.errors import UserError
 from common.files import sha256
 from common.hidden_states_folder import MATRICES, HiddenStatesFolder, matrix_files
 from common.networks import HiddenChange
+from common.provenance import check_agent
 
 DirectionType = Literal["pca", "ica"]
 
@@ -82,9 +83,12 @@ class Projector:
                       for name in MATRICES})
 
     @classmethod
-    def load_for(cls, num_units: int, folder: Path,
-                 num_episodes: int) -> tuple[Projector, dict[str, str]]:
+    def load_for(cls, num_units: int, folder: Path, num_episodes: int,
+                 agent: Path | str | None) -> tuple[Projector, dict[str, str]]:
         """The same for an agent with this many hidden units, with the files' checksums by name.
+
+        Args:
+            agent: its file or digest, see ``common.provenance.check_agent``.
 
         Raises:
             UserError: see ``load``; or if the matrices are another agent's.
@@ -93,6 +97,9 @@ class Projector:
         if len(projector.mean) != num_units:
             raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
                             f"units, but the agent has {num_units}")
+        check_agent(HiddenStatesFolder(folder, num_episodes).settings().get("agent_sha256"), agent,
+                    f"the directions in {folder} were found",
+                    "find this agent's with analysis/hidden_analysis_precompute.py")
         files = matrix_files(folder, num_episodes).values()
         return projector, {path.name: sha256(path) for path in files}
 

@@ -47,7 +47,7 @@ def asked_name(swap: SwapConfig, random_directions: int | None) -> str | None:
 
 
 def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_units: int,
-              device: torch.device | str, random_directions: int | None,
+              agent_file: Path, device: torch.device | str, random_directions: int | None,
               from_step: int = 0) -> Swap | None:
     """The swap that a user asks for, or None if there is none.
 
@@ -56,6 +56,7 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
         folder: of the matrices that define the directions.
         num_episodes: recorded episodes that they were computed from.
         num_units: of the agent.
+        agent_file: its file.
         device: where the states are.
         random_directions: seed of random directions that take the place of the independent
             components, see ``Projector.turned``; None for the directions themselves.
@@ -71,7 +72,7 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
             raise UserError("--random_directions says in which directions to swap, so it needs "
                             "--swap_directions_from and --swap_directions_to")
         return None
-    projector, matrices = Projector.load_for(num_units, folder, num_episodes)
+    projector, matrices = Projector.load_for(num_units, folder, num_episodes, agent_file)
     description = {"from": taken, "to": put, "direction_type": kind, "matrices_sha256": matrices}
     if random_directions is not None:
         if kind != "ica":

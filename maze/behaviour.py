@@ -18,8 +18,9 @@ from common.cli import Parser, set_up_logging, whole
 from common.devices import resolve_compute
 from common.env import EnvConfig
 from common.errors import UserError, script_main
-from common.files import atomic_path, sha256, versions
+from common.files import atomic_path, versions
 from common.progress import Progress
+from common.provenance import agent_sha256
 from interventions.findings import share
 from maze.level.environment import game_of
 from maze.level.features import NAMES
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     folder = BehaviourFolder(args.output_dir)
     folder.open({
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "distribution_mode": game.distribution_mode, "use_backgrounds": game.use_backgrounds,
         "levels": args.levels, "start_level": args.start_level, "num_levels": args.num_levels,
         "filters": dataclasses.asdict(filters_of(args)), "cheese_region": args.cheese_region,

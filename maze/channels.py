@@ -17,8 +17,9 @@ from common.cli import Parser, count, from_zero, set_up_logging
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, sha256, versions
+from common.files import atomic_path, versions
 from common.networks import Policy
+from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.flags import REFERENCE_SIZE
 from interventions.layers import Layer, all_layers
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     folder = args.output_dir
     lock = open_described_folder(folder / "settings.json", {
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "levels": {name: [state.level_seed for state in of] for name, of in sets.items()},
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
         "layers": [layer.name for layer in layers], "layer": args.layer, "factors": args.factors,

@@ -24,7 +24,8 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import sha256, versions
+from common.files import versions
+from common.provenance import agent_sha256
 from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
 from interventions.layers import layers_named
@@ -106,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     facings = (0, 1) if args.facing == "both" else (int(args.facing),)
     folder = FieldsFolder(args.output_dir)
     folder.open({
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "facing": args.facing, "memory": args.memory, "region": args.region,
         "components": args.components, "margin": args.margin, "precision": compute.precision,
         "versions": versions()}, args.overwrite, args.shard,

@@ -11,8 +11,8 @@ from pathlib import Path
 from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import UserError, script_main
-from common.files import sha256
 from common.output_folder import Output
+from common.provenance import agent_sha256
 from maze.field.page_export import (
     MazePageFolder,
     PageAgent,
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     modes = dict.fromkeys([*args.distribution_mode,
                            *(level.state.distribution_mode for level in levels)])
     with OUTPUT.replaced(output.path, {
-            "agents": {agent.name: sha256(path)
+            "agents": {agent.name: agent_sha256(path)
                        for agent, path in zip(agents, args.agent_file, strict=True)},
             "levels": args.levels, "modes": list(modes)}) as temporary:
         write_page(temporary, agents, levels, list(modes))

@@ -20,8 +20,9 @@ from common.cli import Parser, set_up_logging, whole
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, sha256, versions
+from common.files import atomic_path, versions
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     folder = args.output_dir
     lock = open_described_folder(folder / "settings.json", {
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "layer": layer.name, "levels": seeds, "levels_sha256": hashlib.sha256(json.dumps(
             [state.grid.to_rows() for state in states]).encode()).hexdigest(),
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,

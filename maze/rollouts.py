@@ -20,8 +20,9 @@ from common.cli import (
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import read_json, sha256, versions
+from common.files import read_json, versions
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from common.tables import write_table
 from common.video import FRAMES_PER_SECOND
 from interventions.flags import add_patch_flags, asked_arms, open_arm
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(each.patches) for name, each in opened.items()}}
     lock = open_described_folder(args.output_dir / "settings.json", {
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "arms": [*arms], "layer": args.layer if steered else None, "seed": args.seed,
         "patches": [each.metadata for each in opened.values()], "levels": seeds,
         "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,

@@ -18,8 +18,9 @@ from common.cli import Parser, count, set_up_logging, whole
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import atomic_path, sha256, versions
+from common.files import atomic_path, versions
 from common.progress import with_progress
+from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.controls import matched_sets
 from interventions.effects import check_starts
@@ -92,7 +93,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     folder = args.output_dir
     lock = open_described_folder(folder / "settings.json", {
-        "agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+        "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "layer": layer.name, "channels": list(channels), "levels": seeds,
         "rows": [state.grid.to_rows() for state in states] if args.levels else None,
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,

@@ -25,6 +25,7 @@ from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.networks import Policy
 from common.progress import Progress
+from common.provenance import agent_sha256
 from interventions.controls import OTHERS, PERMUTED
 from interventions.effects import MIN_STARTS, Outcome
 from interventions.figure import plot_effects
@@ -332,7 +333,7 @@ def description(args: argparse.Namespace, groups: Sequence[Group], states: Seque
                 choosing: Sequence[MazeState], precision: str) -> dict:
     """Description of the run, for settings.json."""
     files = [path for path in map(Path, args.vector) if path.is_file()]
-    return {"agent_file": args.agent_file.name, "agent_sha256": sha256(args.agent_file),
+    return {"agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "vector": args.vector, "vector_sha256": [sha256(path) for path in files],
             "groups": [[group.name, *map(list, group.coefficients)] for group in groups],
             "controls": args.controls, "num_controls": args.num_controls, "seed": args.seed,

@@ -20,7 +20,7 @@ from clarity.editing.candidates import (
 from clarity.failing.files import CausesFolder
 from common.agent_file import load_agent, read_origin, save_agent
 from common.env import MAX_LEVEL, EnvConfig
-from common.files import sha256
+from common.provenance import agent_sha256
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT = 8, 7  # actions: to the right and up; to the right
@@ -73,7 +73,7 @@ def folder(tmp_path_factory):
     save_agent(path / "model.pth", policy)
     [cut] = find_cuts(policy, [LAYER])
     features = FeaturesFolder(path / "features", LAYER)
-    features.open({"agent_sha256": sha256(path / "model.pth"), "game": "coinrun",
+    features.open({"agent_sha256": agent_sha256(path / "model.pth"), "game": "coinrun",
                    "layer": cut.layer.name, "baseline": "zero"}, False)
     directions = np.zeros((3, 64), np.float32)
     directions[[0, 1, 2], [7, GUARD, 9]] = 1
@@ -110,7 +110,8 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
     [edit] = load_agent(output / "blind_to_saw.pth").edits
     assert (edit.layer, edit.strength) == ("embedder.relu3", 1.0)
     np.testing.assert_array_equal(edit.directions.nonzero()[:, 1], [GUARD])
-    assert read_origin(output / "blind_to_saw.pth").edited_from == sha256(folder / "model.pth")
+    origin = read_origin(output / "blind_to_saw.pth")
+    assert origin.edited_from == agent_sha256(folder / "model.pth")
     assert f"fails {tried['by_hazard']['1']} of 6 levels by saw" in capsys.readouterr().out
 
     again = tmp_path / "again"

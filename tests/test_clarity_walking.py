@@ -33,7 +33,6 @@ from clarity.walking.trajectories import (
 from common.agent_file import load_agent, read_origin
 from common.env import RewardNormalizer
 from common.errors import UserError
-from common.files import sha256
 from common.rollout_files import RolloutFolder
 from common.settings import load_settings
 
@@ -205,7 +204,7 @@ def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_pa
     file = PRETRAINED / agent / "model.pth"
     assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
                         "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
-    recording = Recording(tmp_path / "data", load_agent(file), sha256(file))
+    recording = Recording(tmp_path / "data", load_agent(file), file)
     unit = unit_of(file, AUTO, recording.all_steps())
     run = load_settings(file.parent, TrainSettings).agent
     assert unit == Unit(read_origin(file).reward_scale, run.gamma, run.lmbda)

@@ -156,9 +156,9 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
         output = run_policy(agent, FLOAT32, np.ascontiguousarray(episode.frames[:6]),
                             torch.from_numpy(episode.hidden_states[:6]))
         assert np.allclose(output.log_probs.numpy(), episode.log_probs[:6], atol=1e-4) == same
-    Recording(folder.path, loaded, sha256(tmp_path / "edited.pth"))
+    Recording(folder.path, loaded, tmp_path / "edited.pth")
     with pytest.raises(UserError, match="the agent with the checksum"):
-        Recording(folder.path, policy, sha256(tmp_path / "plain.pth"))
+        Recording(folder.path, policy, tmp_path / "plain.pth")
 
 
 @pytest.mark.parametrize(("entries", "named"), [
@@ -245,7 +245,7 @@ def with_features(tmp_path_factory) -> Path:
     save_agent(folder / "model.pth", policy)
     assert record.main(record_arguments(folder / "model.pth", folder, 2, "--no_action_noise",
                                         "--no_videos")) == 0
-    recording = Recording(folder / "data", policy, sha256(folder / "model.pth"))
+    recording = Recording(folder / "data", policy, folder / "model.pth")
     features = FeaturesFolder(folder / "features", "block3")
     features.open({"layer": BLOCK3, "agent_sha256": sha256(folder / "model.pth"),
                    "recording_sha256": recording.sha256}, False)
@@ -282,7 +282,7 @@ def test_the_script_takes_random_directions_out_that_change_as_much(with_feature
     assert edited(with_features, tmp_path / "random.pth", "--features", "1", "--random_directions",
                   "4", "--data_dir", str(with_features / "data")) == 0
     policy = load_agent(with_features / "model.pth")
-    recording = Recording(with_features / "data", policy, sha256(with_features / "model.pth"))
+    recording = Recording(with_features / "data", policy, with_features / "model.pth")
     rows = recording.rows(recording.observations(20, 0))
     activations = activations_of(policy, rows.frames, [BLOCK3], rows.entering)[BLOCK3]
     [drawn] = load_agent(tmp_path / "random.pth").edits

@@ -36,6 +36,7 @@ from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
 from common.parameters import ParameterSet
+from common.provenance import agent_sha256
 from generative import export
 from generative.alignment import align
 from generative.batches import BatchOrder, BatchReader
@@ -111,7 +112,7 @@ def test_run_writes_what_the_format_says(undisturbed, agent_path):
     assert (log["posterior_entropy"] <= 8 * math.log(8) + 1e-3).all()
     assert log["vector_distance"].between(0.01, 2).all()
     settings = yaml.safe_load((undisturbed / "hyperparameters.yml").read_text())
-    assert settings["agent_sha256"] == sha256(agent_path)
+    assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["simulator"]["cnn_depth"] == 4
     assert list(undisturbed.glob("events.out.tfevents.*"))
     # Saved at batches 10, 20, 30 and at the end; the three newest are kept, and the oldest as the

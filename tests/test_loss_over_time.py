@@ -20,6 +20,7 @@ from common.agent_file import save_agent
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.files import sha256
+from common.provenance import agent_sha256
 from generative.dataset import RolloutDataset
 from generative.loss_over_time import (
     LAST_FRAME,
@@ -413,7 +414,7 @@ def test_script_writes_losses_table_plot_and_settings(
     np.testing.assert_allclose(np.load(folder / "loss_image_mean_frame.npy")[0],
                                0.5 * errors.square().sum(dim=(1, 2, 3)), rtol=1e-4)
     assert settings["model_sha256"] == sha256(model_file)
-    assert settings["agent_sha256"] == sha256(agent_path)
+    assert settings["agent_sha256"] == agent_sha256(agent_path)
     assert settings["seed"] == 0 and settings["split_seed"] == SPLIT_SEED
     assert settings["why_perhaps_trained_on"] == ""
     training_episodes = set(dataset.episodes_of(split.train).tolist())

@@ -453,7 +453,7 @@ def test_description_says_what_made_the_samples(informed, simulator_file, record
     assert description["data_recording"]["env"]["env_name"] == "fruitbot"
     assert description["simulator"]["deter_dim"] == 48
     assert (description["seed"], description["num_steps"]) == (5, 4)
-    assert len(description["agent_sha256"]) == len(description["data_index_sha256"]) == 64
+    assert len(description["agent_sha256"]) == len(description["recording_sha256"]) == 64
     assert "torch" in description["versions"]
 
 

@@ -320,7 +320,8 @@ class Inputs:
         """
         samples.check(numbers)
         units = samples.stacked_field("hidden_states", numbers[:1]).shape[-1]
-        projector, matrices = Projector.load_for(units, precomputed, num_episodes)
+        projector, matrices = Projector.load_for(units, precomputed, num_episodes,
+                                                 samples.description().get("agent_sha256"))
         labels = None if behaviours is None else labels_of(samples, numbers, behaviours)
         return cls(samples, read_coordinates(samples, numbers, projector), projector, matrices,
                    labels)

@@ -16,11 +16,11 @@ from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
 from common.agent_file import load_agent, read_origin
-from common.cli import Parser, add_compute_flags, seed, whole
+from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
-from common.files import sha256
 from common.networks import Policy, PolicyOutput
+from common.provenance import agent_digests, agent_sha256
 
 
 def add_agent_flags(parser: Parser) -> None:
@@ -30,6 +30,7 @@ def add_agent_flags(parser: Parser) -> None:
     parser.add_argument("--data_dir", type=Path, required=True,
                         help="recording of this agent: the data folder of record.py; its own "
                              "policy, --no_action_noise, is what one wants to see")
+    add_check_contents_flag(parser)
     parser.add_argument("--layers", nargs="+", metavar="LAYER",
                         help="layers to attribute to, by their short names (block1, block2, block3 "
                              "of IMPALA) or paths; all short names if not given; input is the "
@@ -83,7 +84,8 @@ class Opened:
         recording: of it.
         cuts: its layers.
         wants_frame: whether the frame itself is among them.
-        features_of: checksums of the agent files whose features may be this agent's: its own, and
+        agents: digests under which results name the agent.
+        features_of: digests of the agent files whose features may be this agent's: its own, and
             that of the agent that it was edited from.
         description: what they are, for settings.
 
@@ -96,6 +98,7 @@ class Opened:
     recording: Recording
     cuts: tuple[Cut, ...]
     wants_frame: bool
+    agents: frozenset[str]
     features_of: frozenset[str]
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
@@ -105,16 +108,18 @@ class Opened:
         self.compute = resolve_compute(args.device, args.gpu_device, "float32")
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.policy.requires_grad_(False)
-        checksum = sha256(args.agent_file)
-        self.features_of = frozenset({checksum, read_origin(args.agent_file).edited_from} - {None})
-        self.recording = Recording(args.data_dir, self.policy, checksum)
+        self.agents = agent_digests(args.agent_file)
+        self.features_of = self.agents | frozenset(
+            {read_origin(args.agent_file).edited_from} - {None})
+        self.recording = Recording(args.data_dir, self.policy, args.agent_file,
+                                   args.check_contents)
         asked = args.layers or layers
         self.wants_frame = INPUT in (asked or ())
         self.cuts = find_cuts(
             self.policy, None if asked is None else [name for name in asked if name != INPUT],
             args.allow_partial)
         self.description = {
-            "agent_file": args.agent_file.name, "agent_sha256": checksum,
+            "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
     def features(self, path: Path, cut: Cut) -> LayerFeatures:

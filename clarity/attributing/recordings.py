@@ -6,7 +6,6 @@ Letters in shape comments: O observations, B frames, D hidden state.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from common.errors import UserError
-from common.files import sha256
 from common.networks import Policy
+from common.provenance import check_agent
 from common.rollout_files import EpisodeFiles, RolloutFolder
 
 _FRAMES_A_PASS = 64
@@ -44,7 +43,8 @@ class Recording:
     Args:
         path: the data folder.
         policy: the agent.
-        agent_sha256: checksum of its file.
+        agent_file: its file.
+        check_contents: see ``RolloutFolder.sha256``.
 
     Raises:
         UserError: if the recording is damaged, of another agent, or of one whose states or layers
@@ -54,17 +54,16 @@ class Recording:
         lengths: frames of each episode, without its terminal row, by its number; only of those
             with any.
         description: its ``recording.json``.
+        sha256: its digest.
     """
 
-    def __init__(self, path: Path, policy: Policy, agent_sha256: str):
+    def __init__(self, path: Path, policy: Policy, agent_file: Path, check_contents: bool = False):
         self.folder = RolloutFolder(path)
         self.description = self.folder.description()
         file = self.folder.description_file
-        found = self.description.get("agent_sha256")
-        if found != agent_sha256:
-            what = (f"the agent with the checksum {found[:12]}, not {agent_sha256[:12]}"
-                    if isinstance(found, str) else "an agent without a checksum")
-            raise UserError(f"{file} says that the recording is of {what}; {_AGAIN}")
+        check_agent(self.description.get("agent_sha256"), agent_file,
+                    f"{self.folder.path} was recorded", _AGAIN)
+        self.sha256 = self.folder.sha256(check_contents)
         for key, words in _ALTERED.items():
             if self.description.get(key):
                 raise UserError(f"{file} says that the agent was recorded with {words}; {_AGAIN}")
@@ -89,12 +88,6 @@ class Recording:
             raise UserError(f"the tables of the episodes in {self.folder.path} have "
                             f"{len(self._steps)} rows, not {len(episodes)} as "
                             f"{self.folder.index_file.name} says; {_AGAIN}")
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of what made it and which frames it holds."""
-        files = self.folder.index_file, self.folder.description_file
-        return hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
 
     @property
     def game(self) -> str | None:

@@ -50,8 +50,10 @@ def check_attributions(attributions: AttributionFolder, opened: Opened) -> None:
         UserError: if they are not.
     """
     found = attributions.settings()
-    for key, what in (("agent_sha256", "agent"), ("recording_sha256", "recording")):
-        if found.get(key) != opened.description[key]:
+    for key, what, accepted in (
+            ("agent_sha256", "agent", opened.agents),
+            ("recording_sha256", "recording", {opened.recording.sha256})):
+        if found.get(key) not in accepted:
             raise UserError(f"the attributions in {attributions.path} are of another {what}: its "
                             f"checksum is {str(found.get(key))[:12]}, not "
                             f"{opened.description[key][:12]}; make them again with "

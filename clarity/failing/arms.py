@@ -23,11 +23,11 @@ from common.devices import Compute
 from common.edits import Edit, with_edits
 from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, nearest
-from common.files import sha256
 from common.game_objects import GameObject, hazards_of, invisible
 from common.level_state import LevelState
 from common.networks import Policy
 from common.progress import Progress
+from common.provenance import agent_sha256
 from interventions.effects import Arm
 from interventions.reference import ReferenceSet, activations_of
 
@@ -82,7 +82,7 @@ def original_and_edited(files: Sequence[Path], labels: Sequence[str],
         policy = load_agent(path, device)
         name = f"edited_{label}" if number else ORIGINAL
         arms.append(FailureArm(Arm(name, label, label, control=False), lambda policy=policy: policy,
-                               {"agent_sha256": sha256(path)}))
+                               {"agent_sha256": agent_sha256(path)}))
     return arms
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ class Sources:
         attributions: folder of ``clarity.attribution``.
         features_dir: folder of ``clarity.features``.
         recording: of the agent.
-        agent_sha256: checksum of its file.
+        agents: digests of the agent, see ``common.provenance.agent_digests``.
         objects: names and scores of the features, of which those of other features are left out.
         activations: names of the layers of which activations are shown as well; None for those of
             at most ``MOST_CELLS`` cells.
@@ -98,16 +99,18 @@ class Sources:
     """
 
     def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agent_sha256: str, objects: ObjectsFolder, activations: list[str] | None = None):
+                 agents: Collection[str], objects: ObjectsFolder,
+                 activations: list[str] | None = None):
         self.attributions, self.recording = attributions, recording
         self._objects = objects
         found = attributions.settings()
-        for key, expected, what in (
-                ("agent_sha256", agent_sha256, "another agent"),
-                ("recording_sha256", recording.sha256, "another recording")):
-            if found.get(key) != expected:
+        for key, accepted, what in (
+                ("agent_sha256", agents, "another agent"),
+                ("recording_sha256", {recording.sha256}, "another recording")):
+            if found.get(key) not in accepted:
                 raise UserError(f"the attributions in {attributions.path} are of {what}: its "
-                                f"checksum is {str(found.get(key))[:12]}, not {expected[:12]}")
+                                f"checksum is {str(found.get(key))[:12]}, not "
+                                f"{' or '.join(sorted(each[:12] for each in accepted))}")
         self.tolerance = float(found.get("tolerance") or 0.01)
         self.layers = attributions.layers()
         self.gradients = _value_first(attributions.outputs(INPUT))

@@ -1,0 +1,120 @@
+"""Digests of the agent and the recording that a result was made from, and their comparison.
+
+An agent's digest is that of its weights and edits, and does not depend on how its file is written.
+A recording's digest is that of the arrays and tables of all of its episodes. ``recording.json``
+stores the episodes' digests under CONTENTS: ``{number: [bytes, sha256]}``. They are trusted for
+episodes whose files have this size and are older than ``recording.json``; other episodes are read.
+
+Folders that earlier versions wrote hold checksums of agent files instead, and recordings without
+episodes' digests are identified by their index and ``recording.json``. Both are still accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from common.agent_file import load_agent, weights_sha256
+from common.errors import UserError
+from common.files import sha256
+
+CONTENTS = "contents"  # key in recording.json
+_BLOCK = 1 << 20  # bytes that are read at a time
+
+logger = logging.getLogger(__name__)
+
+
+def agent_sha256(path: Path) -> str:
+    """Return the digest of an agent's weights and edits.
+
+    Raises:
+        UserError: if the file is missing or holds no agent.
+    """
+    return weights_sha256(load_agent(path))
+
+
+def agent_digests(path: Path) -> frozenset[str]:
+    """Return the digests under which results name an agent, those of earlier versions included.
+
+    Raises:
+        UserError: if the file is missing or holds no agent.
+    """
+    return frozenset({agent_sha256(path), sha256(path, "agent file")})
+
+
+def check_agent(found: object, agent: Path | str | None, made: str, way_out: str) -> None:
+    """Check that something was made with an agent; warn if that is not known.
+
+    Args:
+        found: digest of the agent that it was made with, or None.
+        agent: file of the agent that it is used with, or a digest, or None.
+        made: the thing and how it was made, for messages: "data/ was recorded".
+        way_out: what the user can do.
+
+    Raises:
+        UserError: if it was made with another agent.
+    """
+    named = agent if isinstance(agent, Path) else "the one that it is used with"
+    if found is None or agent is None:
+        logger.warning("it is not known whether %s with this agent: there is no digest to compare",
+                       made)
+    elif found not in (agent_digests(agent) if isinstance(agent, Path) else {agent}):
+        raise UserError(f"{made} with another agent than {named}; {way_out}")
+
+
+def file_sha256(paths: Iterable[Path]) -> str:
+    """Return the digest of the concatenated contents of files, read in pieces."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+class EpisodeDigests:
+    """Digests of the episodes of a recording.
+
+    Args:
+        folder: of the recording, for messages.
+        files_of: returns the files of an episode.
+        stored: the entry CONTENTS of ``recording.json``.
+        stored_at: time of change of ``recording.json``, in nanoseconds.
+        check_contents: read all files, whatever is stored.
+    """
+
+    def __init__(self, folder: Path, files_of: Callable[[int], list[Path]], stored: object = None,
+                 stored_at: int = 0, check_contents: bool = False):
+        self._folder, self._files_of = folder, files_of
+        self._stored = stored if isinstance(stored, Mapping) else {}
+        self._stored_at, self._check_contents = stored_at, check_contents
+
+    def of(self, numbers: Iterable[int]) -> dict[str, list[int | str]]:
+        """Return bytes and digest of each of these episodes, to be stored.
+
+        An episode that differs from what is stored is reported in a warning.
+        """
+        result, changed = {}, []
+        for number in numbers:
+            files, known = self._files_of(number), self._stored.get(str(number))
+            states = [path.stat() for path in files]
+            size, newest = sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
+            result[str(number)] = known
+            if (self._check_contents or not isinstance(known, list) or len(known) != 2
+                    or known[0] != size or newest > self._stored_at):
+                result[str(number)] = [size, file_sha256(files)]
+                if known and known != result[str(number)]:
+                    changed.append(number)
+        if changed:
+            logger.warning("%s: episode%s %s changed after the recording was finished",
+                           self._folder, "s" if len(changed) > 1 else "",
+                           ", ".join(map(str, changed[:10])) + (" …" if changed[10:] else ""))
+        return result
+
+    @staticmethod
+    def total(episodes: Mapping[str, list[int | str]]) -> str:
+        """Return the digest of a recording from those of its episodes."""
+        lines = "".join(f"{number} {sha}\n" for number, (_, sha) in episodes.items())
+        return hashlib.sha256(lines.encode()).hexdigest()

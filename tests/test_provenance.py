@@ -1,0 +1,187 @@
+"""Digests of agents and recordings, and that scripts compare them."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import compare_interventions
+import loss_over_time_experiment
+import plot_value_and_action_weights
+import record
+import record_gen_samples
+import train_gen_model
+from analysis import hidden_analysis_precompute, steering_vectors
+from common.agent_file import save_agent
+from common.files import save_json
+from common.hidden_states_folder import HiddenStatesFolder
+from common.provenance import CONTENTS, agent_digests, agent_sha256
+from common.rollout_files import RolloutFolder, join_recording
+from tests.conftest import (
+    golden_projector,
+    record_arguments,
+    save_projector,
+    tiny_policy,
+    write_recording,
+)
+
+
+@pytest.fixture(scope="module")
+def other_agent(tmp_path_factory):
+    """An agent with the same architecture as the one of ``agent_path``, and other weights."""
+    path = tmp_path_factory.mktemp("other") / "model_1.pth"
+    save_agent(path, tiny_policy(1), {})
+    return path
+
+
+@pytest.fixture(scope="module")
+def directions(agent_path, tmp_path_factory):
+    """Directions that say that they were found in states of the agent of ``agent_path``."""
+    folder = save_projector(tmp_path_factory.mktemp("directions") / "hx", golden_projector())
+    save_json(HiddenStatesFolder(folder, 12).settings_file,
+              {"agent_sha256": agent_sha256(agent_path)})
+    return folder
+
+
+def damage(path, old_times):
+    """Change the last byte of a file; with its times of before, if asked for."""
+    before = path.stat()
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    if old_times:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_the_digest_of_an_agent_is_that_of_its_weights(agent_path, other_agent, tmp_path):
+    content = torch.load(agent_path, weights_only=True)
+    torch.save({**content, "gamma": 0.5}, tmp_path / "again.pth")
+    assert (tmp_path / "again.pth").read_bytes() != agent_path.read_bytes()
+    assert agent_sha256(tmp_path / "again.pth") == agent_sha256(agent_path)
+    assert not agent_digests(agent_path) & agent_digests(other_agent)
+
+
+@pytest.mark.parametrize("name", ["ob.npy", "hx.npy", "lp.npy", "steps"])
+def test_a_changed_episode_changes_the_digest_of_a_recording(recording, tmp_path, caplog, name):
+    folder = RolloutFolder(shutil.copytree(recording / "data", tmp_path / "data"))
+    path = folder.steps_file(3) if name == "steps" else folder.episode_folder(3) / name
+    digest = folder.sha256()
+    assert digest == folder.sha256(check_contents=True) and not caplog.text
+
+    damage(path, old_times=True)
+    assert folder.sha256() == digest  # size and time are as before, so the file is not read
+    changed = folder.sha256(check_contents=True)
+    assert changed != digest and "episode 3 changed" in caplog.text
+    path.touch()
+    assert folder.sha256() == changed
+
+
+def test_shards_make_a_recording_with_the_same_digest(recording, tmp_path, agent_path):
+    whole = RolloutFolder(recording / "data")
+    for shard in ("1/2", "2/2"):
+        assert record.main(record_arguments(agent_path, tmp_path, 12, "--shard", shard)) == 0
+    assert join_recording(tmp_path / "data").sha256() == whole.sha256()
+    stored = json.loads(whole.description_file.read_text())
+    assert [int(number) for number in stored[CONTENTS]] == list(range(12))
+    assert CONTENTS not in whole.description()
+
+
+def test_a_recording_that_goes_on_has_the_digest_of_one_in_one_go(recording, tmp_path, agent_path):
+    assert record.main(record_arguments(agent_path, tmp_path, 5)) == 0
+    five = RolloutFolder(tmp_path / "data").sha256()
+    assert record.main(record_arguments(agent_path, tmp_path, 12)) == 0
+    assert five != RolloutFolder(tmp_path / "data").sha256()
+    assert RolloutFolder(tmp_path / "data").sha256() == RolloutFolder(recording / "data").sha256()
+
+
+def test_a_recording_without_digests_is_read_with_a_warning(recording, tmp_path, caplog):
+    folder = RolloutFolder(shutil.copytree(recording / "data", tmp_path / "data"))
+    save_json(folder.description_file, folder.description())
+    assert len(folder.sha256()) == 64 and "no digests" in caplog.text
+
+
+def commands(agent, recording, directions, simulator, folder):
+    """Commands that combine an agent with data, directions or a simulator of ``agent_path``."""
+    tiny = ["--agent_file", str(agent), "--interpreting_params_name", "tiny"]
+    on_cpu = ["--device", "cpu", "--precision", "float32"]
+    data = ["--data_dir", str(recording / "data")]
+    train = [*tiny, *on_cpu, "--max_batches", "1", "--batch_size", "4", "--num_sim_steps", "4",
+             "--log_dir_base", str(folder)]
+    found = ["--precomp_dir", str(directions)]
+    alone = folder / "published.pt"  # does not say which agent is inside
+    shutil.copy(simulator, alone)
+    write_recording(folder / "published", [12, 9])  # does not say whose it is
+    return {
+        "train on a recording": (train_gen_model, [*train, *data]),
+        "train from a simulator": (train_gen_model, [
+            *train, "--data_dir", str(folder / "published"), "--model_file", str(simulator)]),
+        "sample": (record_gen_samples, [
+            *tiny, *on_cpu, *data, "--model_file", str(alone), "--num_samples", "2",
+            "--num_sim_steps", "3", "--no_videos", "--data_save_dir", str(folder / "samples")]),
+        "evaluate a simulator": (loss_over_time_experiment, [
+            *tiny, *on_cpu, *data, "--model_file", str(alone), "--num_sim_steps", "4",
+            "--output_dir", str(folder / "card")]),
+        "steering vectors": (steering_vectors, [
+            *tiny, *data, "--split", "action=1", "--layer", "gru", "--num_episodes", "12",
+            "--vector_file", str(folder / "vector.npz")]),
+        "record with a swap": (record, [
+            *record_arguments(agent, folder / "swap", 1), "--swap_directions_from", "0",
+            "--swap_directions_to", "1", *found, "--num_direction_episodes", "12"]),
+        "weights of directions": (plot_value_and_action_weights, [
+            *tiny, *found, "--num_episodes", "12", "--output_dir", str(folder / "weights")]),
+        "interventions": (compare_interventions, [
+            *tiny, *found, "--num_direction_episodes", "12", "--directions", "0",
+            "--num_episodes", "10", *on_cpu, "--output_dir", str(folder / "interventions")]),
+    }
+
+
+COMMANDS = ("train on a recording", "train from a simulator", "sample", "evaluate a simulator",
+            "steering vectors", "record with a swap", "weights of directions", "interventions")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_data_of_another_agent_is_refused(name, other_agent, recording, directions,
+                                          simulator_file, tmp_path, capsys):
+    script, argv = commands(other_agent, recording, directions, simulator_file, tmp_path)[name]
+    assert script.main(argv) == 2
+    said = capsys.readouterr().err
+    assert "another agent than" in said or "is not the agent of this simulator" in said, said
+
+
+@pytest.mark.parametrize("name", ["steering vectors", "weights of directions"])
+def test_data_of_the_same_agent_in_another_file_is_taken(
+        name, agent_path, recording, directions, simulator_file, tmp_path):
+    content = torch.load(agent_path, weights_only=True)
+    torch.save({**content, "gamma": 0.5}, tmp_path / "again.pth")
+    script, argv = commands(tmp_path / "again.pth", recording, directions, simulator_file,
+                            tmp_path)[name]
+    assert script.main(argv) in (0, None)
+
+
+def test_hidden_states_of_two_agents_are_not_analysed_together(
+        recording, other_agent, simulator_file, tmp_path, capsys):
+    samples = tmp_path / "samples" / "informed_init"
+    samples.mkdir(parents=True)
+    save_json(samples / "recording.json", {"agent_sha256": agent_sha256(other_agent)})
+    for number in range(2):
+        (samples / f"sample_{number:05d}").mkdir()
+        np.save(samples / f"sample_{number:05d}" / "agent_hs.npy",
+                np.zeros((3, 64), dtype=np.float32))
+    assert hidden_analysis_precompute.main([
+        "--interpreting_params_name", "tiny", "--data_dir", str(recording / "data"),
+        "--generated_data_dir", str(tmp_path / "samples"), "--num_episodes", "12",
+        "--num_generated_samples", "2", "--save_dir", str(tmp_path / "analysis")]) == 2
+    assert "with another agent than" in capsys.readouterr().err
+
+
+def test_the_analysis_stores_agent_and_recording(recording, agent_path, tmp_path):
+    precomputed = tmp_path / "analysis"
+    assert hidden_analysis_precompute.main([
+        "--interpreting_params_name", "tiny", "--data_dir", str(recording / "data"),
+        "--no_generated_samples", "--num_episodes", "12", "--save_dir", str(precomputed)]) == 0
+    [settings] = precomputed.rglob("settings_12.json")
+    found = json.loads(settings.read_text())
+    assert found["agent_sha256"] == agent_sha256(agent_path)
+    assert found["recording_sha256"] == RolloutFolder(recording / "data").sha256()
