@@ -2,6 +2,7 @@
 # make test       the tests; both build .venv when it is missing or out of date
 # make test-slow  those that make test leaves out: kills at many moments, whether training learns,
 #                 stages as jobs of a Slurm that they start (as root, with slurm-wlm and munge)
+# make test-mutations  whether tests fail for the deliberate bugs of tests/mutations.yml
 # make test-short a minute's selection of them, to see whether an installation works
 # make lint       style and likely mistakes
 # make web        the pages, after changes in web/; needs Node 20.19 or later, which nothing else does
@@ -11,7 +12,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := demo_output
 
-.PHONY: demo test test-slow test-short lint benchmark web clean
+.PHONY: demo test test-slow test-short test-mutations lint benchmark web clean
 
 $(VENV)/installed: requirements.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else "This project needs Python 3.10, 3.11 or 3.12 (Procgen has no build for %d.%d); try for example: make PYTHON=python3.11 $(MAKECMDGOALS)" % v)'
@@ -34,6 +35,9 @@ test-slow: $(VENV)/installed
 test-short: $(VENV)/installed
 	$(PYTEST) tests/test_dataset.py tests/test_policy.py tests/test_projector.py \
 		tests/test_simulator.py tests/test_scripts.py::test_every_script_explains_all_of_its_flags
+
+test-mutations: $(VENV)/installed
+	$(BIN)/python -m tools.mutations
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

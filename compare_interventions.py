@@ -106,7 +106,7 @@ def parser() -> Parser:
     add_direction_flags(flags, "--num_direction_episodes")
     add_alter_from_flag(flags, default=1)
     add_env_flags(flags)
-    add_cheese_region_flag(flags)
+    add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -313,9 +313,11 @@ def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place
 def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute,
                with_squares: bool) -> Place:
     """Real levels."""
-    env = env_config(args) if args.training_levels else env_config(args).unseen_levels()
+    env = env_config(args, args.agent_file)
+    if not args.training_levels:
+        env = env.unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
-    edit = cheese_region(env, args.cheese_region)
+    edit = cheese_region(env, args.cheese_region, args.agent_file)
     run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit, with_squares)
     seeds = [level for _, level in levels]
     return Place(

@@ -39,7 +39,12 @@ from common.provenance import agent_sha256
 from interventions.findings import share
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.level.regions import (
+    add_cheese_region_flag,
+    cheese_region,
+    region_described,
+    words_of,
+)
 
 
 def parser() -> Parser:
@@ -48,7 +53,7 @@ def parser() -> Parser:
     flags.add_argument("--num_episodes", type=count, default=1000,
                        help="levels to play, one episode each")
     add_env_flags(flags)
-    add_cheese_region_flag(flags)
+    add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--training_levels", action="store_true",
                        help="play the levels of --start_level and --num_levels instead of those "
                             "outside")
@@ -82,8 +87,10 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
-    edit = cheese_region(config, args.cheese_region)
+    config = env_config(args, args.model_file)
+    if not args.training_levels:
+        config = config.unseen_levels()
+    edit = cheese_region(config, args.cheese_region, args.model_file)
     policy = load_agent(args.model_file, compute.device)
     other = args.other_agent and load_agent(args.other_agent, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
@@ -108,7 +115,8 @@ def main(argv: list[str] | None = None) -> None:
         "other_agent_sha256": agent_sha256(args.other_agent),
         **likeness(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
-    print(f"{args.model_file}: {result}; {steps / (time.monotonic() - started):.0f} steps/s")
+    print(f"{args.model_file} on {words_of(config, edit)}{f', with {arm.name}' if arm else ''}: "
+          f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
     failures = {}
     if args.causes:
         failures = {"causes": {cause: {

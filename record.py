@@ -48,7 +48,12 @@ from interventions.flags import (
 )
 from interventions.swaps import open_swap
 from maze.level.patch_words import register_maze_words
-from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from maze.level.regions import (
+    add_cheese_region_flag,
+    cheese_region,
+    region_described,
+    words_of,
+)
 
 VIDEO_SCALE = 3
 MAX_UNWRITTEN = 64  # finished episodes held in memory while the disk is slower than the agent
@@ -61,7 +66,7 @@ def parser() -> Parser:
                        help="the recording is written to <logdir>/data/")
     flags.add_argument("--num_episodes", type=count, default=10_000, help="episodes to record")
     add_env_flags(flags)
-    add_cheese_region_flag(flags)
+    add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--param_name", default="hard-rec-record",
                        help="parameter set whose n_envs says how many episodes are played at a "
                             "time")
@@ -113,13 +118,13 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args)
-    edit = cheese_region(config, args.cheese_region)
+    config = env_config(args, args.model_file)
+    edit = cheese_region(config, args.cheese_region, args.model_file)
     num_slots = load_agent_config(args.param_name).n_envs
     if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
         num_slots = min(num_slots, FRAMES_A_PASS)
     policy = load_agent(args.model_file, compute.device)
-    noise = load_action_noise()
+    noise = load_action_noise(config.env_name)
     if args.no_action_noise or not noise.enabled:
         noise = None
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
@@ -146,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     already = len(asked) - len(levels)
     if already:
         print(f"{already} of {len(asked)} episodes are already there")
-    started, frames = time.monotonic(), 0
+    started, frames, solved = time.monotonic(), 0, 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
                              alter_logits=noise, edit=edit, keep_positions=args.positions,
                              with_squares=patches.reads_rows)
@@ -159,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
                 while len(pending) > MAX_UNWRITTEN or (pending and pending[0].done()):
                     pending.pop(0).result()
                 frames += len(episode.actions)
+                solved += episode.level_complete
         for future in pending:
             future.result()
     finally:
@@ -167,6 +173,11 @@ def main(argv: list[str] | None = None) -> None:
     rate = frames / (time.monotonic() - started)
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")
+    if levels:
+        print(f"{args.model_file} on {words_of(config, edit)}, "
+              f"{'with' if noise else 'no'} action noise{f', with {arm.name}' if arm else ''}: "
+              f"success rate {100 * solved / len(levels):.1f} %, mean length "
+              f"{frames / len(levels):.1f} frames")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def parser() -> Parser:
     flags.add_argument("--exp_name", type=folder_name, default="render",
                        help="name of the default video folder")
     add_env_flags(flags)
-    add_cheese_region_flag(flags)
+    add_cheese_region_flag(flags, of_agent=True)
     flags.add_argument("--seed", type=seed, default=0, help="of the levels and the actions")
     add_patch_flags(flags)
     add_compute_flags(flags)
@@ -81,14 +81,14 @@ def main(argv: list[str] | None = None) -> None:
     register_maze_words()
     arm = asked_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
-    config = env_config(args)
-    edit = cheese_region(config, args.cheese_region)
+    config = env_config(args, args.model_file)
+    edit = cheese_region(config, args.cheese_region, args.model_file)
     policy = load_agent(args.model_file, compute.device)
     levels = list(enumerate(config.draw_levels(args.num_eps, args.seed)))
     measured = [level for _, level in levels]
     patches = open_arm(arm, args, policy, config, lambda size, seed: played_reference(
         policy, compute, config, measured, size, seed, edit), edit)
-    folder = args.vid_dir or Path("logs") / "videos" / args.env_name / args.exp_name
+    folder = args.vid_dir or Path("logs") / "videos" / config.env_name / args.exp_name
     save_json(folder / "rendering.json", {
         "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),
         "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,

@@ -40,7 +40,7 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     flags.add_argument("--exp_name", type=folder_name, default="test",
                        help="name of the experiment's folder")
-    add_env_flags(flags)
+    add_env_flags(flags, of_agent=False)
     add_cheese_region_flag(flags, levels="training levels")
     add_cheese_region_flag(flags, "val_cheese_region", "validation levels")
     flags.add_argument("--param_name", default="easy-200",

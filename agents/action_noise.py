@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 
 ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
+_OTHER_GAMES = "other_games"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,18 +26,18 @@ class ActionNoise:
     Attributes:
         enabled: whether record.py does it unless told otherwise.
         scale: logits are multiplied by this,
-        lowest, highest: then clamped to this interval,
+        lowest, highest: then clamped to this interval; None: not on this side,
         fixed_logits: then these actions get these logits.
     """
 
     enabled: bool
     scale: float
-    lowest: float
-    highest: float
+    lowest: float | None
+    highest: float | None
     fixed_logits: dict
 
     def __post_init__(self):
-        if self.lowest > self.highest:
+        if None not in (self.lowest, self.highest) and self.lowest > self.highest:
             raise UserError(f"{ACTION_NOISE_FILE.name}: lowest ({self.lowest}) is above highest "
                             f"({self.highest})")
         for action, logit in self.fixed_logits.items():
@@ -46,12 +47,22 @@ class ActionNoise:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Altered logits (N, A)."""
-        logits = (logits * self.scale).clamp(self.lowest, self.highest)
+        logits = logits * self.scale
+        if (self.lowest, self.highest) != (None, None):
+            logits = logits.clamp(self.lowest, self.highest)
         actions = list(self.fixed_logits)
         logits[:, actions] = torch.tensor([float(self.fixed_logits[a]) for a in actions]).to(logits)
         return logits
 
 
-def load_action_noise(path: Path = ACTION_NOISE_FILE) -> ActionNoise:
-    """Read the YAML file."""
-    return typed(ActionNoise, read_yaml(path), path.name)
+def load_action_noise(env_name: str) -> ActionNoise:
+    """Read the section of a game, or the one of all other games.
+
+    Raises:
+        UserError: if the file has neither, or a section is damaged.
+    """
+    path, sections = ACTION_NOISE_FILE, read_yaml(ACTION_NOISE_FILE)
+    name = env_name if env_name in sections else _OTHER_GAMES
+    if not isinstance(sections.get(name), dict):
+        raise UserError(f"{path.name} has no section '{env_name}', nor '{_OTHER_GAMES}'")
+    return typed(ActionNoise, sections[name], f"{path.name}, {name}")

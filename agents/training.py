@@ -471,7 +471,9 @@ class TrainingRun:
             agent, env = self.settings.agent, self.settings.env
             save_agent(path, self.policy, self.optimizer.state_dict(), AgentOrigin(
                 self.train_worker.normalizer.scale if agent.normalize_rew else 1.0,
-                env.use_backgrounds, agent.gamma, agent.lmbda))
+                env.use_backgrounds, agent.gamma, agent.lmbda, env_name=env.env_name,
+                distribution_mode=env.distribution_mode,
+                cheese_region=self.settings.cheese_region))
             save_model_card(self.folder, self.settings, self.timesteps, self.wall_time)
         return path
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from common.cli import Parser, count, seed
 from common.errors import script_main
 from pipeline.presets import ROOT
-from tests.output_numbers import numbers
+from tools.compare_outputs import digests
 
 START_SECONDS = 5  # until the stage that was killed goes on
 
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
                   f"{', '.join(running) or 'none'}", flush=True)
     if start(args.preset, killed).wait():
         return 1
-    expected, found = numbers(alone), numbers(killed)
+    expected, found = digests(alone), digests(killed)
     different = sorted(name for name in expected.keys() | found.keys()
                        if expected.get(name) != found.get(name))
     print(f"{len(expected)} files; {len(different)} differ" + "".join(

@@ -56,7 +56,7 @@ from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import read_bytes, versions
 from common.game_objects import GameObject
-from common.provenance import agent_sha256
+from common.provenance import agent_digests, agent_sha256
 from common.tables import write_table
 from interventions.effects import Arm
 
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
                               if args.precision == "auto" else args.precision)
     if not np.isfinite(args.strengths).all():
         raise UserError("--strengths must be numbers, not NaN or infinity")
-    config = env_config(args).unseen_levels()
+    config = env_config(args, args.agent_file).unseen_levels()
     hazards = hazards_named(args.hazards, config.env_name)
     table = args.output_dir / TABLE
     check_output(table, lambda path: "by_hazard_before" in read_bytes(path).decode(errors="ignore")
@@ -115,7 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     origin, checksum = read_origin(args.agent_file), agent_sha256(args.agent_file)
     root = origin.edited_from or checksum
     layers = args.layers or layers_in(args.features_dir)
-    features = {cut: features_of(args.features_dir, cut, {checksum, root}, config.env_name)
+    features = {cut: features_of(args.features_dir, cut, {*agent_digests(args.agent_file), root},
+                                 config.env_name)
                 for cut in find_cuts(original.policy(), layers)}
     edits = Edits(original, features)
     trials = []

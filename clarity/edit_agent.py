@@ -32,7 +32,7 @@ from common.cli import (
 from common.edits import Edit, with_edits
 from common.errors import UserError, script_main
 from common.networks import Policy
-from common.provenance import agent_sha256
+from common.provenance import agent_digests, agent_sha256
 from interventions.reference import activations_of
 
 MAX_FEATURES = 1000
@@ -74,10 +74,9 @@ def main(argv: list[str] | None = None) -> None:
     check_output(args.output, lambda path: read_origin(path).edited_from is not None,
                  args.overwrite)
     policy, origin = load_agent(args.agent_file), read_origin(args.agent_file)
-    checksum = agent_sha256(args.agent_file)
-    root = origin.edited_from or checksum
+    root = origin.edited_from or agent_sha256(args.agent_file)
     [cut] = find_cuts(policy, [args.layer], allow_partial=True)
-    features = features_of(args.features_dir, cut, {checksum, root})
+    features = features_of(args.features_dir, cut, {*agent_digests(args.agent_file), root})
     for number in args.features:
         if number >= features.number:
             raise UserError(f"there is no feature {number} of {cut.name}: they are numbered 0 to "

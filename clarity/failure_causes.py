@@ -92,8 +92,10 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     compute = resolve_compute(args.device, args.gpu_device, "float32"
                               if args.precision == "auto" else args.precision)
-    config = env_config(args) if args.training_levels else env_config(args).unseen_levels()
-    check_starts(args.num_episodes)
+    config = env_config(args, args.agent_file[0])
+    if not args.training_levels:
+        config = config.unseen_levels()
+    check_starts(args.num_episodes, "--num_episodes")
     if args.num_controls == 1:
         raise UserError("--num_controls must be 0, or at least 2, so that a control has others to "
                         "be compared with")

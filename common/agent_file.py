@@ -13,7 +13,7 @@ A file also holds facts of the training that its values depend on: see ``AgentOr
 
 An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
 strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
-the checksum of the agent file without edits; so it is where an edit has changed the weights.
+the digest of the agent without edits; so it is where an edit has changed the weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class AgentOrigin:
             training normalised rewards, the factor at its end, clipping included.
         use_backgrounds: whether the game's background pictures were drawn.
         gamma, lmbda: discount and lambda of the advantages.
-        edited_from: checksum of the agent file that this agent was edited from.
+        edited_from: digest of the agent that this agent was edited from.
+        env_name, distribution_mode: game and mode of the training levels.
+        cheese_region: region of the cheese in them, see ``maze.level.regions``; 0: everywhere.
     """
 
     reward_scale: float | None = None
@@ -57,6 +59,9 @@ class AgentOrigin:
     gamma: float | None = None
     lmbda: float | None = None
     edited_from: str | None = None
+    env_name: str | None = None
+    distribution_mode: str | None = None
+    cheese_region: int | None = None
 
 
 def agent_file_name(timesteps: int) -> str:
@@ -156,7 +161,9 @@ def read_origin(path: Path) -> AgentOrigin:
     found = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
     for name, value in found.items():
         is_right = (isinstance(value, bool) if name == "use_backgrounds" else
-                    isinstance(value, str) if name == "edited_from" else
+                    isinstance(value, str) if name in (
+                        "edited_from", "env_name", "distribution_mode") else
+                    type(value) is int and value >= 0 if name == "cheese_region" else
                     isinstance(value, int | float) and 0 < value < math.inf)
         if value is not None and not is_right:
             raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")

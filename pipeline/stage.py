@@ -151,13 +151,14 @@ def object_parameters(game: str) -> dict[str, object]:
         {kind.name: dataclasses.asdict(kind) for kind in kinds}, f"{section}.")}
 
 
-def recording_parameters(param_name: str) -> dict[str, object]:
+def recording_parameters(param_name: str, env_name: str) -> dict[str, object]:
     """What record.py reads of the YAML files, by dotted names.
 
     Args:
         param_name: the set of ``hyperparams/procgen/config.yml`` whose n_envs it takes.
+        env_name: the game, whose action noise it takes.
     """
-    return {**flattened(vars(load_action_noise()), "action_noise."),
+    return {**flattened(vars(load_action_noise(env_name)), "action_noise."),
             **ParameterSet(DEFAULTS).named(SwapConfig),
             "agent.n_envs": load_agent_config(param_name).n_envs}
 

@@ -172,7 +172,7 @@ class _Builder:
                    *(() if preset.recorded_videos else ("--no_videos",)),
                    "--logdir", f"{OUTPUT}/rollouts"),
                   ("rollouts/**/*.*",), _episodes, files=(AGENT,), clears=("rollouts",),
-                  parameters=recording_parameters(preset.recording_param_name),
+                  parameters=recording_parameters(preset.recording_param_name, preset.env_name),
                   max_shards=number)]
 
     def simulator(self) -> list[Stage]:

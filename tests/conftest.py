@@ -24,9 +24,10 @@ from matplotlib.patches import Patch
 
 import record
 from agents.config import load_agent_config
-from common.agent_file import load_agent, save_agent
+from common.agent_file import load_agent, save_agent, weights_sha256
 from common.devices import Compute
-from common.files import TEMPORARY_SUFFIX, sha256
+from common.files import TEMPORARY_SUFFIX, save_json, sha256
+from common.hidden_states_folder import HiddenStatesFolder
 from common.networks import (
     ClearEmbedder,
     ImpalaEmbedder,
@@ -89,8 +90,11 @@ def golden_projector() -> Projector:
 
 
 def save_projector(folder, projector):
-    """A folder with the matrices of a projector, under the names of 12 episodes."""
+    """A folder with the matrices of a projector, under the names of 12 episodes, found in states
+    of the agent of ``agent_path``."""
     folder.mkdir()
+    save_json(HiddenStatesFolder(folder, 12).settings_file,
+              {"agent_sha256": weights_sha256(tiny_policy())})
     for name, path in matrix_files(folder, 12).items():
         np.save(path, getattr(projector, name).numpy())
     return folder

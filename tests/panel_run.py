@@ -21,6 +21,7 @@ FRAME = 64
 NUM_EPISODES, BEHAVIOUR_SAMPLES = 7, 6
 UNALTERED, SWAPPED = "informed_init", "informed_init_swapped_<i>0<b>_to_\"1\"&amp;,#%"
 READ_AT = 2
+AGENT = "0" * 64  # its digest
 TYPES = ("value", "action", "hx_direction_1_ica", "value_without_env_grads")
 TITLES = ("value", "most likely action", "IC 1", "value, not through actions")
 LACKING = (5, "action")  # a sample, and what it lacks
@@ -100,6 +101,7 @@ def write_run(folder: Path) -> Run:
     recorded = rng.normal(size=(NUM_RECORDED, 3)).astype(np.float32)
     for name, matrix in {**MATRICES, "sources": recorded}.items():
         np.save(hidden.file(name), np.asarray(matrix, dtype=np.float32))
+    save_json(hidden.settings_file, {"agent_sha256": AGENT})
     checksums = {path.name: sha256(path) for path in map(hidden.file, MATRICES)}
     _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums)
     _write_samples(folder / SWAPPED, range(NUM_SAMPLES, total), {"unaltered": UNALTERED}, samples,
@@ -130,13 +132,14 @@ def record_positions(run: Run) -> np.ndarray:
         writer.add(number, EpisodeArrays(
             np.zeros((length, FRAME, FRAME, 3), np.uint8), np.zeros((length + 1, 4), np.float32),
             np.zeros((length, 15), np.float32), steps))
-    save_json(hidden.settings_file, {"data_dir": str(run.folder / "recording")})
+    save_json(hidden.settings_file, {"agent_sha256": AGENT,
+                                     "data_dir": str(run.folder / "recording")})
     return np.array(shown)
 
 
 def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,
                    gradients: dict[str, np.ndarray], checksums: dict[str, str]) -> None:
-    writer, saliency = SampleWriter(path, {"swap": swap}), SaliencyWriter(path)
+    writer, saliency = SampleWriter(path, {"swap": swap, "agent_sha256": AGENT}), SaliencyWriter(path)
     for number, place in enumerate(chosen):
         writer.add(number, SampleArrays(*(getattr(samples, field.name)[place] for field in
                                           dataclasses.fields(SampleArrays))),

@@ -224,7 +224,7 @@ def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_pa
     output = tmp_path / "page"
     other = tmp_path / "model_1.pth"
     save_agent(other, tiny_policy(seed=1))
-    assert "the recording is of the agent with the checksum" in refused(
+    assert "was recorded with another agent than" in refused(
         run, output, capsys, agent_file=other)
     shutil.copytree(run.recording.path, tmp_path / "data")
     index = tmp_path / "data" / "idx_to_episode.csv"

@@ -24,6 +24,7 @@ from common.edits import Edit, with_edits
 from common.errors import UserError
 from common.files import sha256
 from common.outputs import outputs_named
+from common.provenance import agent_sha256
 from common.rollout_files import RolloutFolder
 from interventions.patches import Apply
 from interventions.reference import activations_of
@@ -157,7 +158,7 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
                             torch.from_numpy(episode.hidden_states[:6]))
         assert np.allclose(output.log_probs.numpy(), episode.log_probs[:6], atol=1e-4) == same
     Recording(folder.path, loaded, tmp_path / "edited.pth")
-    with pytest.raises(UserError, match="the agent with the checksum"):
+    with pytest.raises(UserError, match="was recorded with another agent than"):
         Recording(folder.path, policy, tmp_path / "plain.pth")
 
 
@@ -270,7 +271,7 @@ def test_the_script_takes_features_out_as_edits_and_in_weights(with_features, tm
         path = tmp_path / f"{name}.pth"
         np.testing.assert_allclose(answers(load_agent(path)), expected, atol=1e-5 * np.abs(
             expected).max())
-        assert read_origin(path).edited_from == sha256(with_features / "model.pth")
+        assert read_origin(path).edited_from == agent_sha256(with_features / "model.pth")
     assert not load_agent(tmp_path / "weights.pth").edits
     # The features are those of the agent that was edited, so they can be taken out of it, too.
     assert edited(with_features, tmp_path / "both.pth", "--features", "1",
@@ -309,4 +310,4 @@ def test_features_of_another_agent_are_refused(with_features, tmp_path, capsys):
                   agent=tmp_path / "other.pth") == 2
     message = capsys.readouterr().err
     for path in (with_features / "model.pth", tmp_path / "other.pth"):
-        assert sha256(path)[:12] in message
+        assert agent_sha256(path)[:12] in message

@@ -405,7 +405,7 @@ def folders(tmp_path_factory, projector, heads, noise):
             np.zeros(NUM_STEPS), values[number], states[number].numpy(), log_probs[number],
             np.zeros((NUM_STEPS, 8)), np.zeros(4), np.arange(NUM_STEPS) % 9),
             SampleOrigin(number, None, None, None, None))
-    matrices = Projector.load_for(UNITS, precomputed, EPISODES)[1]
+    matrices = Projector.load_for(UNITS, precomputed, EPISODES, None)[1]
     for without in (False, True):
         write_surrogate_saliency(samples, projector, heads, noise, without, matrices)
     return root
@@ -726,7 +726,7 @@ def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, c
     replace_array(path, kept)
     mixing = matrix_files(copy / "analysis" / "hx_analysis_precomp", EPISODES)["mean"]
     replace_array(mixing, np.load(mixing) + 1)
-    assert "made with another matrices_sha256" in error_of(capsys, main, arguments(copy))
+    assert "made with another directions file" in error_of(capsys, main, arguments(copy))
 
 
 def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
@@ -850,7 +850,7 @@ def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
     precomputed.mkdir(parents=True)
     for name, path in matrix_files(precomputed, EPISODES).items():
         np.save(path, getattr(golden, name).numpy())
-    matrices = Projector.load_for(64, precomputed, EPISODES)[1]
+    matrices = Projector.load_for(64, precomputed, EPISODES, None)[1]
     samples, policy, rng = root / "informed_init", tiny_policy(), np.random.default_rng(0)
     writer, saliency = SampleWriter(samples, {"kind": "test"}), SaliencyWriter(samples)
     forward = golden.change(torch.eye(64), "ica").T.numpy()  # gradients of the ICs

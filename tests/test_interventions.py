@@ -93,7 +93,7 @@ def test_recorded_states_satisfy_the_definition_row_by_row(agent_path, tmp_path,
     assert record.main(record_arguments(agent_path, tmp_path, 3, *swap_flags(
         folder, taken, put, *more))) == 0
     data = RolloutFolder(tmp_path / "data")
-    policy, noise = load_agent(agent_path), load_action_noise()
+    policy, noise = load_agent(agent_path), load_action_noise("fruitbot")
     for number in range(3):
         episode = data.episode(number)
         states = torch.from_numpy(np.array(episode.hidden_states))

@@ -19,7 +19,6 @@ from conftest import (
     save_projector,
     wait_for,
 )
-from output_numbers import numbers
 from scipy.integrate import quad
 
 import record
@@ -47,6 +46,7 @@ from generative.published import load_published
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentSampler
 from interventions.scopes import recorded
+from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
 TARGETS = ["value", "log_prob_any_left", "hx_direction_1_pca", "hidden_state:5",
@@ -508,7 +508,7 @@ def test_a_run_that_was_stopped_ends_with_equal_files(finished, arguments, tmp_p
     for number in range(4, 2 * len(TARGETS) * NUM_STARTS):
         shutil.rmtree(other / "penalty_0" / f"sample_{number:05d}")
     assert optimise_start.main(arguments(other, "--aims", "maximise", "minimise")) == 0
-    assert numbers(other) == numbers(folder)
+    assert digests(other) == digests(folder)
 
 
 def test_another_command_does_not_mix_with_what_is_there(finished, arguments, capsys):
@@ -569,4 +569,4 @@ def test_kill_minus_nine_and_the_same_command_give_equal_files(finished, argumen
     process.communicate()
     assert not (tmp_path / "killed" / "starts.csv").exists()
     assert optimise_start.main(argv) == 0
-    assert numbers(tmp_path / "killed") == numbers(folder)
+    assert digests(tmp_path / "killed") == digests(folder)

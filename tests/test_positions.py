@@ -108,7 +108,7 @@ def test_a_recording_has_columns_of_positions_if_it_is_told(recordings, agent_pa
     assert "positions" not in plain.description() and with_them.description()["positions"] is True
     levels = [(0, 0), (1, 0)]
     episodes = play_episodes(tiny_policy(), FLOAT32, EnvConfig("maze", "easy"), levels, 3, 8,
-                             alter_logits=load_action_noise(), keep_positions=True)
+                             alter_logits=load_action_noise("maze"), keep_positions=True)
     for episode in episodes:
         ours, theirs = with_them.steps(episode.number), plain.steps(episode.number)
         assert list(ours) == [*STEP_COLUMNS, *POSITION_COLUMNS]

@@ -7,6 +7,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from conftest import (
+    golden_projector,
+    record_arguments,
+    save_projector,
+    tiny_policy,
+    write_recording,
+)
 
 import compare_interventions
 import loss_over_time_experiment
@@ -17,16 +24,8 @@ import train_gen_model
 from analysis import hidden_analysis_precompute, steering_vectors
 from common.agent_file import save_agent
 from common.files import save_json
-from common.hidden_states_folder import HiddenStatesFolder
 from common.provenance import CONTENTS, agent_digests, agent_sha256
 from common.rollout_files import RolloutFolder, join_recording
-from tests.conftest import (
-    golden_projector,
-    record_arguments,
-    save_projector,
-    tiny_policy,
-    write_recording,
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,9 @@ def other_agent(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def directions(agent_path, tmp_path_factory):
+def directions(tmp_path_factory):
     """Directions that say that they were found in states of the agent of ``agent_path``."""
-    folder = save_projector(tmp_path_factory.mktemp("directions") / "hx", golden_projector())
-    save_json(HiddenStatesFolder(folder, 12).settings_file,
-              {"agent_sha256": agent_sha256(agent_path)})
-    return folder
+    return save_projector(tmp_path_factory.mktemp("directions") / "hx", golden_projector())
 
 
 def damage(path, old_times):

@@ -125,7 +125,7 @@ def test_episodes_play_different_levels_with_different_actions(folder):
 
 def test_stored_frames_give_the_stored_states_and_log_probabilities(folder, agent_path):
     policy = load_agent(agent_path)
-    noise = load_action_noise()
+    noise = load_action_noise("fruitbot")
     for number in EPISODES:
         episode = folder.episode(number)
         assert np.array_equal(episode.hidden_states[0], policy.init_hx.detach().numpy())
@@ -158,10 +158,21 @@ def test_stored_actions_on_the_stored_level_give_the_stored_frames(folder):
 
 def test_noise_flattens_the_policy_as_specified():
     logits = torch.tensor([[4.0, -4.0, 1.0, *[0.5] * 12]])
-    altered = load_action_noise()(logits)[0]
+    altered = load_action_noise("coinrun")(logits)[0]
     assert altered.tolist() == pytest.approx(
         [0.8, -1.8, 0.7, 0.35, 0.35, 0.35, 0.35, 0.1, 0.35, *[-3.0] * 6])
     assert logits[0, 0] == 4.0
+    elsewhere = load_action_noise("maze")(logits)[0]  # which key does what depends on the game
+    assert elsewhere.tolist() == pytest.approx([2.8, -2.8, 0.7, *[0.35] * 12])
+
+
+def test_a_recording_reports_what_was_played_and_how_well(agent_path, tmp_path, capsys):
+    argv = record_arguments(agent_path, tmp_path, 2, "--no_videos")
+    assert record.main(argv) == 0
+    folder = RolloutFolder(tmp_path / "data")
+    length = np.mean([folder.array_files(number).frames.shape[0] for number in range(2)])
+    assert ("on easy fruitbot, no backgrounds, with action noise: success rate 0.0 %, mean length "
+            f"{length:.1f} frames") in capsys.readouterr().out
 
 
 def test_without_noise_the_policy_itself_is_stored(agent_path, tmp_path):

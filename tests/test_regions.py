@@ -29,7 +29,7 @@ import render
 import train
 from agents.episodes import play_episodes
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import agent_files
+from common.agent_file import AgentOrigin, agent_files, save_agent
 from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from common.errors import UserError
 from common.level_state import LevelState
@@ -330,6 +330,38 @@ def test_hard_worlds_take_larger_regions_and_a_damaged_setting_is_refused():
         for size in (-1, largest + 1):
             with pytest.raises(UserError, match=f"between 0 and {largest}"):
                 cheese_region(config, size)
+
+
+@pytest.mark.parametrize("flags, game, mode, backgrounds, region", [
+    ([], "maze", "hard", True, 3),
+    (["--env_name", "maze"], "maze", "hard", True, 3),
+    (["--no_backgrounds"], "maze", "hard", False, 3),
+    (["--distribution_mode", "easy", "--cheese_region", "0"], "maze", "easy", True, None),
+    (["--env_name", "fruitbot"], "fruitbot", "easy", False, None)])
+def test_an_agent_plays_what_it_was_trained_on_unless_flags_say_otherwise(
+        flags, game, mode, backgrounds, region, tmp_path, capsys):
+    save_agent(tmp_path / "agent.pth", tiny_policy(), origin=AgentOrigin(
+        use_backgrounds=True, env_name="maze", distribution_mode="hard", cheese_region=3))
+    assert evaluate.main(["--model_file", str(tmp_path / "agent.pth"), "--num_episodes", "1",
+                          "--device", "cpu", "--start_level", "5", "--num_levels", "1",
+                          "--training_levels", "--output", str(tmp_path / "r.json"),
+                          *flags]) in (0, None)
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert (found["env"]["env_name"], found["env"]["distribution_mode"]) == (game, mode)
+    assert found["env"]["use_backgrounds"] is backgrounds
+    assert found.get("cheese_region") == region
+    words = (f"on {mode} {game}"
+             + (f", cheese in the last {region} rows and columns" if region else "")
+             + f", {'with' if backgrounds else 'no'} backgrounds:")
+    assert words in capsys.readouterr().out
+
+
+def test_an_agent_file_that_does_not_say_plays_the_published_default(agent_path, tmp_path):
+    assert evaluate.main(["--model_file", str(agent_path), "--num_episodes", "1", "--device",
+                          "cpu", "--output", str(tmp_path / "r.json")]) in (0, None)
+    env = json.loads((tmp_path / "r.json").read_text())["env"]
+    assert (env["env_name"], env["distribution_mode"], env["use_backgrounds"]) == (
+        "coinrun", "easy", False)
 
 
 def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):

@@ -129,6 +129,7 @@ def write_whole(path, num_episodes):
     writer = RolloutWriter(path, {"kind": "test"})
     for number in range(num_episodes):
         writer.add(number, random_episode(number))
+    writer.finish()
 
 
 def random_episode(number):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster import slurm
-from output_numbers import numbers
 
 import run_pipeline
 from pipeline.cluster.config import CLUSTER_FILE
 from pipeline.records import Experiment, Part
+from tools.compare_outputs import digests
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())]
 
@@ -167,7 +167,7 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     assert text.endswith("nothing is left to submit\n") and text.count("valid since") == len(STAGES)
     alone = tmp_path / "alone"
     pipeline(alone, "--only", *STAGES)
-    found, expected = numbers(output), numbers(alone)
+    found, expected = digests(output), digests(alone)
     stopped_after = {name for name in found if re.search(r"batch_?0*1\.", name)}
     assert len(stopped_after) == 2  # the checkpoint that was saved then, and its film
     cards = {name for name in expected if name.endswith("model_card.md")}  # they tell the time

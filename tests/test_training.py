@@ -431,7 +431,8 @@ def test_agent_files_hold_the_unit_of_the_values(tmp_path):
     run.train_worker.normalizer(np.arange(8.0), np.zeros(8, bool))
     run.train_worker.normalizer(np.zeros(8), np.ones(8, bool))
     scale = 1 / np.sqrt(run.train_worker.normalizer.variance)
-    assert read_origin(run.save()) == AgentOrigin(pytest.approx(scale), False, 0.98, 0.95)
+    assert read_origin(run.save()) == AgentOrigin(
+        pytest.approx(scale), False, 0.98, 0.95, None, "fruitbot", "easy", 0)
     resumed = TrainingRun(tmp_path / "scaled", run.settings, FLOAT32)
     assert resumed.train_worker.normalizer.scale == pytest.approx(scale)
     raw = TrainingRun(tmp_path / "raw", _settings(normalize_rew=False), FLOAT32)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from analysis.behaviours.files import BehavioursFolder
 from analysis.influences.correlation import members, standardised
+from common.description import readable
 from common.errors import UserError
 from common.networks import Policy
 from common.outputs import ANSWERS
@@ -246,9 +247,9 @@ class InfluenceReader:
         for key, value in expected.items():
             if found.get(key) != value:
                 raise UserError(f"{self._folder.description_file(number, name)} says that its "
-                                f"saliency was made with another {key}; make it again with "
-                                "saliency_experiments.py --overwrite, or give what it was made "
-                                "with")
+                                f"saliency was made with another {readable(key)}; make it again "
+                                "with saliency_experiments.py --overwrite, or give what it was "
+                                "made with")
         return int(found["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 
+from common.agent_file import AgentOrigin, read_origin
 from common.cli import whole
 from common.env import EnvConfig
 from common.errors import UserError
@@ -69,20 +71,35 @@ class CheeseRegion:
 
 
 def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_region",
-                           levels: str = "levels") -> None:
-    """A flag that confines the cheese, for :func:`cheese_region`."""
-    parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())), default=0,
-                        metavar="R",
+                           levels: str = "levels", of_agent: bool = False) -> None:
+    """A flag that confines the cheese, for :func:`cheese_region`.
+
+    Args:
+        of_agent: whether the region is that of an agent's training unless the user gives one.
+    """
+    parser.add_argument(f"--{name}", type=whole(0, max(_WORLD_DIMS.values())),
+                        default=None if of_agent else 0, metavar="R",
                         help=f"maze alone: put the cheese of {levels} into the last R rows and "
-                             "columns of the maze; 1: its corner; 0: leave it where it is")
+                             "columns of the maze; 1: its corner; 0: leave it where it is"
+                             + ("; if not given, that of the agent's training, or 0 if the agent "
+                                "file does not say" if of_agent else ""))
 
 
-def cheese_region(config: EnvConfig, size: int) -> CheeseRegion | None:
+def cheese_region(config: EnvConfig, size: int | None,
+                  agent_file: Path | None = None) -> CheeseRegion | None:
     """The edit of levels that a flag asks for, None for 0.
+
+    Args:
+        agent_file: whose training decides where the flag was not given and the game is maze.
 
     Raises:
         UserError: if the game has no cheese, or its worlds are smaller than the region.
     """
+    if size is None:
+        origin = read_origin(agent_file) if config.env_name == GAME else AgentOrigin()
+        size = min(origin.cheese_region or 0, _WORLD_DIMS[config.distribution_mode])
+        if origin.env_name != GAME:
+            size = 0
     if size == 0:
         return None
     if config.env_name != GAME:
@@ -98,3 +115,10 @@ def cheese_region(config: EnvConfig, size: int) -> CheeseRegion | None:
 def region_described(edit: CheeseRegion | None) -> dict[str, int]:
     """An entry that says so in a description of what made a file; none without an edit."""
     return {"cheese_region": edit.size} if edit else {}
+
+
+def words_of(config: EnvConfig, edit: CheeseRegion | None) -> str:
+    """Name game, mode, region and backgrounds for a result: "hard coinrun, no backgrounds"."""
+    region = f", cheese in the last {edit.size} rows and columns" if edit else ""
+    backgrounds = "with" if config.use_backgrounds else "no"
+    return f"{config.distribution_mode} {config.env_name}{region}, {backgrounds} backgrounds"

@@ -1,7 +1,15 @@
-"""Checksums of what an output folder holds, to compare two runs of the pipeline."""
+"""Compare two output folders by content, and list the files that differ.
+
+    python -m tools.compare_outputs <folder> <other folder>
+
+Arrays, weights and images are compared bit for bit; tables, JSON, YAML, reports and the data of
+pages without dates, durations, versions and the folders' own paths. The exit status is 1 if the
+folders differ.
+"""
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import hashlib
 import json
@@ -20,8 +28,8 @@ NO_NUMBERS = ("logs", "pipeline", "report")
 DATE = re.compile(r"\d{8}_\d{6}|\d\d-\d\d-\d{4}_\d\d-\d\d-\d\d")
 
 
-def numbers(output: Path, moved_from: Path | None = None) -> dict[str, str]:
-    """A checksum of everything in an output folder that tells neither of time nor of place.
+def digests(output: Path, moved_from: Path | None = None) -> dict[str, str]:
+    """Return the digest of every file in an output folder, without dates, durations and places.
 
     Args:
         moved_from: where the folder was when a part of it was written.
@@ -32,11 +40,11 @@ def numbers(output: Path, moved_from: Path | None = None) -> dict[str, str]:
         relative = path.relative_to(output)
         if (path.is_file() and relative.parts[0] not in NO_NUMBERS
                 and not path.name.startswith(("events.", "plot."))):
-            found[DATE.sub("DATE", str(relative))] = _checksum(path, places)
+            found[DATE.sub("DATE", str(relative))] = _digest(path, places)
     return found
 
 
-def _checksum(path: Path, places: list[str]) -> str:
+def _digest(path: Path, places: list[str]) -> str:
     if path.suffix in (".pt", ".pth"):
         digest = hashlib.sha256()
         _add(digest, torch.load(path, weights_only=True, map_location="cpu"))
@@ -78,3 +86,34 @@ def _add(digest, value) -> None:
             _add(digest, each)
     else:
         digest.update(repr(value).encode())
+
+
+def differences(folder: Path, other: Path) -> list[str]:
+    """List the files that two folders do not share, or that differ, one line per file."""
+    found, expected = digests(folder), digests(other)
+    lines = []
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in expected:
+            lines.append(f"only in {folder}: {name}")
+        elif name not in found:
+            lines.append(f"only in {other}: {name}")
+        elif found[name] != expected[name]:
+            lines.append(f"differs: {name}")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="output folder")
+    parser.add_argument("other", type=Path, help="output folder to compare it with")
+    args = parser.parse_args()
+    for path in (args.folder, args.other):
+        if not path.is_dir():
+            parser.error(f"there is no folder {path}")
+    lines = differences(args.folder, args.other)
+    print("\n".join(lines) or f"no differences in {len(digests(args.folder))} files")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
