@@ -20,28 +20,22 @@ from pathlib import Path
 
 import pandas as pd
 
-from agents.arms import real_levels
+from agents.agent_file import load_agent
+from agents.env_flags import add_env_flags, env_config
+from agents.hooks import Array, Patch
+from agents.layers import STATE
+from agents.networks import Policy
+from agents.provenance import agent_sha256
 from agents.reference import played_reference
-from common.agent_file import load_agent
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    add_env_flags,
-    add_parameter_set_flag,
-    count,
-    env_config,
-    environments,
-    seed,
-)
+from agents.reference_set import ReferenceSet, recorded_reference
+from agents.rollout_files import RolloutFolder
+from common.cli import Parser, add_compute_flags, add_parameter_set_flag, count, environments, seed
 from common.devices import Compute, resolve_compute
-from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from common.networks import Policy
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
-from common.rollout_files import RolloutFolder
 from common.shards import WHOLE, add_shard_flags
+from envs.procgen_env import EnvConfig, LevelEdit
 from generative.arms import simulated_starts
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -62,8 +56,6 @@ from interventions.flags import (
     directions_folder,
     patched_precision,
 )
-from interventions.layers import STATE
-from interventions.patch import Array, Patch
 from interventions.patch_text import Opening, PatchArm
 from interventions.patched_arms import (
     levels_of_vectors,
@@ -72,7 +64,7 @@ from interventions.patched_arms import (
     unmatched,
 )
 from interventions.projector import Projector
-from interventions.reference import ReferenceSet, recorded_reference
+from interventions.real_levels import real_levels
 from interventions.report import DIRECTIONS, MIXED, PATCHES, Wording
 from interventions.results import write_results
 from maze.level.patch_words import register_maze_words

@@ -9,22 +9,22 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from agents.agent_file import load_agent
+from agents.env_flags import add_env_flags, env_config
 from agents.episodes import Episode, play_episodes
 from agents.evaluation import evaluate
 from agents.likeness import described, likeness
+from agents.provenance import agent_sha256
 from agents.reference import played_reference
 from clarity.failing.causes import causes_of, what_is_known
 from clarity.failing.playing import with_fates
-from common.agent_file import load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
-    add_env_flags,
     add_output_file_flag,
     add_published_flags,
     check_output,
     count,
-    env_config,
     environments,
     seed,
     set_up_logging,
@@ -35,7 +35,6 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, versions
 from common.progress import with_progress
-from common.provenance import agent_sha256
 from interventions.findings import share
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.rollout_files import RolloutFolder
 from analysis.behaviours.files import BehavioursFolder
 from analysis.hidden_states.recorded import recorded_positions
 from analysis.panel_export.contents import Directions, gather
@@ -18,9 +19,7 @@ from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_analysis_flags
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from common.hidden_states_folder import HiddenStatesFolder
 from common.output_folder import Output
-from common.rollout_files import RolloutFolder
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
@@ -29,6 +28,7 @@ from interventions.flags import (
     add_direction_number_flag,
     directions_folder,
 )
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.projector import Projector
 
 OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)

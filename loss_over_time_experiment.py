@@ -18,18 +18,18 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.agent_file import load_agent
 from agents.object_masks import ObjectPainter, recorded_without
-from common.agent_file import load_agent
+from agents.provenance import agent_sha256
+from agents.replay import recorded_game, replayed
 from common.cli import Parser, add_save_dir_flag, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.game_constants import pixels_per_square
-from common.game_objects import objects_of
 from common.progress import with_progress
-from common.provenance import agent_sha256
-from common.replay import recorded_game, replayed
 from common.video import write_strip
+from envs.objects import objects_of
 from generative import dream_life
 from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
@@ -254,7 +254,7 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
         Numbers of some of the windows (B,) to positions (W, B, 2), as ``Windows.positions``.
 
     Raises:
-        UserError: see ``common.replay.replayed``.
+        UserError: see ``agents.replay.replayed``.
     """
     found = {}
     for number in with_progress(windows.tolist(), len(windows), "replay"):

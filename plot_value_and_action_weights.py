@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from analysis.hidden_states.readout import readout
 from analysis.hidden_states.readout_figures import UNIT, plot_action_bars, plot_actions, plot_value
 from analysis.results.output import draw_jobs
-from common.agent_file import load_agent
 from common.cli import Parser
 from common.errors import script_main
 from common.game_constants import ACTION_LABELS
 from common.output_folder import Output
-from common.provenance import agent_sha256
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder

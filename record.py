@@ -10,30 +10,23 @@ import numpy as np
 import pandas as pd
 
 from agents.action_noise import load_action_noise
+from agents.agent_file import load_agent
 from agents.config import load_agent_config
+from agents.env_flags import add_env_flags, env_config
 from agents.episodes import FRAMES_A_PASS, Episode, play_episodes
+from agents.provenance import agent_sha256
 from agents.reference import played_reference
-from common.agent_file import load_agent
-from common.cli import (
-    Parser,
-    add_compute_flags,
-    add_env_flags,
-    add_published_flags,
-    count,
-    env_config,
-    seed,
-)
-from common.devices import resolve_compute
-from common.errors import script_main
-from common.files import versions
-from common.progress import with_progress
-from common.provenance import agent_sha256
-from common.rollout_files import (
+from agents.rollout_files import (
     POSITION_COLUMNS,
     EpisodeArrays,
     RolloutWriter,
     join_recording,
 )
+from common.cli import Parser, add_compute_flags, add_published_flags, count, seed
+from common.devices import resolve_compute
+from common.errors import script_main
+from common.files import versions
+from common.progress import with_progress
 from common.shards import WHOLE, add_shard_flags
 from common.video import enlarge, mark_action
 from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapConfig

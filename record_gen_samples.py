@@ -7,14 +7,16 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from agents.provenance import agent_sha256
+from agents.reference_set import recorded_reference
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched
 from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import sha256, versions
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
-from common.rollout_files import RolloutFolder
 from common.shards import add_shard_flags
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -38,8 +40,6 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import PatchArm
-from interventions.reference import recorded_reference
-from interventions.scopes import patched
 from interventions.swaps import asked_name, open_swap
 from maze.level.patch_words import register_maze_words
 

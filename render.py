@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.agent_file import load_agent
+from agents.env_flags import add_env_flags, env_config
 from agents.episodes import Episode, play_episodes
+from agents.provenance import agent_sha256
 from agents.reference import played_reference
-from common.agent_file import load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
-    add_env_flags,
     add_published_flags,
     count,
-    env_config,
     folder_name,
     frames_per_second,
     seed,
@@ -25,7 +25,6 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
-from common.provenance import agent_sha256
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words

@@ -8,12 +8,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.outputs import VALUE
+from agents.provenance import agent_digests, agent_sha256
 from common.cli import OneText, Parser
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from common.outputs import VALUE
-from common.provenance import agent_digests, agent_sha256
 from common.shards import WHOLE, add_shard_flags
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.flags import (

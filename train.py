@@ -9,15 +9,14 @@ import random
 import shlex
 from pathlib import Path
 
+from agents.agent_file import agent_files, load_agent
 from agents.config import load_agent_config
+from agents.env_flags import add_env_flags, env_config
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings
-from common.agent_file import agent_files, load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
-    add_env_flags,
     count,
-    env_config,
     folder_name,
     seed,
     set_up_logging,

@@ -7,11 +7,11 @@ import dataclasses
 import shlex
 from pathlib import Path
 
+from agents.provenance import agent_sha256
 from common.cli import Parser, from_zero
 from common.devices import keep_freed_memory, resolve_compute
 from common.errors import UserError, script_main
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
 from common.ranks import Ranks, joined_ranks
 from common.settings import load_settings
 from generative.config import SimulatorConfig, TrainingConfig

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks import Policy, PolicyOutput, to_images
+from agents.scopes import piece_of_pass
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput, to_images
-from interventions.scopes import piece_of_pass
 
 # Frames embedded at a time: a limit of memory. On two AMD cores 128 took a tenth longer than 1 024.
 CPU_CHUNK = 1024

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from pathlib import Path
 
+from agents.networks import ARCHITECTURES
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
-from common.networks import ARCHITECTURES
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
 

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from agents.acting import draw_actions, run_policy
+from agents.hooks import Rows
+from agents.networks import Policy, PolicyOutput
+from agents.scopes import rows_of_pass
 from common.devices import Compute
-from common.env import EnvConfig, LevelEdit, LevelSlots
-from common.networks import Policy, PolicyOutput
-from interventions.patch import Rows
-from interventions.scopes import rows_of_pass
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 
 FRAMES_A_PASS = 16
 

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from agents.episodes import Episode
-from common.env import EnvConfig, LevelEdit, LevelSlots
 from common.video import mark_action, side_by_side, write_video
+from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 
 SIDE = 256  # pixels of a film
 

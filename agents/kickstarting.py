@@ -17,8 +17,8 @@ from torch import Tensor
 
 from agents.acting import embed_frames
 from agents.config import AgentConfig
+from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)

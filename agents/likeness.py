@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from agents.acting import embed_frames
+from agents.networks import Policy
 from agents.reference import random_steps
+from agents.similarity import similarity
 from common.devices import Compute
-from common.env import EnvConfig, LevelEdit
-from common.networks import Policy
-from interventions.similarity import similarity
+from envs.procgen_env import EnvConfig, LevelEdit
 
 
 def likeness(policy: Policy, other: Policy, compute: Compute, env: EnvConfig, num_levels: int,
@@ -23,7 +23,7 @@ def likeness(policy: Policy, other: Policy, compute: Compute, env: EnvConfig, nu
         edit: of every level before it is played.
 
     Returns:
-        See ``interventions.similarity.similarity``.
+        See ``agents.similarity.similarity``.
 
     Raises:
         UserError: if the agents have other numbers of actions.

@@ -1,7 +1,7 @@
 """Exact masks of the objects in recorded frames, from the real game.
 
 The mask of a kind of object in a frame is the pixels that change when that kind alone is drawn no
-more; what others hide of it is no part of it. ``common.replay`` plays recorded episodes again.
+more; what others hide of it is no part of it. ``agents.replay`` plays recorded episodes again.
 
 Letters in shape comments: K kinds of object, H W C a frame.
 """
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.env import EnvConfig, StateView
-from common.game_objects import GameObject, in_view, undrawn
-from common.level_state import LevelState
-from common.replay import replayed
-from common.rollout_files import RolloutFolder
+from agents.replay import replayed
+from agents.rollout_files import RolloutFolder
+from envs.level_state import LevelState
+from envs.objects import GameObject, in_view, undrawn
+from envs.procgen_env import EnvConfig, StateView
 
 
 @dataclasses.dataclass(frozen=True)

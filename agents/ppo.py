@@ -16,8 +16,8 @@ from torch import Tensor
 from agents.acting import embed_frames
 from agents.config import AgentConfig
 from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
+from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput
 from common.ranks import ALONE, Ranks
 
 

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from agents.episodes import Episode, play_episodes
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet
 from common.devices import Compute
-from common.env import EnvConfig, LevelEdit
 from common.errors import UserError
-from common.networks import Policy
 from common.progress import with_progress
-from interventions.reference import ReferenceSet
+from envs.procgen_env import EnvConfig, LevelEdit
 
 _SLOTS = 16
 

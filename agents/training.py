@@ -18,12 +18,7 @@ import torch
 from torch import Tensor
 
 from agents.acting import draw_actions, reset_hidden, run_policy
-from agents.config import AgentConfig
-from agents.kickstarting import Teacher
-from agents.model_card import save_model_card
-from agents.ppo import Rollout, UpdateSummary, update
-from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
-from common.agent_file import (
+from agents.agent_file import (
     ADAM_EPS,
     AgentOrigin,
     agent_file_name,
@@ -32,25 +27,30 @@ from common.agent_file import (
     load_weights,
     save_agent,
 )
+from agents.config import AgentConfig
+from agents.kickstarting import Teacher
+from agents.model_card import save_model_card
+from agents.networks import Policy, PolicyOutput, build_policy
+from agents.ppo import Rollout, UpdateSummary, update
+from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 from common.config import check_seed
 from common.devices import Compute
-from common.env import (
+from common.errors import NonFiniteLoss, UserError
+from common.files import load_tensors, save_tensors, sha256
+from common.locks import FolderLock, claim_folder
+from common.metrics_log import MetricsLog
+from common.progress import Progress
+from common.ranks import ALONE, Ranks
+from common.saved_state import check_generator, check_like, check_optimizer
+from common.settings import SETTINGS_NAME, save_settings
+from common.signals import deferred_signals
+from envs.procgen_env import (
     EnvConfig,
     EpisodeStatistics,
     LevelEdit,
     ProcgenVectorEnv,
     RewardNormalizer,
 )
-from common.errors import NonFiniteLoss, UserError
-from common.files import load_tensors, save_tensors, sha256
-from common.locks import FolderLock, claim_folder
-from common.metrics_log import MetricsLog
-from common.networks import Policy, PolicyOutput, build_policy
-from common.progress import Progress
-from common.ranks import ALONE, Ranks
-from common.saved_state import check_generator, check_like, check_optimizer
-from common.settings import SETTINGS_NAME, save_settings
-from common.signals import deferred_signals
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600

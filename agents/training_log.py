@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.env import EpisodeStatistics
 from common.errors import UserError
 from common.metrics_log import read_metrics
+from envs.procgen_env import EpisodeStatistics
 
 LOG_NAME = "log.csv"
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.agent_file import load_agent
+from agents.outputs import ANSWERS
 from analysis.influences.comparison import SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.flags import add_influence_flags
 from analysis.results.output import draw_jobs
-from common.agent_file import load_agent
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.output_folder import Output
-from common.outputs import ANSWERS
 
 FIGURES = Output("figures of dynamics_grads_consistency_plots.py")
 DATA = Output("matrices of dynamics_grads_consistency_plots.py", ComparisonFolder.PATTERNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agents.rollout_files import RolloutFolder
 from analysis.hidden_states.figures import figures
 from analysis.hidden_states.recorded import recorded_steps
 from analysis.parameters.config import AgentHiddenConfig
@@ -11,10 +12,9 @@ from analysis.parameters.flags import add_hidden_analysis_flags, add_plotting_fl
 from analysis.results.output import draw
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from common.hidden_states_folder import HiddenStatesFolder
 from common.output_folder import Output
-from common.rollout_files import RolloutFolder
 from interventions.flags import directions_folder
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 OUTPUT = Output("figures of hidden_analysis_plotting.py")
 

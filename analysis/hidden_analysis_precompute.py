@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from agents.provenance import check_agent
+from agents.rollout_files import RolloutFolder
 from analysis.hidden_states.recorded import recorded_states
 from analysis.hidden_states.steps import analyse
 from analysis.parameters.config import AgentHiddenConfig, TsneConfig
@@ -15,13 +17,11 @@ from analysis.results.output import check_results, finish, reporting_writer
 from analysis.results.simulated_steps import chosen_samples, simulated_states
 from common.cli import Parser
 from common.errors import UserError, script_main
-from common.hidden_states_folder import HiddenStatesFolder
-from common.provenance import check_agent
-from common.rollout_files import RolloutFolder
 from generative.config import SAMPLE_STARTS
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
 from interventions.flags import directions_folder
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 
 def parser() -> Parser:

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.agent_file import load_agent
+from agents.layers import find_layer, layers_named
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet, activations_of
+from agents.rollout_files import RolloutFolder
 from analysis.hidden_states.recorded import check_episodes
 from analysis.steering.splits import WORDS, States, read_states, split_states
-from common.agent_file import load_agent
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -26,15 +30,11 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.hidden_states_folder import HiddenStatesFolder
-from common.networks import Policy
-from common.rollout_files import RolloutFolder
 from generative.flags import add_data_flag
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
-from interventions.layers import find_layer, layers_named
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.probes import probe
-from interventions.reference import ReferenceSet, activations_of
 from interventions.vectors import (
     AS_COMPUTED,
     RMS,

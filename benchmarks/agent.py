@@ -29,15 +29,15 @@ import torch
 import agents.acting
 import agents.ppo
 import record
+from agents.agent_file import save_agent
 from agents.config import load_agent_config
 from agents.kickstarting import Teacher
+from agents.networks import Policy, PolicyOutput, build_policy, to_images
 from agents.ppo import Rollout, update
 from agents.training import Worker
 from benchmarks.measuring import Apart, peak_memory
-from common.agent_file import save_agent
 from common.devices import Compute, keep_freed_memory, resolve_compute
-from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
-from common.networks import Policy, PolicyOutput, build_policy, to_images
+from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 from maze.level.regions import CheeseRegion
 
 ENV = EnvConfig("coinrun", "easy")

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 
 import record
+from agents.agent_file import load_agent
+from agents.networks import Policy, to_images
+from agents.outputs import POLICY, VALUE, Output, outputs_named
+from agents.scopes import recorded
 from benchmarks.measuring import Apart, peak_memory
 from clarity import attribution, features
 from clarity import page as clarity_page
 from clarity.attributing.integration import Attributor, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording, Rows, batches
-from common.agent_file import load_agent
 from common.devices import Compute
-from common.networks import Policy, to_images
-from common.outputs import POLICY, VALUE, Output, outputs_named
-from interventions.scopes import recorded
 
 AGENT = Path("pretrained/coinrun_hard/model.pth")
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)

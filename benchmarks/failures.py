@@ -20,14 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import record
+from agents.agent_file import load_agent
 from agents.episodes import play_episodes
 from benchmarks.measuring import Apart
 from clarity import attribution, checks, features
 from clarity.checking.check_files import CHECKS
 from clarity.failing.playing import with_fates
-from common.agent_file import load_agent
 from common.devices import resolve_compute
-from common.env import EnvConfig
+from envs.procgen_env import EnvConfig
 from generative import optimise_start
 
 AGENT = Path("pretrained/coinrun_hard/model.pth")

@@ -32,8 +32,8 @@ from analysis.methods.neighbours import nearest_neighbours
 from analysis.parameters.config import AgentHiddenConfig
 from benchmarks.measuring import peak_memory
 from common.array_folders import ResultWriter
-from common.hidden_states_folder import HiddenStatesFolder
 from common.parameters import ParameterSet
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
 SIZES, MILLION = (10_000, 100_000), 1_000_000

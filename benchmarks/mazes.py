@@ -13,9 +13,9 @@ import time
 import numpy as np
 import torch
 
+from agents.networks import build_policy
 from benchmarks.measuring import best_of
 from common.devices import resolve_compute
-from common.networks import build_policy
 from maze.field.fields import FrameSource, both_facings, drawn_frames, stamp_frames, vector_field
 from maze.field.reaching import reaching
 from maze.level.environment import stock_state

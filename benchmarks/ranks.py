@@ -26,16 +26,16 @@ import torch
 import torch.distributed as dist
 
 import record
+from agents.agent_file import ADAM_EPS
 from agents.config import AgentConfig, load_agent_config
+from agents.networks import build_policy
 from agents.ppo import Rollout, minibatches, update
 from agents.training import Worker
 from benchmarks.measuring import Apart
 from benchmarks.simulator import AGENT, NUM_EPISODES, NUM_STEPS, settings_for
-from common.agent_file import ADAM_EPS
 from common.devices import keep_freed_memory, resolve_compute
-from common.env import EnvConfig
-from common.networks import build_policy
 from common.ranks import Ranks, joined_ranks
+from envs.procgen_env import EnvConfig
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from benchmarks.measuring import Apart, peak_memory
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
-from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.shards import Shard
 from generative.dataset import RolloutDataset
 

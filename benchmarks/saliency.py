@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks import build_policy
 from benchmarks.measuring import peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
-from common.networks import build_policy
 from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.runs import prepared

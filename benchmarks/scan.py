@@ -13,11 +13,11 @@ import time
 import numpy as np
 import torch
 
+from agents.networks import Policy, build_policy, to_images
+from agents.scopes import patched
 from common.devices import Compute
-from common.networks import Policy, build_policy, to_images
 from interventions.patches import Zero
 from interventions.scan import Part, Pictures, parts_of, scan, value
-from interventions.scopes import patched
 
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 NUM_PICTURES = 100

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from agents.acting import run_policy
+from agents.hooks import Rows
+from agents.layers import all_layers
+from agents.networks import Policy, build_policy
+from agents.scopes import patched, rows_of_pass
 from common.devices import Compute
-from common.networks import Policy, build_policy
-from interventions.layers import all_layers
-from interventions.patch import Rows
 from interventions.patches import Zero
-from interventions.scopes import patched, rows_of_pass
 
 FRAMES_A_PASS = 16  # as where episodes are played
 REPEATS = 150

@@ -32,10 +32,10 @@ from torch import Tensor
 
 import generative.decoder
 import record
+from agents.provenance import agent_sha256
 from benchmarks.measuring import Apart, best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
 from generative.alignment import AlignedBatch, align
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset, Windows

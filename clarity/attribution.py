@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
 from clarity.attributing.clarity_files import (
     ACTIVATIONS,
     INPUT,
@@ -50,7 +51,6 @@ from clarity.walking.trajectories import (
 from common.cli import Parser, count, from_zero, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
-from common.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
 from common.progress import Progress
 from common.shards import WHOLE, add_shard_flags
 

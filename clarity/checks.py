@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.outputs import VALUE, outputs_named
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.attributing.layers import find_cuts
@@ -22,7 +23,6 @@ from clarity.checking.sources import check_attributions
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import sha256, versions
-from common.outputs import VALUE, outputs_named
 
 ANALYSES = Path("analysis") / "clarity"
 

@@ -19,6 +19,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.agent_file import load_agent, read_origin, save_agent
+from agents.edits import Edit, with_edits
+from agents.env_flags import add_env_flags, env_config
+from agents.provenance import agent_digests, agent_sha256
 from clarity.attributing.clarity_files import FeaturesFolder, LayerFeatures
 from clarity.attributing.flags import features_of
 from clarity.attributing.layers import Cut, find_cuts
@@ -38,26 +42,21 @@ from clarity.failing.arms import (
     play_arm,
 )
 from clarity.failing.files import ORIGINAL, SOLVED, CausesFolder
-from common.agent_file import load_agent, read_origin, save_agent
 from common.cli import (
     Parser,
     add_compute_flags,
-    add_env_flags,
     check_output,
     count,
-    env_config,
     environments,
     seed,
     set_up_logging,
 )
 from common.devices import Compute, resolve_compute
-from common.edits import Edit, with_edits
-from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import read_bytes, versions
-from common.game_objects import GameObject
-from common.provenance import agent_digests, agent_sha256
 from common.tables import write_table
+from envs.objects import GameObject
+from envs.procgen_env import EnvConfig
 from interventions.effects import Arm
 
 PLAYED, TABLE = "played", "candidates.csv"  # in the folder

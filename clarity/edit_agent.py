@@ -13,13 +13,17 @@ from pathlib import Path
 
 import torch
 
+from agents.agent_file import load_agent, read_origin, save_agent
+from agents.edits import Edit, with_edits
+from agents.networks import Policy
+from agents.provenance import agent_digests, agent_sha256
+from agents.reference_set import activations_of
 from clarity.attributing.clarity_files import LayerFeatures
 from clarity.attributing.flags import features_of
 from clarity.attributing.layers import find_cuts
 from clarity.attributing.recordings import Recording
 from clarity.editing.random_edits import random_edits
 from clarity.editing.weights import in_weights, pool_behind
-from common.agent_file import load_agent, read_origin, save_agent
 from common.cli import (
     Parser,
     add_log_flag,
@@ -29,11 +33,7 @@ from common.cli import (
     set_up_logging,
     whole,
 )
-from common.edits import Edit, with_edits
 from common.errors import UserError, script_main
-from common.networks import Policy
-from common.provenance import agent_digests, agent_sha256
-from interventions.reference import activations_of
 
 MAX_FEATURES = 1000
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from agents.env_flags import add_env_flags, env_config
 from agents.reference import played_reference
+from agents.reference_set import MIN_PICTURES
 from clarity.failing.arms import (
     FailureArm,
     invisible_hazards,
@@ -30,9 +32,7 @@ from clarity.failing.report import plot, report
 from common.cli import (
     Parser,
     add_compute_flags,
-    add_env_flags,
     count,
-    env_config,
     environments,
     folder_name,
     from_zero,
@@ -41,14 +41,13 @@ from common.cli import (
     whole,
 )
 from common.devices import Compute, resolve_compute
-from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import atomic_path, versions
 from common.shards import WHOLE, add_shard_flags
 from common.tables import write_table
+from envs.procgen_env import EnvConfig
 from interventions.effects import check_starts
 from interventions.flags import REFERENCE_SIZE
-from interventions.reference import MIN_PICTURES
 
 
 def parser() -> Parser:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.layers import STATE, all_layers
+from agents.outputs import VALUE, outputs_named
 from clarity.attributing.clarity_files import (
     ATTRIBUTION_SCRIPT,
     INPUT,
@@ -45,9 +47,7 @@ from clarity.attributing.reduction import cells_first
 from common.cli import Parser, count, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
-from common.outputs import VALUE, outputs_named
 from common.progress import Progress
-from interventions.layers import STATE, all_layers
 from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")

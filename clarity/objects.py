@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.replay import recorded_game
 from clarity.attributing.clarity_files import finished_layers
 from clarity.attributing.flags import Opened, add_agent_flags, add_output_flags
 from clarity.checking.hallucinations import hallucinations
@@ -21,7 +22,6 @@ from clarity.checking.sources import feature_activations
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
-from common.replay import recorded_game
 
 
 def parser() -> Parser:

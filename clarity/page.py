@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from agents.agent_file import load_agent
+from agents.provenance import agent_digests, agent_sha256
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.recordings import Recording
 from clarity.checking.check_files import CHECKS, ChecksFolder
@@ -25,11 +27,9 @@ from clarity.page_export.contents import (
 )
 from clarity.page_export.files import ClarityFolder, PageContent, write_page
 from clarity.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, Unit, unit_of
-from common.agent_file import load_agent
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
 from common.output_folder import Output
-from common.provenance import agent_digests, agent_sha256
 
 ANALYSES = Path("analysis") / "clarity"
 OUTPUT = Output("page of clarity.page", ClarityFolder.PATTERNS)

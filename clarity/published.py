@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from agents.agent_file import load_agent, save_agent
+from agents.networks import Policy
 from clarity.published_agents.conversion import read_published
-from common.agent_file import load_agent, save_agent
 from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
 from common.errors import script_main
-from common.networks import Policy
 
 
 def parser() -> Parser:

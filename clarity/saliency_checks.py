@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.outputs import ANSWERS, VALUE, outputs_named
+from agents.provenance import agent_sha256
+from agents.replay import recorded_game
 from clarity.attributing.layers import find_cuts
 from clarity.attributing.recordings import Recording, Rows
 from clarity.checking.object_removal import objects_table
@@ -31,9 +34,6 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
 from common.output_folder import Output
-from common.outputs import ANSWERS, VALUE, outputs_named
-from common.provenance import agent_sha256
-from common.replay import recorded_game
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset

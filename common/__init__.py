@@ -1,4 +1,4 @@
-"""Code that all stages share: environments, networks, configuration, files and video."""
+"""Code that knows no game and no agent: command line, configuration, files, devices and video."""
 
 import os
 

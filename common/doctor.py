@@ -119,10 +119,10 @@ def _threads() -> str:
 
 
 def _procgen() -> str:
-    from common.env import EnvConfig, ProcgenVectorEnv
+    from procgen import ProcgenGym3Env
 
-    env = ProcgenVectorEnv(EnvConfig("coinrun", "easy"), 1, seed=0)
-    frames = env.observe().frames
+    env = ProcgenGym3Env(num=1, env_name="coinrun")
+    frames = env.observe()[1]["rgb"]
     env.close()
     return f"plays: a frame of {frames.shape[1]} x {frames.shape[2]} pixels"
 

@@ -10,8 +10,8 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
+from agents.networks import Policy, PolicyOutput
 from common.errors import UserError
-from common.networks import Policy, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)

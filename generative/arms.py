@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from agents.hooks import Patch
+from agents.scopes import Scope, patched
 from common.devices import Compute
 from common.progress import with_progress
 from generative.dataset import RolloutDataset
@@ -14,9 +16,7 @@ from generative.sampling import Sampler, SamplingPlan
 from generative.simulator import Simulator
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
-from interventions.patch import Patch
 from interventions.patch_text import warn_of_unused
-from interventions.scopes import Scope, patched
 
 
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,

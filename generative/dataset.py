@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks import Policy
+from agents.rollout_files import FRAME_SHAPE, POSITION_COLUMNS, RolloutFolder
 from common.errors import UserError
-from common.networks import Policy
-from common.rollout_files import FRAME_SHAPE, POSITION_COLUMNS, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)

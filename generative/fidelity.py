@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from agents.acting import embed_frames
+from agents.networks import Policy
 from common.devices import Compute
-from common.networks import Policy
 from generative.agent_inside import AgentInside, AgentOutput
 from generative.dataset import RolloutDataset
 from generative.simulator import Simulator

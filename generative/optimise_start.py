@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.provenance import agent_sha256
+from agents.replay import recorded_game
+from agents.rollout_files import RolloutFolder
 from common.cli import Parser, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
-from common.replay import recorded_game
-from common.rollout_files import RolloutFolder
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset

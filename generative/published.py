@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.adam_state import in_order, moments, num_parameters
+from agents.adam_state import in_order, moments, num_parameters
+from agents.networks import Policy
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
-from common.networks import Policy
 from generative.config import SimulatorConfig
 from generative.decoder import Head
 from generative.simulator import Simulator

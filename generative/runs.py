@@ -18,12 +18,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.provenance import agent_digests
 from common.config import check_seed
 from common.devices import Compute
 from common.errors import UserError
 from common.metrics_log import read_metrics
-from common.provenance import agent_digests
 from common.settings import SETTINGS_NAME, load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales, SimulatorLosses
@@ -58,7 +58,7 @@ class SimulatorRunSettings:
 
     Attributes:
         agent_file: the agent inside.
-        agent_sha256: its digest, see ``common.provenance``.
+        agent_sha256: its digest, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
         data_dir: recorded rollouts.
         precision: float32 or bfloat16.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.hooks import NO_LEVEL, Rows
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -28,7 +29,6 @@ from generative.dataset import RolloutDataset
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import Draw, LatentSampler, PresetDraw
-from interventions.patch import NO_LEVEL, Rows
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions

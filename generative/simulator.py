@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agents.hooks import Rows
+from agents.networks import Policy
+from agents.scopes import refuse_patches, rows_of_pass
 from common.errors import UserError
-from common.networks import Policy
 from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch
 from generative.cell import EnvironmentCell
@@ -40,8 +42,6 @@ from generative.spatial import (
     SpatialStart,
 )
 from generative.straight_through import Draw, clamp_image, most_likely_action
-from interventions.patch import Rows
-from interventions.scopes import refuse_patches, rows_of_pass
 
 ALL_WINDOWS = slice(None)
 

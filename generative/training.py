@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.replay import recorded_game
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.game_constants import pixels_per_square
@@ -28,7 +29,6 @@ from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.ranks import ALONE, Ranks
-from common.replay import recorded_game
 from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals

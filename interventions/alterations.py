@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from agents.hooks import Patch
 from common.devices import Compute
 from common.errors import UserError
 from interventions.effects import Arm
 from interventions.files import ArmRuns
 from interventions.flags import direction
-from interventions.patch import Patch
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.swaps import swap_name

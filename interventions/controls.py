@@ -30,12 +30,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
+from agents.hooks import Array, Pass, Patch, Rows
+from agents.layers import Layer, layers_named
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import Layer, layers_named
-from interventions.patch import Array, Pass, Patch, Rows
 from interventions.patches import Add, ChangeState, Interchange, Project, SetTo
-from interventions.reference import ReferenceSet, activations_of
 
 PERMUTED, GAUSSIAN, OTHERS = "permuted", "gaussian", "others"
 CHANNELS, CELLS = "channels", "cells"

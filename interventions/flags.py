@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.hooks import Patch
+from agents.networks import Policy
+from agents.reference_set import MIN_PICTURES, ReferenceSet
+from agents.scopes import Scope, patched
 from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
-from common.networks import Policy
 from common.parameters import ParameterSet
-from interventions.patch import Patch
 from interventions.patch_text import (
     Opening,
     PatchArm,
@@ -26,11 +28,9 @@ from interventions.patch_text import (
     to_text,
     warn_of_unused,
 )
-from interventions.reference import MIN_PICTURES, ReferenceSet
-from interventions.scopes import Scope, patched
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig, LevelEdit
+    from envs.procgen_env import EnvConfig, LevelEdit
 
 REFERENCE_SIZE = 50  # the published one
 
@@ -161,7 +161,7 @@ class OpenedPatches:
     """The patches of a script, for its agent.
 
     Attributes:
-        patches: for ``interventions.scopes.patched``; none if none were asked for.
+        patches: for ``agents.scopes.patched``; none if none were asked for.
         metadata: an entry for the description of what is written, or nothing without patches.
         reads_rows: whether they may look at where the player is.
     """

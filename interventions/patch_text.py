@@ -29,19 +29,19 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from common.agent_file import weights_sha256
+from agents.agent_file import weights_sha256
+from agents.hooks import Patch
+from agents.layers import ALL, layers_named
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet
+from agents.scopes import Scope
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
-from common.networks import Policy
 from interventions import patches as kinds
-from interventions.layers import ALL, layers_named
-from interventions.patch import Patch
-from interventions.reference import ReferenceSet
-from interventions.scopes import Scope
 from interventions.vectors import read_vectors
 
 if TYPE_CHECKING:
-    from common.env import EnvConfig, LevelEdit
+    from envs.procgen_env import EnvConfig, LevelEdit
 
 logger = logging.getLogger(__name__)
 

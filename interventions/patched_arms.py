@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from common.agent_file import weights_sha256
+from agents.agent_file import weights_sha256
+from agents.hooks import Array, Patch
+from agents.layers import layers_named
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet
 from common.errors import UserError
 from common.files import sha256
-from common.networks import Policy
 from interventions.controls import OTHERS, controls_of
 from interventions.effects import Arm
-from interventions.layers import layers_named
-from interventions.patch import Array, Patch
 from interventions.patch_text import Opening, PatchArm, files_of, open_patches, to_text
-from interventions.reference import ReferenceSet
 from interventions.vectors import SteeringVector, read_vectors
 
 

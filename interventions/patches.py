@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.hooks import Change, Pass, Patch, Rows, Site, Values
+from agents.layers import STATE, Layer
+from agents.networks import HiddenChange
+from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
-from common.networks import HiddenChange
-from interventions.layers import STATE, Layer
-from interventions.patch import Change, Pass, Patch, Rows, Site, Values
-from interventions.reference import ReferenceSet, activations_of
 
 MEAN = "mean"  # as the coefficient of a projection
 

@@ -18,11 +18,11 @@ import torch
 from scipy.stats import ortho_group
 from torch import Tensor
 
+from agents.networks import HiddenChange
+from agents.provenance import check_agent
 from common.errors import UserError
 from common.files import sha256
-from common.hidden_states_folder import MATRICES, HiddenStatesFolder, matrix_files
-from common.networks import HiddenChange
-from common.provenance import check_agent
+from interventions.hidden_states_folder import MATRICES, HiddenStatesFolder, matrix_files
 
 DirectionType = Literal["pca", "ica"]
 
@@ -88,7 +88,7 @@ class Projector:
         """The same for an agent with this many hidden units, with the files' checksums by name.
 
         Args:
-            agent: its file or digest, see ``common.provenance.check_agent``.
+            agent: its file or digest, see ``agents.provenance.check_agent``.
 
         Raises:
             UserError: see ``load``; or if the matrices are another agent's.

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from agents.layers import find_layer
+from agents.networks import Memory, Policy, PolicyOutput, to_images
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Memory, Policy, PolicyOutput, to_images
-from interventions.layers import find_layer
 
 
 class CutPass:
@@ -31,7 +31,7 @@ class CutPass:
     Args:
         compute: device, precision and layout; the embedder runs under its autocast, the rest in
             float32.
-        layer: a name as in ``interventions.layers``.
+        layer: a name as in ``agents.layers``.
 
     Attributes:
         chain: names of the modules behind the layer that run one after the other, in order: each

@@ -20,17 +20,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from agents.layers import find_layer
+from agents.networks import Policy, PolicyOutput
+from agents.reference_set import ReferenceSet
+from agents.scopes import outside_scopes
 from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Policy, PolicyOutput
 from common.progress import Progress
 from interventions.effects import FLIPS_A_COMPARISON, MIN_FLIPS, check_starts, holm, sign_flip_p
-from interventions.layers import find_layer
 from interventions.patches import Zero
-from interventions.reference import ReferenceSet
 from interventions.resumed import CutPass, HalfPass
-from interventions.scopes import outside_scopes
 
 PASSES_AT_A_TIME = 128
 

@@ -27,12 +27,12 @@ from pathlib import Path
 import numpy as np
 from scipy import ndimage
 
-from common.agent_file import weights_sha256
+from agents.agent_file import weights_sha256
+from agents.layers import find_layer
+from agents.networks import Policy
+from agents.reference_set import activations_of
 from common.errors import UserError, nearest
 from common.files import atomic_path, read_arrays, versions
-from common.networks import Policy
-from interventions.layers import find_layer
-from interventions.reference import activations_of
 
 PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
 AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales

@@ -13,14 +13,14 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from common.cli import Parser, set_up_logging, whole
 from common.devices import resolve_compute
-from common.env import EnvConfig
 from common.errors import UserError, script_main
 from common.files import atomic_path, versions
 from common.progress import Progress
-from common.provenance import agent_sha256
+from envs.procgen_env import EnvConfig
 from interventions.findings import share
 from maze.level.environment import game_of
 from maze.level.features import NAMES

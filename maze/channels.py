@@ -12,17 +12,17 @@ import functools
 
 import pandas as pd
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.layers import Layer, all_layers
+from agents.networks import Policy
+from agents.provenance import agent_sha256
 from common.cli import Parser, count, from_zero, set_up_logging
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, versions
-from common.networks import Policy
-from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.flags import REFERENCE_SIZE
-from interventions.layers import Layer, all_layers
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.agent_file import agent_files, load_agent
+from agents.agent_file import agent_files, load_agent
+from agents.layers import layers_named
+from agents.provenance import agent_sha256
 from common.cli import (
     Parser,
     from_zero,
@@ -25,10 +27,8 @@ from common.cli import (
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
-from common.provenance import agent_sha256
 from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
-from interventions.layers import layers_named
 from maze.field.arms import (
     Look,
     draw_arm,

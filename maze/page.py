@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from common.cli import Parser
 from common.errors import UserError, script_main
 from common.output_folder import Output
-from common.provenance import agent_sha256
 from maze.field.page_export import (
     MazePageFolder,
     PageAgent,

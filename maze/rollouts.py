@@ -10,7 +10,8 @@ import functools
 
 import pandas as pd
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from common.cli import (
     Parser,
     count,
@@ -22,7 +23,6 @@ from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import read_json, versions
 from common.progress import with_progress
-from common.provenance import agent_sha256
 from common.tables import write_table
 from common.video import FRAMES_PER_SECOND
 from interventions.flags import add_patch_flags, asked_arms, open_arm

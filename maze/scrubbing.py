@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.provenance import agent_sha256
 from common.cli import Parser, count, set_up_logging, whole
 from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import atomic_path, versions
 from common.progress import with_progress
-from common.provenance import agent_sha256
 from common.tables import write_table
 from interventions.controls import matched_sets
 from interventions.effects import check_starts

@@ -12,7 +12,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.layers import ALL, find_layer, layers_named
+from agents.networks import Policy
+from agents.provenance import agent_sha256
 from common.cli import (
     Parser,
     count,
@@ -23,14 +26,11 @@ from common.cli import (
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
-from common.networks import Policy
 from common.progress import Progress
-from common.provenance import agent_sha256
 from interventions.controls import OTHERS, PERMUTED
 from interventions.effects import MIN_STARTS, Outcome
 from interventions.figure import plot_effects
 from interventions.flags import REFERENCE_SIZE
-from interventions.layers import ALL, find_layer, layers_named
 from interventions.vectors import save_vectors, vectors_of_pairs
 from maze.field.arms import kind_of, reference_pictures
 from maze.level.environment import game_of

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agents import rollout_files
 from clarity.article.claims import CLAIMS, LETTER, SCRIPT
 from clarity.attributing.config import ClarityConfig
 from clarity.checking.check_files import OBJECTS as OBJECT_CHECK
 from clarity.failing.config import FailureCausesConfig
 from clarity.failing.counting import ANY
 from clarity.failing.files import ORIGINAL, CausesFolder
-from common import rollout_files
-from common.game_objects import hazards_of, objects_of
 from common.parameters import ParameterSet
+from envs.objects import hazards_of, objects_of
 from interventions.findings_folder import FindingsFolder
 from pipeline.presets import AGENT, SIMULATOR, ClarityPreset, Preset
 from pipeline.stage import (

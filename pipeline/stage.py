@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.action_noise import load_action_noise
+from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
 from clarity.page_export.files import ClarityFolder
-from common.agent_file import agent_files
 from common.description import read_description
 from common.errors import UserError
-from common.game_objects import objects_of
 from common.parameters import ParameterSet, flattened
 from common.settings import SETTINGS_NAME
+from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig
 from maze.field.page_export import MazePageFolder

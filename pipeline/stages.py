@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from agents import rollout_files
 from agents.config import load_agent_config
+from agents.rollout_files import RolloutFolder
 from agents.training_log import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
 from analysis.parameters.config import BehavioursConfig
-from common import rollout_files
 from common.analysis_folders import AnalysisFolders
 from common.description import read_description
 from common.files import read_array, read_json
 from common.parameters import ParameterSet, flattened
-from common.rollout_files import RolloutFolder
 from common.settings import SETTINGS_NAME
 from generative import sample_files
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig

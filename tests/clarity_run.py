@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import record
+from agents.rollout_files import RolloutFolder
 from clarity import attribution, edit_agent, features, page
 from clarity.attributing.clarity_files import INPUT, AttributionFolder
 from clarity.page_export.files import ClarityFolder
 from clarity.walking.trajectories import Trajectories
-from common.rollout_files import RolloutFolder
 
 LAYERS = ("block3", "embedder.relufc")  # a map, and units
 OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone

@@ -23,26 +23,26 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import record
+from agents.agent_file import load_agent, save_agent, weights_sha256
 from agents.config import load_agent_config
-from common.agent_file import load_agent, save_agent, weights_sha256
-from common.devices import Compute
-from common.files import TEMPORARY_SUFFIX, save_json, sha256
-from common.hidden_states_folder import HiddenStatesFolder
-from common.networks import (
+from agents.networks import (
     ClearEmbedder,
     ImpalaEmbedder,
     NatureEmbedder,
     Policy,
     build_policy,
 )
+from agents.rollout_files import EpisodeArrays, RolloutWriter
+from common.devices import Compute
+from common.files import TEMPORARY_SUFFIX, save_json, sha256
 from common.parameters import ParameterSet
-from common.rollout_files import EpisodeArrays, RolloutWriter
 from common.settings import save_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.projector import Projector, matrix_files
 
 # No test cuts the power, and thousands of small files would wait for the disk.

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from analysis.behaviours.files import BehavioursFolder
 from common.files import save_json, sha256
-from common.hidden_states_folder import HiddenStatesFolder
-from common.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300
 FRAME = 64
@@ -139,7 +139,8 @@ def record_positions(run: Run) -> np.ndarray:
 
 def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,
                    gradients: dict[str, np.ndarray], checksums: dict[str, str]) -> None:
-    writer, saliency = SampleWriter(path, {"swap": swap, "agent_sha256": AGENT}), SaliencyWriter(path)
+    writer = SampleWriter(path, {"swap": swap, "agent_sha256": AGENT})
+    saliency = SaliencyWriter(path)
     for number, place in enumerate(chosen):
         writer.add(number, SampleArrays(*(getattr(samples, field.name)[place] for field in
                                           dataclasses.fields(SampleArrays))),

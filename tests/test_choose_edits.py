@@ -6,6 +6,8 @@ import pytest
 import torch
 from conftest import killed_at, small_policy
 
+from agents.agent_file import load_agent, read_origin, save_agent
+from agents.provenance import agent_sha256
 from clarity import choose_edits
 from clarity.attributing.clarity_files import FeaturesFolder
 from clarity.attributing.layers import find_cuts
@@ -18,9 +20,7 @@ from clarity.editing.candidates import (
     with_another,
 )
 from clarity.failing.files import CausesFolder
-from common.agent_file import load_agent, read_origin, save_agent
-from common.env import MAX_LEVEL, EnvConfig
-from common.provenance import agent_sha256
+from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT = 8, 7  # actions: to the right and up; to the right

@@ -10,6 +10,10 @@ from conftest import FLOAT32, small_policy
 from torch import nn
 
 from agents.acting import run_policy
+from agents.layers import all_layers
+from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
+from agents.outputs import output_names, outputs_named
+from agents.scopes import recorded
 from clarity.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
 from clarity.attributing.layers import Cut, find_cuts, is_cut, short_names
 from clarity.attributing.over_time import AttributorOverTime, Window
@@ -17,10 +21,6 @@ from clarity.attributing.reduction import Reducer, cells_first, num_slots
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
-from common.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
-from common.outputs import output_names, outputs_named
-from interventions.layers import all_layers
-from interventions.scopes import recorded
 
 NUM = 5  # frames
 VALUE = outputs_named(["value"])

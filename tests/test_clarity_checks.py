@@ -15,6 +15,7 @@ from conftest import ROOT, planted_policy, wait_for
 from scipy.stats import spearmanr
 
 import record
+from agents.agent_file import load_agent, save_agent
 from clarity import attribution, checks, features, objects
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.attributing.layers import find_cuts
@@ -24,7 +25,6 @@ from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_removal import objects_table
 from clarity.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from clarity.checking.taken_out import features_table
-from common.agent_file import load_agent, save_agent
 from common.bootstrap import ClusterBootstrap
 from common.two_numbers import rank_correlation, ratio, slope
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT, tiny_policy
 
 import clarity
-from common.agent_file import AgentOrigin, save_agent
+from agents.agent_file import AgentOrigin, save_agent
 from common.errors import UserError
 
 

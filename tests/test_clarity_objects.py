@@ -12,17 +12,17 @@ from conftest import small_policy
 from sklearn.metrics import roc_auc_score
 
 import record
+from agents.agent_file import save_agent
+from agents.replay import replayed
+from agents.rollout_files import RolloutFolder
 from clarity import features, objects
 from clarity.attributing.layers import find_cuts
 from clarity.checking.hallucinations import hallucinations
 from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_scores import cells_of, object_scores, score_difference
 from clarity.checking.recorded_objects import painted
-from common.agent_file import save_agent
 from common.errors import UserError
-from common.game_objects import objects_of
-from common.replay import replayed
-from common.rollout_files import RolloutFolder
+from envs.objects import objects_of
 
 
 @pytest.fixture(scope="module")

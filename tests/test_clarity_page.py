@@ -23,6 +23,7 @@ from conftest import tiny_config, tiny_policy
 from page_data import picture_of, read_script
 from PIL import Image
 
+from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.training import TrainSettings
 from clarity import page as clarity_page
 from clarity.attributing.clarity_files import INPUT, FeaturesFolder
@@ -32,13 +33,12 @@ from clarity.failing.recorded import recorded_causes
 from clarity.page_export import contents
 from clarity.page_export.files import FORMAT, LEVELS, TILES
 from clarity.walking.advantages import Unit, advantages_of, estimated_scale, unit_of
-from common.agent_file import AgentOrigin, load_agent, save_agent
 from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
-from common.env import EnvConfig
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
 from common.settings import save_settings
+from envs.procgen_env import EnvConfig
 
 NAME = "<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> & 'x' \u2028"
 MAP, UNITS = "block3", "embedder.relufc"

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import evaluate
 from agents.acting import run_policy
+from agents.agent_file import AgentOrigin, load_agent, read_origin, save_agent
 from clarity import published
-from common.agent_file import AgentOrigin, load_agent, read_origin, save_agent
-from common.env import EnvConfig, ProcgenVectorEnv
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
 SHAPES = {"pi/1a/conv2d": (7, 7, 3, 16), "pi/2a/conv2d": (5, 5, 16, 32),
           "pi/2b/conv2d": (5, 5, 32, 32), "pi/3a/conv2d": (5, 5, 32, 32),

@@ -14,15 +14,15 @@ from conftest import FLOAT32, ROOT, killed_at, record_arguments, small_policy, w
 
 import record
 from agents.acting import run_policy
+from agents.agent_file import load_agent, save_agent
+from agents.networks import ImpalaEmbedder, Policy
+from agents.rollout_files import RolloutFolder
 from clarity import attribution, features
 from clarity.attributing.clarity_files import AttributionFolder, FeaturesFolder
 from clarity.attributing.examples import SUBDIVISIONS
 from clarity.walking.trajectories import gather_trajectories
-from common.agent_file import load_agent, save_agent
 from common.files import sha256
-from common.hidden_states_folder import HiddenStatesFolder
-from common.networks import ImpalaEmbedder, Policy
-from common.rollout_files import RolloutFolder
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 NUM_OBSERVATIONS = 160
 MADE = ("--outputs", "value", "taken", "--layers", "input", "block3", "hidden_state")

@@ -9,6 +9,8 @@ import pytest
 from conftest import write_recording
 
 import record
+from agents.agent_file import load_agent, read_origin
+from agents.rollout_files import RolloutFolder
 from agents.training import TrainSettings
 from clarity.attributing.recordings import Recording
 from clarity.walking.advantages import (
@@ -30,11 +32,9 @@ from clarity.walking.trajectories import (
     read_trajectories,
     save_trajectories,
 )
-from common.agent_file import load_agent, read_origin
-from common.env import RewardNormalizer
 from common.errors import UserError
-from common.rollout_files import RolloutFolder
 from common.settings import load_settings
+from envs.procgen_env import RewardNormalizer
 
 LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
 GAMMA = 0.9

@@ -26,11 +26,11 @@ import saliency_experiments
 import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
+from agents.rollout_files import RolloutFolder
 from analysis import causal_stories
 from analysis.methods import embedding
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
-from common.rollout_files import RolloutFolder
 from generative import export
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import read_simulator_flags

@@ -6,6 +6,9 @@ import torch
 from conftest import FLOAT32, tiny_policy
 
 from agents.acting import run_policy
+from agents.layers import find_layer
+from agents.reference_set import ReferenceSet, activations_of
+from agents.scopes import patched
 from common.errors import UserError
 from interventions.controls import (
     CELLS,
@@ -17,10 +20,7 @@ from interventions.controls import (
     controls_of,
     matched_sets,
 )
-from interventions.layers import find_layer
 from interventions.patches import Add, Interchange, Multiply, Project, SetTo, Zero
-from interventions.reference import ReferenceSet, activations_of
-from interventions.scopes import patched
 
 MAP = "embedder.block2.res1.resadd"  # (32, 16, 16)
 POLICY = tiny_policy()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from conftest import GOLDEN, write_recording
 
+from agents.rollout_files import RolloutFolder, RolloutWriter
 from analysis.hidden_states.recorded import recorded_steps
 from common.errors import UserError
-from common.rollout_files import RolloutFolder, RolloutWriter
 from generative.dataset import RolloutDataset
 
 DATA = GOLDEN / "dataset" / "data"

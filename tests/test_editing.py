@@ -12,6 +12,13 @@ from conftest import FLOAT32, record_arguments, small_policy
 import record
 import train
 from agents.acting import run_policy
+from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
+from agents.edits import Edit, with_edits
+from agents.outputs import outputs_named
+from agents.provenance import agent_sha256
+from agents.reference_set import activations_of
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched
 from clarity import edit_agent
 from clarity.attributing.clarity_files import FeaturesFolder
 from clarity.attributing.integration import Attributor, Integration
@@ -19,16 +26,8 @@ from clarity.attributing.layers import find_cuts
 from clarity.attributing.recordings import Recording
 from clarity.editing.random_edits import random_edits
 from clarity.editing.weights import in_weights, pool_behind
-from common.agent_file import load_agent, read_origin, save_agent, weights_sha256
-from common.edits import Edit, with_edits
 from common.errors import UserError
-from common.files import sha256
-from common.outputs import outputs_named
-from common.provenance import agent_sha256
-from common.rollout_files import RolloutFolder
 from interventions.patches import Apply
-from interventions.reference import activations_of
-from interventions.scopes import patched
 from maze.field.page_export import check_agent
 
 RNG = np.random.default_rng(0)
@@ -248,7 +247,7 @@ def with_features(tmp_path_factory) -> Path:
                                         "--no_videos")) == 0
     recording = Recording(folder / "data", policy, folder / "model.pth")
     features = FeaturesFolder(folder / "features", "block3")
-    features.open({"layer": BLOCK3, "agent_sha256": sha256(folder / "model.pth"),
+    features.open({"layer": BLOCK3, "agent_sha256": agent_sha256(folder / "model.pth"),
                    "recording_sha256": recording.sha256}, False)
     features.finish(directions(3, 5).numpy(), np.zeros((5, 8, 8), np.float32),
                     recording.observations(20, 0), {}, {"signed": False, "grid": [8, 8]})

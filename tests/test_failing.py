@@ -14,8 +14,12 @@ from scipy.stats import binomtest
 
 import evaluate
 import record
+from agents.agent_file import save_agent
+from agents.edits import Edit, with_edits
 from agents.episodes import play_episodes
+from agents.networks import Policy
 from agents.object_masks import ObjectPainter
+from agents.rollout_files import RolloutFolder
 from clarity import failure_causes
 from clarity.failing import arms as failure_arms
 from clarity.failing import causes, playing
@@ -26,16 +30,12 @@ from clarity.failing.files import SOLVED, CausesFolder
 from clarity.failing.films import FRAMES, endings, first_failures
 from clarity.failing.playing import STEPS_A_STATE, with_fates
 from clarity.failing.recorded import recorded_causes
-from common.agent_file import save_agent
-from common.edits import Edit, with_edits
-from common.env import MAX_LEVEL, EnvConfig, LevelSlots
 from common.errors import UserError
 from common.files import read_json
-from common.game_objects import hazards_of, in_view, invisible
-from common.level_state import LevelState
-from common.networks import Policy
-from common.rollout_files import RolloutFolder
 from common.video import mark_action
+from envs.level_state import LevelState
+from envs.objects import hazards_of, in_view, invisible
+from envs.procgen_env import MAX_LEVEL, EnvConfig, LevelSlots
 from interventions.effects import Arm, mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")

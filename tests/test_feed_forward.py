@@ -15,15 +15,15 @@ import record
 import record_gen_samples
 import saliency_experiments
 import train_gen_model
+from agents.agent_file import load_agent, save_agent
+from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_plotting, hidden_analysis_precompute
-from common.agent_file import load_agent, save_agent
-from common.hidden_states_folder import HiddenStatesFolder
-from common.rollout_files import RolloutFolder
 from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
 from interventions.effects import divergence
 from interventions.files import InterventionsFolder
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256

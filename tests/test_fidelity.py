@@ -13,17 +13,17 @@ from sklearn.metrics import cohen_kappa_score
 
 import loss_over_time_experiment as script
 import record
+from agents.agent_file import load_agent, save_agent
 from agents.episodes import play_episodes
-from common.agent_file import load_agent, save_agent
-from common.env import EnvConfig
+from agents.rollout_files import RolloutWriter
 from common.errors import UserError
 from common.game_constants import (
     CAMERA_FOLLOWS,
     CAMERA_STANDS_STILL,
     pixels_per_square,
 )
-from common.game_objects import GameObject, objects_of
-from common.rollout_files import RolloutWriter
+from envs.objects import GameObject, objects_of
+from envs.procgen_env import EnvConfig
 from generative import dream_life, fidelity
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset

@@ -26,12 +26,12 @@ from PIL import Image
 from scipy.stats import binomtest, sem
 
 from agents.acting import run_policy
-from common.agent_file import load_agent, save_agent
-from common.env import EnvConfig, ProcgenVectorEnv
+from agents.agent_file import load_agent, save_agent
+from agents.scopes import patched
 from common.errors import UserError
 from common.files import read_arrays
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from interventions.patch_text import Opening, open_patches, parse_patch
-from interventions.scopes import patched
 from maze import fields
 from maze.field import arms as field_arms
 from maze.field import stamps

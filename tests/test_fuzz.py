@@ -16,7 +16,7 @@ import torch
 import yaml
 from conftest import ROOT, tiny_policy
 
-from common.agent_file import load_agent, save_agent
+from agents.agent_file import load_agent, save_agent
 from common.config import read_yaml
 from common.description import read_description
 from common.errors import UserError, script_main

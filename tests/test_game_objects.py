@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from agents.object_masks import ObjectPainter
-from common import game_objects
-from common.env import EnvConfig, LevelSlots, StateView
 from common.errors import UserError
-from common.game_objects import (
+from envs import objects as game_objects
+from envs.level_state import ENTITY, LevelState
+from envs.objects import (
     hazards_of,
     in_view,
     invisible,
@@ -19,7 +19,7 @@ from common.game_objects import (
     removed,
     undrawn,
 )
-from common.level_state import ENTITY, LevelState
+from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
 GAMES = ("coinrun", "leaper", "ninja", "maze")
 RIGHT, STAY, JUMP_RIGHT = 7, 4, 8

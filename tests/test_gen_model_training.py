@@ -28,15 +28,15 @@ from PIL import Image, ImageDraw
 
 import plot_training_csv
 import train_gen_model
+from agents.agent_file import load_agent, save_agent
+from agents.provenance import agent_sha256
 from common import parameters
-from common.agent_file import load_agent, save_agent
 from common.config import typed
 from common.devices import Compute
 from common.errors import NonFiniteLoss, UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
 from common.parameters import ParameterSet
-from common.provenance import agent_sha256
 from generative import export
 from generative.alignment import align
 from generative.batches import BatchOrder, BatchReader

@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.manifold import trustworthiness
 from sklearn.metrics import adjusted_rand_score
 
+from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from analysis.hidden_states.recorded import recorded_steps
 from analysis.methods.clustering import NO_CLUSTER, find_clusters
@@ -29,11 +30,10 @@ from analysis.methods.outliers import find_outliers
 from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
 from common.array_folders import Result, ResultWriter
 from common.errors import UserError
-from common.hidden_states_folder import HiddenStatesFolder
 from common.palette import COLOURS
 from common.parameters import ParameterSet
-from common.rollout_files import RolloutFolder
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES = 12, 6

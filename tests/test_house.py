@@ -10,9 +10,10 @@ from conftest import ROOT
 
 # The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
 # gone, changes nothing.
-BELOW = {"common": set(), "interventions": {"common"}}
-BELOW["agents"] = {"interventions", *BELOW["interventions"]}
-BELOW["generative"] = {"agents", *BELOW["agents"]}
+BELOW = {"common": set(), "envs": {"common"}}
+BELOW["agents"] = {"envs", *BELOW["envs"]}
+BELOW["interventions"] = {"agents", *BELOW["agents"]}
+BELOW["generative"] = {"interventions", *BELOW["interventions"]}
 for _room in ("analysis", "maze", "clarity"):
     BELOW[_room] = {"generative", *BELOW["generative"]}
 BELOW["pipeline"] = set(BELOW)
@@ -90,7 +91,8 @@ def test_tests_share_helpers_and_import_neither_tests_nor_benchmarks():
 
 
 def test_networks_videos_and_saliency_need_no_procgen():
-    code = ("import sys, common.networks, common.video, interventions.effects, "
+    code = ("import sys, agents.networks, common.video, interventions.effects, "
             "generative.simulator, generative.saliency.gradients\n"
-            "sys.exit(', '.join({'procgen', 'gym', 'common.env'} & set(sys.modules)) or None)")
+            "names = {'procgen', 'gym', 'envs.procgen_env'} & set(sys.modules)\n"
+            "sys.exit(', '.join(names) or None)")
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)

@@ -17,6 +17,8 @@ from torch import nn
 
 import plot_value_and_action_weights
 import xcorr_and_xcaus_plots
+from agents.agent_file import save_agent
+from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
 from analysis.behaviours.files import BehavioursFolder
 from analysis.hidden_states.readout import readout
@@ -34,16 +36,14 @@ from analysis.influences.files import AVERAGES, ComparisonFolder, CorrelationFol
 from analysis.influences.gradients import Influences, readout_gradient
 from analysis.parameters.config import XplotsConfig
 from analysis.stories.sentences import influence_sentence
-from common.agent_file import save_agent
 from common.errors import UserError
-from common.hidden_states_folder import matrix_files
-from common.outputs import ANSWERS
 from common.parameters import ParameterSet
 from common.tables import markdown_escaped
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from interventions.hidden_states_folder import matrix_files
 from interventions.projector import Projector
 
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12

@@ -26,15 +26,16 @@ import compare_interventions
 import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
+from agents.agent_file import load_agent, save_agent
 from agents.episodes import play_episodes
-from common.agent_file import load_agent, save_agent
+from agents.networks import to_images
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched
 from common.bootstrap import ClusterBootstrap
-from common.env import EnvConfig, LevelSlots
 from common.errors import UserError
 from common.files import sha256
-from common.networks import to_images
 from common.palette import BLUE, VERMILION
-from common.rollout_files import RolloutFolder
+from envs.procgen_env import EnvConfig, LevelSlots
 from generative.agent_inside import AgentInside
 from interventions.effects import (
     OUTCOMES,
@@ -56,7 +57,6 @@ from interventions.files import ArmRuns, InterventionsFolder
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.report import PATCHES, report
-from interventions.scopes import patched
 
 NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]

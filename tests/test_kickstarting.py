@@ -14,14 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from agents.acting import reset_hidden, run_policy
+from agents.agent_file import agent_files, load_agent, save_agent
 from agents.kickstarting import Teacher, kickstart_losses, remaining_weight
+from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy
 from agents.ppo import Rollout, ppo_losses, update
 from agents.training import TrainingRun, TrainSettings, Worker
-from common.agent_file import agent_files, load_agent, save_agent
-from common.env import EnvConfig
 from common.errors import UserError
 from common.files import sha256
-from common.networks import ImpalaEmbedder, NatureEmbedder, Policy
+from envs.procgen_env import EnvConfig
 
 STEPS_AN_UPDATE = 8 * 64
 

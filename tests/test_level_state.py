@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from common.env import GAMES_OF_MODE, EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.procgen_env import GAMES_OF_MODE, EnvConfig, ProcgenVectorEnv
 
 NUM_ENVS, STEPS = 4, 40
 

@@ -16,11 +16,11 @@ from PIL import Image
 import loss_over_time_experiment
 import record
 import train_gen_model
-from common.agent_file import save_agent
+from agents.agent_file import save_agent
+from agents.provenance import agent_sha256
 from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.files import sha256
-from common.provenance import agent_sha256
 from generative.dataset import RolloutDataset
 from generative.loss_over_time import (
     LAST_FRAME,

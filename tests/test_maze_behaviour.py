@@ -13,11 +13,11 @@ from conftest import FLOAT32, ROOT, figures_drawn, small_policy, wait_for
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
+from agents.agent_file import save_agent
 from agents.episodes import play_episodes
-from common.agent_file import save_agent
-from common.env import EnvConfig
 from common.errors import UserError
 from common.files import read_arrays
+from envs.procgen_env import EnvConfig
 from maze import behaviour
 from maze.field.decisions import at_decision_square
 from maze.field.fields import both_facings

@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import FLOAT32, planted_policy, tiny_policy
 
-from common.agent_file import save_agent
-from interventions.layers import find_layer
+from agents.agent_file import save_agent
+from agents.layers import find_layer
+from agents.scopes import patched
 from interventions.patches import SetTo
 from interventions.resumed import CutPass
-from interventions.scopes import patched
 from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
 from maze.field.reaching import Chain, path_probability

@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from conftest import GOLDEN, ROOT
 
-from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from maze import levels
 from maze.level.environment import draw, stock_state
 from maze.level.features import NAMES, features
@@ -667,7 +667,7 @@ NUM_SET = 150
 SET_AND_PLAY = """
 import sys
 import numpy as np
-from common.env import EnvConfig, ProcgenVectorEnv
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 env = ProcgenVectorEnv(EnvConfig("maze", "easy"), 1, 0, 0)
 env.observe()
 with np.load(sys.argv[1]) as states:

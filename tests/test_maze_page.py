@@ -13,15 +13,15 @@ import torch
 from conftest import FLOAT32, ROOT
 
 from agents.acting import run_policy
-from common.agent_file import load_agent, save_agent
+from agents.agent_file import load_agent, save_agent
+from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
+from agents.scopes import patched, recorded
 from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
-from common.env import EnvConfig
 from common.errors import UserError
-from common.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
+from envs.procgen_env import EnvConfig
 from interventions.patch_text import Opening, open_patches, parse_patch, to_text
 from interventions.patches import Add
-from interventions.scopes import patched, recorded
 from maze import page as script
 from maze.field.fields import vector_field
 from maze.field.page_export import MazePageFolder

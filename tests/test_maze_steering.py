@@ -12,11 +12,11 @@ from conftest import FLOAT32, tiny_policy
 from PIL import Image
 
 from agents.acting import run_policy
-from common.agent_file import save_agent
+from agents.agent_file import save_agent
+from agents.layers import ALL, all_layers, layers_named
+from agents.scopes import patched
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
-from interventions.layers import ALL, all_layers, layers_named
 from interventions.patches import Add
-from interventions.scopes import patched
 from interventions.vectors import read_vectors
 from maze import rollouts, steering
 from maze.field.decisions import AT_DECISION, at_decision_square, at_decisions, decision_steps

@@ -12,13 +12,13 @@ from conftest import FLOAT32, small_policy, start, wait_for
 from PIL import Image
 
 import run_pipeline
-from common.agent_file import save_agent
+from agents.agent_file import save_agent
+from agents.layers import find_layer
 from interventions.controls import PERMUTED
 from interventions.effects import holm
 from interventions.findings import Finding
 from interventions.findings_figure import plot_findings
 from interventions.findings_folder import FindingsFolder, findings_table, markdown
-from interventions.layers import find_layer
 from maze import steering, table
 from maze.level.search import Filters, find_levels
 from maze.studies import results

@@ -23,13 +23,14 @@ from scipy.integrate import quad
 
 import record
 import saliency_experiments
+from agents.agent_file import load_agent
 from agents.episodes import play_episodes
-from common.agent_file import load_agent
-from common.env import EnvConfig
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from agents.scopes import recorded
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
-from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from envs.procgen_env import EnvConfig
 from generative import optimise_start
 from generative.agent_inside import AgentInside
 from generative.config import SimulatorConfig
@@ -45,7 +46,6 @@ from generative.made_to_order.targets import MAXIMISE, MINIMISE, Order, targets_
 from generative.published import load_published
 from generative.sample_files import SampleFolder
 from generative.straight_through import LatentSampler
-from interventions.scopes import recorded
 from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`

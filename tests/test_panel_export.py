@@ -35,9 +35,9 @@ from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from common.files import save_json
 from common.game_constants import ACTION_LABELS
-from common.hidden_states_folder import HiddenStatesFolder
 from common.output_folder import SETTINGS_NAME
 from common.parameters import ParameterSet
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""

@@ -13,15 +13,17 @@ import record
 import record_gen_samples
 import render
 from agents.acting import embed_frames
-from common.agent_file import load_agent, weights_sha256
-from common.env import EnvConfig
+from agents.agent_file import load_agent, weights_sha256
+from agents.hooks import Rows
+from agents.layers import find_layer, layers_named
+from agents.networks import to_images
+from agents.reference_set import ReferenceSet
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched, recorded, rows_of_pass
 from common.errors import UserError
-from common.networks import to_images
-from common.rollout_files import RolloutFolder
+from envs.procgen_env import EnvConfig
 from generative.sample_files import SampleFolder
 from interventions import patches as kinds
-from interventions.layers import find_layer, layers_named
-from interventions.patch import Rows
 from interventions.patch_text import (
     Opening,
     open_patches,
@@ -32,8 +34,6 @@ from interventions.patch_text import (
     to_text,
     to_yaml,
 )
-from interventions.reference import ReferenceSet
-from interventions.scopes import patched, recorded, rows_of_pass
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.environment import draw, stock_state
 from maze.level.patch_words import register_maze_words

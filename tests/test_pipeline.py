@@ -25,8 +25,8 @@ from PIL import Image
 import run_pipeline
 from common.doctor import chromium
 from common.errors import UserError
-from common.game_objects import GameObject
 from common.tables import markdown_escaped
+from envs.objects import GameObject
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.effects import check_starts
@@ -256,7 +256,7 @@ def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
     stages = all_stages(load_preset(preset), NAME)
     code = code_closure.code_of({stage.script for stage in stages})
     for stage in stages:
-        reads = "common.game_objects" in code[stage.script].modules and (
+        reads = "envs.objects" in code[stage.script].modules and (
             stage.script != "evaluate" or "--causes" in stage.argv)
         assert declares(stage, "game_objects.yml") == reads, stage.name
 

@@ -18,13 +18,9 @@ from conftest import (
 )
 
 from agents.acting import draw_actions, run_policy
-from agents.ppo import Rollout, evaluate_rollout
-from agents.training import Worker
-from common.agent_file import load_agent, save_agent
-from common.devices import Compute
-from common.env import EnvConfig
-from common.errors import UserError
-from common.networks import (
+from agents.agent_file import load_agent, save_agent
+from agents.layers import find_layer
+from agents.networks import (
     ARCHITECTURES,
     ClearEmbedder,
     ImpalaEmbedder,
@@ -34,9 +30,13 @@ from common.networks import (
     build_policy,
     to_images,
 )
-from interventions.layers import find_layer
+from agents.ppo import Rollout, evaluate_rollout
+from agents.scopes import patched
+from agents.training import Worker
+from common.devices import Compute
+from common.errors import UserError
+from envs.procgen_env import EnvConfig
 from interventions.patches import ChangeState
-from interventions.scopes import patched
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT
 from torch.nn import functional
 
-from common.networks import HalvingMaxPool
-from common.pooling import ParallelMaxPool, can_pool
+from agents.networks import HalvingMaxPool
+from agents.pooling import ParallelMaxPool, can_pool
 
 
 def pictures(*shape, seed=0):
@@ -80,7 +80,7 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
     pytest.param("from analysis.methods.neighbours import nearest_neighbours; "
                  "nearest_neighbours(torch.randn(300, 4).numpy(), 3, 0, exact_rows=10)",
                  marks=pytest.mark.slow),
-    "from common.pooling import ParallelMaxPool; "
+    "from agents.pooling import ParallelMaxPool; "
     "ParallelMaxPool.apply(torch.zeros(2, 8, 4, 4, dtype=torch.bfloat16))"])
 def test_number_of_threads_stays(run):
     """In a process of its own, because numba sets the number only when it first runs."""

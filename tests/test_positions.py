@@ -8,15 +8,15 @@ import pandas as pd
 import pytest
 from conftest import FLOAT32, record_arguments, tiny_policy
 
-import common.env
+import envs.procgen_env
 import record
 from agents.action_noise import load_action_noise
 from agents.episodes import play_episodes
+from agents.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
 from analysis.hidden_states.figures import _colourings
 from analysis.hidden_states.recorded import recorded_steps
-from common.env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
-from common.level_state import LevelState
-from common.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
+from envs.level_state import LevelState
+from envs.procgen_env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
 from generative.dataset import RolloutDataset
 
 LEFT, STAY, UP, RIGHT = 1, 4, 5, 7
@@ -81,7 +81,7 @@ def test_positions_are_read_only_when_asked_for(monkeypatch):
     def read(*_):
         raise AssertionError("a state was read")
 
-    monkeypatch.setattr(common.env._Procgen, "state_of", read)
+    monkeypatch.setattr(envs.procgen_env._Procgen, "state_of", read)
     for plain in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2):
         with_them = episodes[plain.number]
         assert plain.positions.shape == (plain.length + 1, 0)

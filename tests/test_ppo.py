@@ -5,10 +5,10 @@ import pytest
 import torch
 from conftest import FLOAT32, tiny_config, tiny_policy
 
+from agents.networks import PolicyOutput
 from agents.ppo import Rollout, advantages, minibatches, ppo_losses, update
 from agents.training import Worker
-from common.env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
-from common.networks import PolicyOutput
+from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 
 
 def test_advantages_equal_the_direct_sum():

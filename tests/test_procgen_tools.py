@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, tiny_policy
 
-from common.agent_file import save_agent
+from agents.agent_file import save_agent
 from maze.level.environment import stock_state
 from maze.level.files import load_levels
 

@@ -21,11 +21,11 @@ import plot_value_and_action_weights
 import record
 import record_gen_samples
 import train_gen_model
+from agents.agent_file import save_agent
+from agents.provenance import CONTENTS, agent_digests, agent_sha256
+from agents.rollout_files import RolloutFolder, join_recording
 from analysis import hidden_analysis_precompute, steering_vectors
-from common.agent_file import save_agent
 from common.files import save_json
-from common.provenance import CONTENTS, agent_digests, agent_sha256
-from common.rollout_files import RolloutFolder, join_recording
 
 
 @pytest.fixture(scope="module")

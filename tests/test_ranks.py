@@ -33,15 +33,15 @@ from rank_runs import (
 
 import train
 import train_gen_model
+from agents.agent_file import agent_files
 from agents.ppo import minibatches
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings, Worker
 from common import signals
-from common.agent_file import agent_files
-from common.env import EnvConfig
 from common.errors import UserError
-from common.level_state import LevelState
 from common.ranks import LostRank, Ranks
 from common.settings import load_settings
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig
 from generative.runs import SimulatorRunSettings, checkpoints
 from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining

@@ -19,12 +19,12 @@ from conftest import FLOAT32, ROOT, at_work_in, record_arguments, tiny_policy
 import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
-from common.agent_file import load_agent, save_agent
-from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
+from agents.agent_file import load_agent, save_agent
+from agents.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.errors import UserError
 from common.files import atomic_folder, remove_folder
-from common.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.video import mark_action
+from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 
 EPISODES = range(12)
 

@@ -21,19 +21,19 @@ from conftest import (
 )
 from scipy.stats import chisquare
 
-import common.env
 import compare_interventions
+import envs.procgen_env
 import evaluate
 import record
 import render
 import train
+from agents.agent_file import AgentOrigin, agent_files, save_agent
 from agents.episodes import play_episodes
 from agents.training import TrainingRun, TrainSettings
-from common.agent_file import AgentOrigin, agent_files, save_agent
-from common.env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from common.errors import UserError
-from common.level_state import LevelState
 from common.settings import load_settings
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from maze.level.environment import draw, stock_state
 from maze.level.grid import WALL
 from maze.level.regions import CheeseRegion, cheese_region
@@ -200,8 +200,8 @@ def test_without_an_edit_no_state_is_read_or_set(monkeypatch):
     def touched(*_):
         raise AssertionError("a state was read")
 
-    monkeypatch.setattr(common.env._Procgen, "state_of", touched)
-    monkeypatch.setattr(common.env._Procgen, "edit", touched)
+    monkeypatch.setattr(envs.procgen_env._Procgen, "state_of", touched)
+    monkeypatch.setattr(envs.procgen_env._Procgen, "edit", touched)
     with environments(EASY, 3) as env:
         for _ in range(5):
             env.observe()

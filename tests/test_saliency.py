@@ -26,7 +26,7 @@ from PIL import Image
 
 import record_gen_samples
 import saliency_experiments
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
 from common.errors import UserError
 from common.parameters import ParameterSet, id_list
 from generative.config import SaliencyConfig, SimulatorConfig

@@ -9,6 +9,11 @@ import torch
 from conftest import FLOAT32
 
 from agents.acting import run_policy
+from agents.agent_file import load_agent
+from agents.layers import Layer
+from agents.outputs import outputs_named
+from agents.replay import replayed
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from clarity import saliency_checks
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Rows
@@ -22,20 +27,15 @@ from clarity.through_simulator.maps import (
     with_agent,
 )
 from clarity.through_simulator.real_changes import POINTS, deletion_curves, hidden_objects
-from common.agent_file import load_agent
-from common.env import EnvConfig, LevelSlots, StateView
 from common.files import sha256
-from common.game_objects import objects_of, undrawn
-from common.outputs import outputs_named
 from common.parameters import ParameterSet
-from common.replay import replayed
-from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
+from envs.objects import objects_of, undrawn
+from envs.procgen_env import EnvConfig, LevelSlots, StateView
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.published import load_published
 from generative.saliency.gradients import SaliencyFunction
 from generative.straight_through import LatentSampler
-from interventions.layers import Layer
 
 (VALUE,) = outputs_named(["value"])
 COINRUN = EnvConfig("coinrun", "easy")

@@ -16,11 +16,12 @@ import torch
 from conftest import ROOT, bytes_of_files, golden_projector, killed_at, save_projector
 
 import record_gen_samples
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
-from common.rollout_files import RolloutFolder
 from common.video import by_direction, mark_reward, mark_terminal
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -30,7 +31,6 @@ from generative.sampling import manual_actions
 from generative.straight_through import LatentSampler, PresetDraw
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from interventions.scopes import patched
 
 MODE = LatentSampler("mode")
 NUM_SAMPLES = 7

@@ -6,12 +6,13 @@ import torch
 from conftest import FLOAT32, planted_policy, tiny_policy
 
 from agents.acting import run_policy
+from agents.layers import all_layers, find_layer
+from agents.networks import ARCHITECTURES, build_policy
+from agents.reference_set import ReferenceSet, activations_of
+from agents.scopes import patched
 from common.errors import UserError
-from common.networks import ARCHITECTURES, build_policy
-from interventions.layers import all_layers, find_layer
 from interventions.patches import Zero
 from interventions.probes import probe_channels
-from interventions.reference import ReferenceSet, activations_of
 from interventions.resampling import OTHER, SAME, Target, scrub
 from interventions.resumed import CutPass
 from interventions.scan import (
@@ -25,7 +26,6 @@ from interventions.scan import (
     scan,
     value,
 )
-from interventions.scopes import patched
 from interventions.tracking import track
 
 LAYER = "embedder.block2.res1.resadd"

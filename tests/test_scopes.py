@@ -6,17 +6,18 @@ import torch
 from conftest import FLOAT32, small_policy, tiny_policy
 
 from agents.acting import embed_frames, run_policy
+from agents.agent_file import load_agent
 from agents.episodes import play_episodes
-from common.agent_file import load_agent
-from common.env import EnvConfig
+from agents.hooks import PADDING, Rows
+from agents.layers import all_layers, find_layer
+from agents.networks import to_images
+from agents.scopes import patched, recorded, rows_of_pass
 from common.errors import UserError
-from common.networks import to_images
 from common.parameters import ParameterSet
+from envs.procgen_env import EnvConfig
 from generative.config import SimulatorConfig
 from generative.simulator import Simulator
 from generative.straight_through import LatentSampler
-from interventions.layers import all_layers, find_layer
-from interventions.patch import PADDING, Rows
 from interventions.patches import (
     Add,
     Apply,
@@ -28,7 +29,6 @@ from interventions.patches import (
     SetTo,
     Zero,
 )
-from interventions.scopes import patched, recorded, rows_of_pass
 
 LAYER = "embedder.block2.res1.resadd"
 MODE = LatentSampler("mode")

@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT, tiny_policy
 
 import evaluate
+from agents.agent_file import AgentOrigin, save_agent
 from analysis import steering_vectors
 from clarity import edit_agent
-from common.agent_file import AgentOrigin, save_agent
 from common.cli import Parser
 from generative import export
 from generative.published import is_compact

@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT, at_work_in, bytes_of_files, killed_at, record_arguments
 
 import record
-from common import rollout_files
+from agents import rollout_files
+from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.errors import UserError
-from common.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
 from common.shards import Shard, ShardNotes
 
 

@@ -9,12 +9,12 @@ from conftest import FLOAT32, small_policy
 from scipy.stats import ortho_group
 
 import evaluate
+from agents.agent_file import save_agent
 from agents.episodes import play_episodes
 from agents.likeness import likeness
-from common.agent_file import save_agent
-from common.env import EnvConfig
+from agents.similarity import linear_cka, similarity
 from common.errors import UserError
-from interventions.similarity import linear_cka, similarity
+from envs.procgen_env import EnvConfig
 
 
 def test_cka_is_one_up_to_rotation_and_scale_and_small_for_unrelated_outputs():

@@ -16,7 +16,8 @@ from conftest import (
     tiny_policy,
 )
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.scopes import patched
 from common.errors import UserError
 from generative.alignment import align
 from generative.config import SimulatorConfig
@@ -28,7 +29,6 @@ from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, salie
 from generative.simulator import Simulator
 from generative.straight_through import LatentSampler, clamp_image, most_likely_action
 from interventions.patches import ChangeState
-from interventions.scopes import patched
 
 MODE = LatentSampler("mode")
 LAYOUT = json.loads((GOLDEN / "checkpoint_layout.json").read_text())

@@ -10,7 +10,7 @@ from conftest import FLOAT32, ROOT, assert_same, record_arguments
 
 import record
 import train_gen_model
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet

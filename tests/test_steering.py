@@ -10,20 +10,20 @@ from conftest import FLOAT32, golden_projector, save_projector, tiny_policy
 
 import compare_interventions
 import record
-from agents.arms import played
+from agents.agent_file import load_agent, save_agent
 from agents.episodes import play_episodes
+from agents.rollout_files import RolloutFolder
+from agents.scopes import patched
 from analysis import steering_vectors
 from analysis.steering.splits import read_states, split_states
-from common.agent_file import load_agent, save_agent
-from common.env import EnvConfig
 from common.errors import UserError
-from common.hidden_states_folder import HiddenStatesFolder
-from common.rollout_files import RolloutFolder
+from envs.procgen_env import EnvConfig
 from interventions.files import InterventionsFolder
+from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.patch_text import PatchArm, parse_patch
 from interventions.patched_arms import levels_of_vectors
 from interventions.patches import Add
-from interventions.scopes import patched
+from interventions.real_levels import played
 from interventions.vectors import read_vector, read_vectors, save_vectors
 
 MAP = "embedder.block2.res1.resadd"

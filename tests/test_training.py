@@ -40,10 +40,7 @@ from PIL import Image
 
 import plot_training_csv
 import train
-from agents.episodes import play_episodes
-from agents.evaluation import evaluate
-from agents.training import TrainingRun, TrainSettings
-from common.agent_file import (
+from agents.agent_file import (
     AgentOrigin,
     agent_files,
     load_agent,
@@ -51,10 +48,13 @@ from common.agent_file import (
     read_origin,
     save_agent,
 )
-from common.env import EnvConfig, ProcgenVectorEnv
+from agents.episodes import play_episodes
+from agents.evaluation import evaluate
+from agents.training import TrainingRun, TrainSettings
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors
 from common.palette import BLUE, VERMILION
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
 STEPS_AN_UPDATE = 8 * 64
 

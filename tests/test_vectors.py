@@ -10,11 +10,11 @@ import torch
 from conftest import FLOAT32, tiny_policy
 
 from agents.acting import run_policy
-from common.agent_file import load_agent, save_agent, weights_sha256
+from agents.agent_file import load_agent, save_agent, weights_sha256
+from agents.networks import build_policy
+from agents.scopes import patched
 from common.errors import UserError
-from common.networks import build_policy
 from interventions.patches import Add
-from interventions.scopes import patched
 from interventions.vectors import (
     AS_COMPUTED,
     CLASS_MEANS,

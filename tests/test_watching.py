@@ -13,8 +13,8 @@ import evaluate
 import render
 from agents.episodes import Episode, play_episodes
 from agents.evaluation import evaluate as evaluation_of
-from common.env import EnvConfig, ProcgenVectorEnv
 from common.video import enlarge, mark_action
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
 
 def frames_of(path):

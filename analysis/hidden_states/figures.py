@@ -22,7 +22,7 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import Category, Plane, Quantity
 from analysis.results.output import Job
 from common.game_constants import ACTION_LABELS
-from common.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import HiddenStatesFolder
 
 
 def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,

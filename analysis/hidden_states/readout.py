@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.networks import Policy
 from analysis.influences.gradients import ic_name
-from common.networks import Policy
 from interventions.projector import Projector
 
 VALUE_ROW = "value"

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pandas as pd
 
+from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
 from common.errors import UserError
 from common.progress import with_progress
-from common.rollout_files import POSITION_COLUMNS, RolloutFolder
 
 
 @dataclasses.dataclass(frozen=True)

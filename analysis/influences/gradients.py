@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks import Policy
+from agents.outputs import ANSWERS
 from analysis.behaviours.files import BehavioursFolder
 from analysis.influences.correlation import members, standardised
 from common.description import readable
 from common.errors import UserError
-from common.networks import Policy
-from common.outputs import ANSWERS
 from common.progress import with_progress
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyFolder

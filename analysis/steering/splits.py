@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.hidden_states.recorded import check_episodes
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_LABELS, NUM_ACTIONS
-from common.rollout_files import RolloutFolder
+from agents.rollout_files import RolloutFolder
 
 NO_CLUSTER = -1
 WORDS = {"action": "action=right,upright: states in which one of these actions was taken, against "

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from agents.outputs import ANSWERS
 from analysis.influences.comparison import WITH, WITHOUT
 from analysis.influences.gradients import answer_name
 from common.game_constants import NUM_ACTIONS
-from common.outputs import ANSWERS
 
 MOST_LISTED = 10  # influences of a kind on a page
 STEADY = 0.9  # share of samples with one sign from which an influence is said to be of that sign

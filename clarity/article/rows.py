@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from scipy.stats import spearmanr
 
+from agents.outputs import VALUE
 from clarity.article.agent_studies import AgentStudies
 from clarity.attributing.clarity_files import AttributionFolder
 from clarity.checking.object_files import RATES
@@ -21,7 +22,6 @@ from clarity.walking.advantages import Unit, advantages_of
 from clarity.walking.bookmarks import spikes
 from clarity.walking.trajectories import Trajectories
 from common.bootstrap import ClusterBootstrap
-from common.outputs import VALUE
 from common.two_numbers import explained
 from interventions.findings import Finding
 

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
+from agents.agent_file import load_agent, read_origin
+from agents.networks import Policy, PolicyOutput
+from agents.provenance import agent_digests, agent_sha256
 from clarity.attributing.clarity_files import INPUT, FeaturesFolder, LayerFeatures
 from clarity.attributing.integration import MAX_STEPS, Integration
 from clarity.attributing.layers import Cut, find_cuts
 from clarity.attributing.recordings import Recording
-from common.agent_file import load_agent, read_origin
 from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
 from common.devices import Compute, resolve_compute
 from common.errors import UserError
-from common.networks import Policy, PolicyOutput
-from common.provenance import agent_digests, agent_sha256
 
 
 def add_agent_flags(parser: Parser) -> None:

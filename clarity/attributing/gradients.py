@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from agents.networks import Policy, to_images
+from agents.outputs import Output
 from clarity.attributing.recordings import Rows
 from common.devices import Compute
-from common.networks import Policy, to_images
-from common.outputs import Output
 
 
 def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],

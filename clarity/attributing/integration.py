@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agents.networks import Policy, PolicyOutput
+from agents.outputs import Output
 from clarity.attributing.layers import Cut
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Policy, PolicyOutput
-from common.outputs import Output
 from interventions.resumed import CutPass
 
 GAUSS, RIGHT = RULES = ("gauss", "right")

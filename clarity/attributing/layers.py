@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agents.layers import HEADS, STATE, Layer, all_layers, find_layer
+from agents.networks import ClearEmbedder, ImpalaEmbedder, Policy, PolicyOutput
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
-from common.networks import ClearEmbedder, ImpalaEmbedder, Policy, PolicyOutput
-from interventions.layers import HEADS, STATE, Layer, all_layers, find_layer
 
 # Short names of layers by the kind of embedder; of other kinds, each map behind a ReLU is one.
 _SHORT = {ImpalaEmbedder: {"block1": "embedder.block1.res2.resadd",
@@ -76,7 +76,7 @@ def find_cuts(policy: Policy, names: list[str] | None = None,
     """The layers that names ask for, each once.
 
     Args:
-        names: short ones or paths, as in ``interventions.layers``; None for all with short names.
+        names: short ones or paths, as in ``agents.layers``; None for all with short names.
         allow_partial: whether a layer may be none that all information goes through.
 
     Raises:

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.networks import Policy, PolicyOutput
 from clarity.attributing.integration import Attributor, Paths, gaps_of, scales_of
-from common.networks import Policy, PolicyOutput
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.networks import Policy
+from agents.provenance import check_agent
+from agents.rollout_files import EpisodeFiles, RolloutFolder
 from common.errors import UserError
-from common.networks import Policy
-from common.provenance import check_agent
-from common.rollout_files import EpisodeFiles, RolloutFolder
 
 _FRAMES_A_PASS = 64
 _ALTERED = {"swap": "swapped directions of the hidden state", "patches": "patched layers"}
@@ -61,13 +61,12 @@ class Recording:
         self.folder = RolloutFolder(path)
         self.description = self.folder.description()
         file = self.folder.description_file
+        episodes = self.folder.index()["episode"].to_numpy()
         check_agent(self.description.get("agent_sha256"), agent_file,
                     f"{self.folder.path} was recorded", _AGAIN)
-        self.sha256 = self.folder.sha256(check_contents)
         for key, words in _ALTERED.items():
             if self.description.get(key):
                 raise UserError(f"{file} says that the agent was recorded with {words}; {_AGAIN}")
-        episodes = self.folder.index()["episode"].to_numpy()
         self._files: dict[int, EpisodeFiles] = {}
         self.lengths: dict[int, int] = {}
         for number, length in zip(*np.unique(episodes, return_counts=True)):
@@ -88,6 +87,7 @@ class Recording:
             raise UserError(f"the tables of the episodes in {self.folder.path} have "
                             f"{len(self._steps)} rows, not {len(episodes)} as "
                             f"{self.folder.index_file.name} says; {_AGAIN}")
+        self.sha256 = self.folder.sha256(check_contents)
 
     @property
     def game(self) -> str | None:

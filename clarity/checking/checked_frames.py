@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.outputs import Output
 from clarity.attributing.clarity_files import AttributionFolder, LayerFeatures
 from clarity.attributing.flags import Opened
 from clarity.attributing.integration import RIGHT, Attributor, Beginning, Integration
 from clarity.attributing.layers import Cut
 from clarity.attributing.recordings import batches
-from common.outputs import Output
 
 GRADIENT = Integration(1, RIGHT, None)  # one node, at the frame: gradient times activation
 _ROWS_A_PASS = 128  # of changed activations

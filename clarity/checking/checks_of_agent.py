@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from agents.outputs import Output
+from agents.replay import recorded_game
 from clarity.attributing.clarity_files import AttributionFolder, LayerFeatures
 from clarity.attributing.flags import Opened
 from clarity.attributing.integration import Integration
@@ -40,9 +42,7 @@ from clarity.checking.randomisation import (
     stages_of,
 )
 from clarity.checking.taken_out import changes_without_features, features_table
-from common.game_objects import GameObject, objects_of
-from common.outputs import Output
-from common.replay import recorded_game
+from envs.objects import GameObject, objects_of
 
 # Frames of the checks whose attributions are computed many times over.
 RANDOMISATION_FRAMES, FIDELITY_FRAMES = 64, 32

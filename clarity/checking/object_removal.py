@@ -18,15 +18,15 @@ import pandas as pd
 import torch
 
 from agents.acting import run_policy
+from agents.outputs import Output
 from clarity.attributing.flags import Opened
 from clarity.attributing.layers import Cut
 from clarity.checking.checked_frames import CheckedFrames
 from clarity.checking.object_scores import cells_of
 from clarity.checking.recorded_objects import painted
 from common.bootstrap import ClusterBootstrap
-from common.game_objects import GameObject
-from common.outputs import Output
 from common.two_numbers import rank_correlation, ratio
+from envs.objects import GameObject
 
 MIN_FRAMES = 10  # with a kind, for its numbers
 

@@ -17,13 +17,13 @@ import torch
 from scipy.stats import rankdata
 from torch import nn
 
+from agents.networks import Policy
+from agents.outputs import Output
 from clarity.attributing.integration import Attributor, Integration
 from clarity.attributing.layers import Cut
 from clarity.attributing.recordings import Rows
 from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
-from common.networks import Policy
-from common.outputs import Output
 
 DRAWS = 2
 INTEGRATION = Integration(8, tolerance=None)

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from agents.object_masks import ObjectPainter, ObjectPictures
-from common.env import EnvConfig
+from agents.replay import recorded_game, replayed
+from agents.rollout_files import RolloutFolder
 from common.errors import UserError
-from common.game_objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from common.progress import Progress
-from common.replay import recorded_game, replayed
-from common.rollout_files import RolloutFolder
+from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
+from envs.procgen_env import EnvConfig
 
 
 def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
@@ -37,7 +37,7 @@ def painted(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObjec
         places: episode and row of each (O, 2); rows of an episode lie together, ascending.
 
     Raises:
-        UserError: see ``common.replay.replayed``.
+        UserError: see ``agents.replay.replayed``.
     """
     with (contextlib.closing(ObjectPainter(recorded_game(folder), kinds)) as painter,
           Progress(len(places), "frame with masks") as progress):

@@ -1,6 +1,6 @@
 """Features taken out of a layer in single frames: does the output change by what was attributed?
 
-A feature is taken out as the edits of ``common.edits`` do it: its direction is projected away in
+A feature is taken out as the edits of ``agents.edits`` do it: its direction is projected away in
 every cell. If the attributions are right and features act apart from each other, the output changes
 by minus the sum of the feature's attribution.
 
@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.edits import Edit
 from clarity.checking.checked_frames import CheckedFrames, CheckedLayer
 from common.bootstrap import ClusterBootstrap
-from common.edits import Edit
 from common.progress import Progress
 from common.two_numbers import rank_correlation, slope
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.edits import Edit
+from agents.edits import Edit
 from common.errors import UserError
 from interventions.controls import NEAR
 

@@ -11,10 +11,10 @@ import copy
 import torch
 from torch import nn
 
-from common.edits import Edit
+from agents.edits import Edit
+from agents.layers import all_layers, find_layer
+from agents.networks import L2Pool, Policy
 from common.errors import UserError
-from common.networks import L2Pool, Policy
-from interventions.layers import all_layers, find_layer
 
 _SKIPPED = nn.Flatten  # which changes no number
 

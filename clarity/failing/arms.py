@@ -13,23 +13,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agents.agent_file import load_agent
+from agents.edits import Edit, with_edits
 from agents.episodes import play_episodes
+from agents.networks import Policy
+from agents.provenance import agent_sha256
+from agents.reference_set import ReferenceSet, activations_of
 from clarity.editing.random_edits import ChangeSizes, RandomEdit, random_edits
 from clarity.failing.causes import what_is_known
 from clarity.failing.files import ORIGINAL, CausesFolder
 from clarity.failing.playing import with_fates
-from common.agent_file import load_agent
 from common.devices import Compute
-from common.edits import Edit, with_edits
-from common.env import EnvConfig, LevelEdit
 from common.errors import UserError, nearest
-from common.game_objects import GameObject, hazards_of, invisible
-from common.level_state import LevelState
-from common.networks import Policy
 from common.progress import Progress
-from common.provenance import agent_sha256
+from envs.level_state import LevelState
+from envs.objects import GameObject, hazards_of, invisible
+from envs.procgen_env import EnvConfig, LevelEdit
 from interventions.effects import Arm
-from interventions.reference import ReferenceSet, activations_of
 
 
 @dataclasses.dataclass(frozen=True)

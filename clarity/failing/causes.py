@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.env import EnvConfig, LevelCopy
 from common.errors import UserError
-from common.game_objects import GAME_OBJECTS_FILE, GameObject, hazards_of, removed
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, removed
+from envs.procgen_env import EnvConfig, LevelCopy
 
 TIMEOUT = "timeout"
 MULTIPLE = "multiple"  # no kind alone, but all of them together

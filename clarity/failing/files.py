@@ -39,9 +39,9 @@ from clarity.failing.playing import Fate
 from common.description import read_description
 from common.errors import UserError
 from common.files import TEMPORARY_SUFFIX, append_or_nothing
-from common.game_objects import hazards_of
 from common.shards import WHOLE, Shard, SharedFolder
 from common.tables import read_table, write_table
+from envs.objects import hazards_of
 
 ORIGINAL = "original"
 SOLVED = "solved"

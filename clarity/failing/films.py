@@ -16,10 +16,10 @@ from agents.films import last_steps, write_beside
 from clarity.failing.arms import FailureArm
 from clarity.failing.files import SOLVED
 from common.devices import Compute
-from common.env import EnvConfig
 from common.files import atomic_path
 from common.palette import DPI
 from common.video import FRAMES_PER_SECOND, mark_action
+from envs.procgen_env import EnvConfig
 
 LAST_STEPS = 150  # of an episode, at most
 FAILURES, FRAMES = 4, 8  # that are drawn, and of each of them

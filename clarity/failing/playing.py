@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 from agents.episodes import Episode
 from clarity.failing.causes import Coroner
-from common.env import EnvConfig
-from common.game_objects import hazards_of, in_view
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.objects import hazards_of, in_view
+from envs.procgen_env import EnvConfig
 
 STEPS_A_STATE = 16  # of an episode, from one state that is read to the next
 

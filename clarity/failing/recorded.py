@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+from agents.replay import recorded_game, replayed
+from agents.rollout_files import RolloutFolder
 from clarity.failing.causes import Coroner
-from common.replay import recorded_game, replayed
-from common.rollout_files import RolloutFolder
 
 
 def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int, str]:
@@ -21,7 +21,7 @@ def recorded_causes(folder: RolloutFolder, episodes: Iterable[int]) -> dict[int,
 
     Raises:
         UserError: if a frame or an end differs from the recording; see
-            ``common.replay.replayed``.
+            ``agents.replay.replayed``.
     """
     found = {}
     with contextlib.closing(Coroner(recorded_game(folder))) as coroner:

@@ -88,7 +88,7 @@ class Sources:
         attributions: folder of ``clarity.attribution``.
         features_dir: folder of ``clarity.features``.
         recording: of the agent.
-        agents: digests of the agent, see ``common.provenance.agent_digests``.
+        agents: digests of the agent, see ``agents.provenance.agent_digests``.
         objects: names and scores of the features, of which those of other features are left out.
         activations: names of the layers of which activations are shown as well; None for those of
             at most ``MOST_CELLS`` cells.

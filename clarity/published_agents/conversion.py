@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agents.agent_file import AgentOrigin
+from agents.networks import Policy, build_policy
 from clarity.published_agents.joblib_arrays import read_joblib
-from common.agent_file import AgentOrigin
 from common.errors import UserError, nearest
 from common.files import MAX_WEIGHT
 from common.game_constants import NUM_ACTIONS
-from common.networks import Policy, build_policy
 
 WHAT = "published checkpoint"
 MODEL = "ppo2_model"

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from agents.agent_file import load_agent, read_origin
+from agents.rollout_files import RolloutFolder
 from clarity.attributing.clarity_files import INPUT
 from clarity.attributing.layers import short_names
-from common.agent_file import load_agent, read_origin
 from common.errors import UserError, nearest
-from common.rollout_files import RolloutFolder
 
 ROOT = Path(__file__).parents[2]
 FIRST_EPISODES = 32

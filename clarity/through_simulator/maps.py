@@ -17,19 +17,19 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from agents.layers import Layer
+from agents.networks import Policy
+from agents.outputs import Output
 from clarity.attributing.integration import Attributor, Integration
 from clarity.attributing.layers import Cut
 from clarity.attributing.recordings import Rows
 from common.devices import Compute
 from common.game_constants import FRAME_SIZE
-from common.networks import Policy
-from common.outputs import Output
 from generative.agent_inside import AgentInside
 from generative.dataset import RolloutDataset
 from generative.saliency.gradients import SaliencyFunction, SaliencyPass
 from generative.saliency.pictures import saliency_maps
 from generative.simulator import Simulator
-from interventions.layers import Layer
 
 PIXELS = Cut("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
 SALIENCY, TIMES_IMAGE = "saliency", "saliency times image"

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 
 from agents.acting import run_policy
+from agents.networks import Policy
 from agents.object_masks import ObjectPainter
+from agents.outputs import Output
+from agents.replay import recorded_game, replayed
+from agents.rollout_files import RolloutFolder
 from clarity.attributing.recordings import Rows
 from clarity.through_simulator.maps import BLOCK
 from common.devices import Compute
-from common.env import EnvConfig, ProcgenVectorEnv
 from common.game_constants import FRAME_SIZE
-from common.game_objects import GameObject
-from common.networks import Policy
-from common.outputs import Output
 from common.progress import Progress
-from common.replay import recorded_game, replayed
-from common.rollout_files import RolloutFolder
+from envs.objects import GameObject
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 
 POINTS = 9  # of a curve, both ends among them
 _FRAMES_A_PASS = 256

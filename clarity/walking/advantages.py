@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.agent_file import read_origin
 from agents.training import TrainSettings
 from clarity.walking.trajectories import Trajectories
-from common.agent_file import read_origin
 from common.bootstrap import ClusterBootstrap
-from common.env import RewardNormalizer, clipped_scale
 from common.settings import SETTINGS_NAME, load_settings
+from envs.procgen_env import RewardNormalizer, clipped_scale
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
 AUTO, RAW = "auto", "raw"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import atomic_path, read_arrays
-from common.rollout_files import RolloutFolder
 
 IN_ORDER, FAILURES = CHOICES = ("in_order", "failures")
 WHAT = "trajectories file"

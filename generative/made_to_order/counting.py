@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from common.rollout_files import RolloutFolder
+from agents.rollout_files import RolloutFolder
 from generative.made_to_order.making import Workshop
 from generative.made_to_order.real_game import play_on
 from generative.made_to_order.recorded_starts import layers_of, read

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from agents.networks import to_images
+from agents.replay import recorded_game, replay
+from agents.rollout_files import RolloutFolder
+from agents.scopes import recorded
 from common.devices import Compute
-from common.env import LevelSlots
-from common.networks import to_images
-from common.replay import recorded_game, replay
-from common.rollout_files import RolloutFolder
+from envs.procgen_env import LevelSlots
 from generative.agent_inside import AgentInside
 from generative.dataset import WindowPlace
 from generative.made_to_order.targets import Answers
-from interventions.scopes import recorded
 
 
 def play_on(agent: AgentInside, compute: Compute, folder: RolloutFolder,

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.scopes import recorded
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -21,7 +22,6 @@ from generative.dataset import RolloutDataset
 from generative.made_to_order.search import rollout
 from generative.made_to_order.targets import Answers, Target
 from generative.simulator import Simulator
-from interventions.scopes import recorded
 
 _DRAWN = 1  # stream of random numbers, beside the seed
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from agents.scopes import recorded
 from common.devices import Compute
 from common.errors import UserError
 from generative.encoder import on_unit_sphere
@@ -31,7 +32,6 @@ from generative.made_to_order.recorded_density import RecordedDensity
 from generative.made_to_order.targets import Answers, Order
 from generative.simulator import Imagination, Simulator
 from generative.straight_through import Draw, LatentSampler
-from interventions.scopes import recorded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,16 +14,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from agents.layers import STATE, Layer, find_layer
+from agents.networks import Policy, PolicyOutput
+from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
+from agents.scopes import Activations
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from common.networks import Policy, PolicyOutput
-from common.outputs import POLICY, TAKEN, Output, output_names, outputs_named
 from generative.agent_inside import AgentOutput
 from generative.saliency.gradients import DIRECTION, saliency_functions
 from generative.simulator import Step
-from interventions.layers import STATE, Layer, find_layer
 from interventions.projector import Projector
-from interventions.scopes import Activations
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
 AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in what is maximised

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.outputs import ANSWERS
 from common.devices import Compute
 from common.errors import UserError, nearest
-from common.outputs import ANSWERS
 from generative.encoder import on_unit_sphere
 from generative.simulator import Simulator, Step
 from generative.straight_through import LatentSampler

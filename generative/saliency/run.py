@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from agents.outputs import VALUE
 from common.devices import Compute
 from common.errors import UserError
-from common.outputs import VALUE
 from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from generative.saliency.files import SaliencyArrays, SaliencyWriter, Specificity

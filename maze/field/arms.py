@@ -14,15 +14,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from common.agent_file import load_agent
+from agents.agent_file import load_agent
+from agents.hooks import Patch
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet
+from agents.scopes import Size, patched
 from common.devices import Compute
-from common.env import EnvConfig
 from common.errors import UserError
-from common.networks import Policy
 from common.progress import with_progress
-from interventions.patch import Patch
-from interventions.reference import ReferenceSet
-from interventions.scopes import Size, patched
+from envs.procgen_env import EnvConfig
 from maze.field.decisions import outcomes
 from maze.field.differences import difference
 from maze.field.fields import NO_MEMORY, WALKED, Field, frame_source, vector_field

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
+from agents.hooks import Rows
+from agents.networks import Policy, PolicyOutput
+from agents.scopes import rows_of_pass
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
-from common.networks import Policy, PolicyOutput
-from interventions.patch import Rows
-from interventions.scopes import rows_of_pass
 from maze.field.stamps import Stamps
 from maze.level.environment import draw
 from maze.level.grid import CHEESE, WALL, Grid, Square

@@ -33,13 +33,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.scopes import Size
 from common.description import first_difference
 from common.errors import UserError
 from common.files import atomic_path, read_arrays, read_json, save_json
 from common.game_constants import NUM_ACTIONS
 from common.shards import WHOLE, Shard, SharedFolder
 from common.tables import read_table, write_table
-from interventions.scopes import Size
 from maze.field.decisions import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD
 from maze.field.fields import MEMORIES, NO_MEMORY, Field
 from maze.level.grid import Grid

@@ -12,7 +12,7 @@ Files of data are scripts (see ``common/page_files.py``). The content of ``manif
 of the others is arrays; weights are float32 in their own layouts. Agents are numbered from 0.
 
 ``web/maze/lib/data.js`` is the reader; ``web/maze/lib/network.js`` computes what
-``common/networks.py`` does, and is compared with it by a test.
+``agents/networks.py`` does, and is compared with it by a test.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.agent_file import weights_sha256
+from agents.agent_file import weights_sha256
+from agents.layers import all_layers
+from agents.networks import ImpalaEmbedder, Policy
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
-from common.networks import ImpalaEmbedder, Policy
 from common.page_files import PageFolder, data_script, encoded
-from interventions.layers import all_layers
 from maze.field.stamps import Stamps
 from maze.level.state import WORLD_DIMS, MazeState
 

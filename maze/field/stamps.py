@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.env import EnvConfig, ProcgenVectorEnv
 from common.errors import UserError
 from common.files import atomic_path, read_arrays, versions
 from common.game_constants import FRAME_SIZE
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 CACHE_FOLDER = "procgen-agent-interpretability"

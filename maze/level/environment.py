@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from common.env import EnvConfig, ProcgenVectorEnv, StateView
 from common.errors import UserError
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
 from maze.level.state import GAME, MazeState
 
 

@@ -6,9 +6,10 @@ import argparse
 import re
 from pathlib import Path
 
-from common.cli import Parser, add_compute_flags, count, level_seed, seed, whole
-from common.env import EnvConfig, LevelEdit
+from agents.env_flags import level_seed
+from common.cli import Parser, add_compute_flags, count, seed, whole
 from common.errors import UserError
+from envs.procgen_env import EnvConfig, LevelEdit
 from interventions.effects import check_starts
 from maze.level.grid import FREE, KINDS, WALL, Square
 from maze.level.pairs import with_top_right_path

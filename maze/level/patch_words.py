@@ -22,10 +22,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.env import MAX_LEVEL, EnvConfig
+from agents.hooks import Patch, Rows
+from agents.layers import layers_named
 from common.errors import UserError, nearest
-from interventions.layers import layers_named
-from interventions.patch import Patch, Rows
+from envs.procgen_env import MAX_LEVEL, EnvConfig
 from interventions.patch_text import Opening, register_word
 from interventions.patches import Resample
 from maze.level.environment import draw, stock_state

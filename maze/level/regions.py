@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from common.agent_file import AgentOrigin, read_origin
+from agents.agent_file import AgentOrigin, read_origin
 from common.cli import whole
-from common.env import EnvConfig
 from common.errors import UserError
-from common.level_state import LevelState
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig
 from maze.level.grid import CHEESE, FREE, WALL
 from maze.level.state import GAME, WORLD_DIMS
 

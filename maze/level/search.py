@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from common.env import LevelEdit
 from common.errors import UserError, nearest
+from envs.procgen_env import LevelEdit
 from maze.level.environment import stock_state
 from maze.level.files import load_levels
 from maze.level.grid import KINDS, Grid, Square

@@ -1,6 +1,6 @@
 """State bytes of the game maze: read, edited and written.
 
-The part of the bytes that all games share is read by :mod:`common.level_state`; here come the two
+The part of the bytes that all games share is read by :mod:`envs.level_state`; here come the two
 numbers that maze adds, the checks that make a state one that Procgen can play, and the edits.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from common.errors import UserError
-from common.level_state import ENTITY, LevelState
+from envs.level_state import ENTITY, LevelState
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 GAME = "maze"

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agents.layers import Layer, all_layers, find_layer
+from agents.networks import Policy
 from common.cli import Parser, whole
 from common.errors import UserError
 from common.files import atomic_path
-from common.networks import Policy
 from common.tables import read_table
-from interventions.layers import Layer, all_layers, find_layer
 from interventions.patch_text import parse_patch
 from interventions.patches import Zero
 from maze.level.state import GAME

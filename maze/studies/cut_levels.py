@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.networks import PolicyOutput
+from agents.networks import PolicyOutput
 from interventions.resumed import CutPass, HalfPass
 from maze.field.fields import NO_MEMORY, START, Field, frame_source
 from maze.level.grid import Square

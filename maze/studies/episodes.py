@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from agents.episodes import Episode, play_episodes
+from agents.networks import Policy
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Policy
 from maze.field.decisions import outcomes
 from maze.field.fields import vector_field
 from maze.level.environment import game_of

@@ -10,13 +10,13 @@ import numpy as np
 
 from agents.episodes import play_episodes
 from agents.films import beside, small_film, write_beside
+from agents.hooks import Patch
+from agents.networks import Policy
+from agents.scopes import patched
 from common.devices import Compute
-from common.env import EnvConfig, LevelEdit
 from common.files import save_json
-from common.networks import Policy
 from common.video import write_gif
-from interventions.patch import Patch
-from interventions.scopes import patched
+from envs.procgen_env import EnvConfig, LevelEdit
 from maze.level.state import MazeState
 
 

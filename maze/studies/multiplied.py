@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 
 from agents.acting import run_policy
+from agents.layers import Layer
+from agents.networks import Policy
+from agents.reference_set import ReferenceSet
+from agents.scopes import patched
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Policy
 from common.progress import with_progress
 from interventions.controls import controls_of
 from interventions.effects import Arm, Outcome, check_starts, compare_outcomes, with_verdicts
-from interventions.layers import Layer
 from interventions.patches import Multiply
-from interventions.reference import ReferenceSet
-from interventions.scopes import patched
 from maze.field.decisions import AT_DECISION, at_decisions, decision_steps
 from maze.field.fields import STAY, frame_source, grouped
 from maze.level.state import MazeState

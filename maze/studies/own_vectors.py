@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agents.hooks import Rows
+from agents.layers import layers_named
+from agents.networks import Policy
 from common.cli import Parser
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import layers_named
-from interventions.patch import Rows
 from interventions.patches import Add
 from maze.level.state import MazeState
 from maze.studies.vectors import CHEESE, LAYER, THINGS, TOP_RIGHT, Thing, differences

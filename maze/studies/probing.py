@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from agents.layers import Layer
+from agents.networks import Policy
+from agents.reference_set import activations_of
 from common.devices import Compute
 from common.errors import UserError
-from common.networks import Policy
 from common.progress import with_progress
-from interventions.layers import Layer
 from interventions.probes import probe
-from interventions.reference import activations_of
 from maze.field.fields import both_facings, frame_source
 from maze.field.reaching import Chain
 from maze.level.state import MazeState

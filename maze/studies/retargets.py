@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
-from interventions.layers import Layer
+from agents.layers import Layer
 from interventions.resumed import CutPass
 from maze.field.fields import NO_MEMORY, Field, frame_source
 from maze.field.reaching import Chain, path_probability

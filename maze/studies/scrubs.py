@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.env import EnvConfig
 from common.errors import UserError
+from envs.procgen_env import EnvConfig
 from interventions.resampling import Target, draw_sources
 from interventions.resumed import CutPass
 from maze.field.decisions import decision_steps

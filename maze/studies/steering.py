@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
+from agents.layers import ALL, layers_named
+from agents.networks import Policy, PolicyOutput
+from agents.scopes import patched
 from common.devices import Compute
-from common.networks import Policy, PolicyOutput
 from interventions.controls import OTHERS, controls_of
 from interventions.effects import Outcome
-from interventions.layers import ALL, layers_named
 from interventions.patches import Add
 from interventions.resumed import CutPass
-from interventions.scopes import patched
 from interventions.vectors import SteeringVector
 from maze.field.decisions import at_decisions, decision_steps, outcomes
 from maze.field.differences import difference

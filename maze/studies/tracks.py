@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from agents.acting import run_policy
+from agents.layers import Layer
+from agents.networks import Policy
+from agents.scopes import recorded
 from common.devices import Compute
-from common.networks import Policy
 from common.progress import with_progress
-from interventions.layers import Layer
-from interventions.scopes import recorded
 from interventions.tracking import SCORES, Tracker
 from maze.field.fields import frame_source
 from maze.level.grid import WALL, Square

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from common.agent_file import weights_sha256
-from common.env import EnvConfig
+from agents.agent_file import weights_sha256
+from agents.layers import find_layer
+from agents.networks import Policy
+from agents.reference_set import activations_of
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import find_layer
-from interventions.reference import activations_of
+from envs.procgen_env import EnvConfig
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
 from maze.field.fields import frame_source
 from maze.level.environment import stock_state

@@ -1,4 +1,4 @@
-// The network of an agent: IMPALA without memory, as common/networks.py has it.
+// The network of an agent: IMPALA without memory, as agents/networks.py has it.
 
 const FRAME = 64
 const BEGIN = 1024 // bytes of memory that the compiler may use

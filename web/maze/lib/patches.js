@@ -193,7 +193,7 @@ export function toText({ kind, layer, channels: ofChannels, value, words }) {
 
 const isMap = (layer) => layer.stride !== null
 
-/** The layers that a patch means; see interventions/layers.py. */
+/** The layers that a patch means; see agents/layers.py. */
 export function layersNamed(layers, name) {
   if (name === ALL) return layers.filter((layer) => !HEADS.includes(layer.name))
   const path = name.replace(/_out$/, '')

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from common.agent_file import load_agent, weights_sha256
+from agents.agent_file import load_agent, weights_sha256
 from common.errors import UserError
 from common.files import sha256
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.layers import all_layers
+from agents.networks import Policy
+from agents.reference_set import activations_of
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import all_layers
-from interventions.reference import activations_of
 
 LAYERS = ("resadd", "fc", "hidden_state")  # endings of those that are compared
 _LOGITS, _VALUE = "fc_policy", "fc_value"

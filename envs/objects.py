@@ -14,7 +14,7 @@ import numpy as np
 
 from common.config import read_yaml, typed
 from common.errors import UserError
-from common.level_state import LevelState
+from envs.level_state import LevelState
 
 GAME_OBJECTS_FILE = Path(__file__).parent.parent / "hyperparams" / "game_objects.yml"
 LEFT, RIGHT = "left", "right"

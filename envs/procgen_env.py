@@ -16,8 +16,8 @@ import numpy as np
 
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
-from common.level_state import LevelState
 from common.saved_state import check_like, check_numbers
+from envs.level_state import LevelState
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
     from procgen import ProcgenGym3Env
@@ -261,7 +261,7 @@ class LevelSlots:
         return None if self._envs[slot] is None else self._envs[slot].state_of(0)
 
     def player(self, slot: int) -> np.void | None:
-        """The player of a slot's level, a record of ``common.level_state.ENTITY``; None at the
+        """The player of a slot's level, a record of ``envs.level_state.ENTITY``; None at the
         end."""
         state = self.state(slot)
         return None if state is None else LevelState.parse(state).player

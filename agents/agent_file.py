@@ -12,7 +12,7 @@ one too: that of an Adam that has not taken a step.
 A file also holds facts of the training that its values depend on: see ``AgentOrigin``.
 
 An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
-strength), which are ``common.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
+strength), which are ``agents.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
 the digest of the agent without edits; so it is where an edit has changed the weights.
 """
 
@@ -28,12 +28,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.adam_state import in_order, moments, num_parameters
-from common.edits import Edit, add_edit
+from agents.adam_state import in_order, moments, num_parameters
+from agents.edits import Edit, add_edit
+from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
-from common.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 
 ADAM_EPS = 1e-5
 _EDITS = "edits"

@@ -10,7 +10,7 @@ Layout, as published::
     data/sample_00000.mp4                optional
     data/idx_to_episode.csv              global_step, episode: one row for every frame, in order
     data/recording.json                  what made the data and, once it is complete, digests of
-                                         its episodes, see ``common.provenance``
+                                         its episodes, see ``agents.provenance``
 
 Episodes are numbered in the order in which they start. A finished one gets its folder at once
 (that is what makes it finished), but its CSV and its place in the index only when all earlier
@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.provenance import CONTENTS, EpisodeDigests, check_agent, file_sha256
 from common.description import read_description
 from common.errors import UserError
 from common.files import (
@@ -46,7 +47,6 @@ from common.files import (
     save_json,
 )
 from common.game_constants import FRAME_SIZE
-from common.provenance import CONTENTS, EpisodeDigests, check_agent, file_sha256
 from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
 from common.tables import read_table
 from common.video import write_video
@@ -184,7 +184,7 @@ class RolloutFolder:
         """
         if not self.index_file.is_file():
             raise UserError(f"{self.path} holds no recorded rollouts: there is no "
-                            f"{self.index_file.name}")
+                            f"{self.index_file.name}; record.py writes them")
         return read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.layers import Layer
+from agents.networks import Policy
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import Layer
 
 PADDING = -1  # as the episode of a row that only fills a pass up
 NO_LEVEL = -1  # as the level of a simulation
@@ -157,7 +157,7 @@ class Patch:
     """A change of a layer's output: of some channels and cells, of some pictures.
 
     Attributes:
-        layer: name of the layer, see ``interventions.layers.layers_named``.
+        layer: name of the layer, see ``agents.layers.layers_named``.
         channels: numbers of channels or units; all if None.
         cells: (row from the top, column) of cells; all if None.
         steps: first step of an episode at which it is in force, and the first at which it is no

@@ -8,15 +8,15 @@ import numpy as np
 from torch import Tensor
 
 from agents.episodes import Episode, play_episodes
+from agents.hooks import Patch
+from agents.networks import Policy
+from agents.scopes import Scope, patched
 from common.devices import Compute
-from common.env import EnvConfig, LevelEdit
-from common.networks import Policy
 from common.progress import with_progress
+from envs.procgen_env import EnvConfig, LevelEdit
 from interventions.alterations import Runner
 from interventions.files import ArmRuns
-from interventions.patch import Patch
 from interventions.patch_text import warn_of_unused
-from interventions.scopes import Scope, patched
 
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from agents.networks import PolicyOutput
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES, NUM_ACTIONS
-from common.networks import PolicyOutput
 
 VALUE, TAKEN, STILL = "value", "taken", "still"
 POLICY = "policy"  # stands for the log-probabilities of actions and directions

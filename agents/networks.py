@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from agents.pooling import halve
 from common.game_constants import NUM_ACTIONS
-from common.pooling import halve
 
 ARCHITECTURES = ("impala", "nature", "clear")
 HiddenChange = Callable[[Tensor, Tensor], Tensor]
@@ -54,7 +54,7 @@ class ResidualUnit(nn.Module):
 
 
 class HalvingMaxPool(nn.MaxPool2d):
-    """Max-pool 3x3, stride 2, padding 1, for even sizes; see :func:`common.pooling.halve`."""
+    """Max-pool 3x3, stride 2, padding 1, for even sizes; see :func:`agents.pooling.halve`."""
 
     def __init__(self):
         super().__init__(kernel_size=3, stride=2, padding=1)
@@ -262,7 +262,7 @@ class Policy(nn.Module):
             feed-forward agent has no such vector and nothing reads the state it starts from.
 
     Attributes:
-        edits: of its layers, in order, as of ``common.edits``, which adds them.
+        edits: of its layers, in order, as of ``agents.edits``, which adds them.
     """
 
     def __init__(self, embedder: nn.Module, hidden_state_size: int | None,

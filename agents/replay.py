@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from common.env import EnvConfig, LevelSlots
+from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import versions
-from common.level_state import LevelState
-from common.rollout_files import RolloutFolder
+from envs.level_state import LevelState
+from envs.procgen_env import EnvConfig, LevelSlots
 
 _EDITED = "cheese_region"  # key of a recording on edited levels
 

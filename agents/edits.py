@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agents.networks import Policy
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
-from common.networks import Policy
 
 _DEPENDENT = 1e-5  # of the largest singular value: what others make up already
 _CARRIED = ("gru", "hidden_state")  # of a recurrent agent, whose output enters the next step

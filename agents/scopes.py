@@ -12,7 +12,7 @@ Scopes nest in any order. On one output, patches act in the order given, those o
 first; then it is recorded, so what is recorded is what the rest of the network gets. On leaving,
 also by an exception, the hooks of a scope are gone, and outside of all scopes the policy has none.
 
-Letters in shape comments: as in ``interventions.patch``.
+Letters in shape comments: as in ``agents.hooks``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from agents.hooks import PADDING, Pass, Patch, Rows
+from agents.layers import STATE, Layer, find_layer, layers_named
+from agents.networks import Policy
 from common.errors import UserError
-from common.networks import Policy
-from interventions.layers import STATE, Layer, find_layer, layers_named
-from interventions.patch import PADDING, Pass, Patch, Rows
 
 _ATTRIBUTE = "_scopes"  # of a policy, as long as it has scopes
 _CARRIED = ("gru", STATE)  # layers whose output enters the next step

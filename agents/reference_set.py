@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.layers import Layer
+from agents.networks import Policy, to_images
+from agents.rollout_files import RolloutFolder
+from agents.scopes import outside_scopes, recorded
 from common.errors import UserError
-from common.networks import Policy, to_images
-from common.rollout_files import RolloutFolder
-from interventions.layers import Layer
-from interventions.scopes import outside_scopes, recorded
 
 PICTURES_A_PASS = 256
 MIN_PICTURES = 2

@@ -16,9 +16,9 @@ from typing import Literal
 
 from torch import nn
 
+from agents.networks import Memory, Policy
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE
-from common.networks import Memory, Policy
 
 CellMapping = Literal["published", "centred"]
 PUBLISHED_SUFFIX = "_out"
