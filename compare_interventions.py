@@ -45,7 +45,6 @@ from generative.sampling import Sampler, SamplingPlan
 from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.controls import KINDS
-from interventions.effects import Arm, check_starts, claims_summary
 from interventions.files import InterventionsFolder
 from interventions.flags import (
     add_alter_from_flag,
@@ -65,10 +64,11 @@ from interventions.patched_arms import (
 )
 from interventions.projector import Projector
 from interventions.real_levels import real_levels
-from interventions.report import DIRECTIONS, MIXED, PATCHES, Wording
 from interventions.results import write_results
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
+from stats.effects import Arm, check_starts, claims_summary
+from stats.report import DIRECTIONS, MIXED, PATCHES, Wording
 
 logger = logging.getLogger(__name__)
 

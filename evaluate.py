@@ -35,7 +35,6 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, versions
 from common.progress import with_progress
-from interventions.findings import share
 from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
@@ -44,6 +43,7 @@ from maze.level.regions import (
     region_described,
     words_of,
 )
+from stats.significance import share
 
 
 def parser() -> Parser:

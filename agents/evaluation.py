@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-from scipy.stats import binomtest
 
 from agents.episodes import Episode
+from stats.significance import share
 
 Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
@@ -48,12 +48,12 @@ def evaluate(episodes: Iterable[Episode]) -> Evaluation:
     episodes = list(episodes)
     n = len(episodes)
     successes = int(sum(episode.level_complete for episode in episodes))
-    success = binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    rate, *success_interval = share(successes, n)
     returns = np.array([episode.total_reward for episode in episodes])
     interval = None
     if n > 1:
         error = Z_95 * returns.std(ddof=1) / math.sqrt(n)
         interval = float(returns.mean() - error), float(returns.mean() + error)
     return Evaluation(
-        n, successes / n, (float(success.low), float(success.high)), float(returns.mean()),
-        interval, float(np.mean([episode.length for episode in episodes])))
+        n, rate, tuple(success_interval), float(returns.mean()), interval,
+        float(np.mean([episode.length for episode in episodes])))

@@ -57,7 +57,7 @@ from common.files import read_bytes, versions
 from common.tables import write_table
 from envs.objects import GameObject
 from envs.procgen_env import EnvConfig
-from interventions.effects import Arm
+from stats.effects import Arm
 
 PLAYED, TABLE = "played", "candidates.csv"  # in the folder
 MIN_LEVELS = 10  # that a hazard must be seen on; if they are fewer, all levels are played

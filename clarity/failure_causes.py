@@ -46,8 +46,8 @@ from common.files import atomic_path, versions
 from common.shards import WHOLE, add_shard_flags
 from common.tables import write_table
 from envs.procgen_env import EnvConfig
-from interventions.effects import check_starts
 from interventions.flags import REFERENCE_SIZE
+from stats.effects import check_starts
 
 
 def parser() -> Parser:

@@ -10,7 +10,7 @@ from clarity.article.claims import CLAIMS, LETTER, SCRIPT
 from clarity.article.rows import findings_of
 from common.cli import Parser, seed
 from common.errors import UserError, nearest, script_main
-from interventions.findings_folder import FindingsFolder
+from stats.claims import FindingsFolder
 
 NOTES = (
     "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "

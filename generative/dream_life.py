@@ -21,17 +21,17 @@ import torch
 from agents.acting import run_policy
 from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
-from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.files import save_json
 from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
-from common.two_numbers import by_episode
 from envs.procgen_env import LevelSlots
 from generative.dataset import RolloutDataset
 from generative.simulator import Simulator
 from generative.straight_through import Draw
+from stats.association import by_episode
+from stats.bootstrap import ClusterBootstrap
 
 TABLE_NAME, SUMMARY_NAME = "life.csv", "life.json"
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")

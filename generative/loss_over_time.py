@@ -43,12 +43,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.progress import with_progress
-from common.two_numbers import correlation
 from generative.agent_inside import AgentInside
 from generative.alignment import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
@@ -71,6 +69,8 @@ from generative.fidelity import (
 from generative.losses import balanced_kl, until_first_terminal
 from generative.simulator import Simulation, Simulator
 from generative.straight_through import LatentSampler
+from stats.association import correlation
+from stats.bootstrap import ClusterBootstrap
 
 SIMULATOR, SHUFFLED_ACTIONS, LAST_FRAME, MEAN_FRAME = PREDICTORS = (
     "simulator", "shuffled_actions", "last_frame", "mean_frame")

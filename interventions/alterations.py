@@ -14,12 +14,12 @@ from torch import Tensor
 from agents.hooks import Patch
 from common.devices import Compute
 from common.errors import UserError
-from interventions.effects import Arm
 from interventions.files import ArmRuns
 from interventions.flags import direction
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.swaps import swap_name
+from stats.effects import Arm
 
 UNALTERED = "unaltered"
 Runner = Callable[[Sequence[Patch], Mapping[str, Tensor]], ArmRuns]

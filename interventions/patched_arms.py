@@ -14,9 +14,9 @@ from agents.reference_set import ReferenceSet
 from common.errors import UserError
 from common.files import sha256
 from interventions.controls import OTHERS, controls_of
-from interventions.effects import Arm
 from interventions.patch_text import Opening, PatchArm, files_of, open_patches, to_text
 from interventions.vectors import SteeringVector, read_vectors
+from stats.effects import Arm
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,9 @@ import pandas as pd
 from sklearn.feature_selection import f_classif, f_regression
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
-from interventions.effects import check_starts
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import check_starts
 
 SHARES = (0.6, 0.2, 0.2)  # of levels: to train, to choose the penalty, to test
 PENALTIES = tuple(10.0 ** power for power in range(5))  # of squared weights

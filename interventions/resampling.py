@@ -26,10 +26,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from interventions.controls import matched_sets
-from interventions.effects import Arm, Outcome, check_starts, compare_outcomes
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import Arm, Outcome, check_starts, compare_outcomes
 
 MIN_SOURCES = 5
 NUM_SETS = 19
@@ -182,7 +182,7 @@ class Scrubbing:
         """The double contrast of each outcome, judged as an effect is.
 
         Returns:
-            The table of ``interventions.effects.compare_outcomes`` with the set of the hypothesis
+            The table of ``stats.effects.compare_outcomes`` with the set of the hypothesis
             as the arm and the random ones as its controls: ``unaltered`` is (other - same) of the
             random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. A
             random set is compared with the mean of the others. ``supported`` says whether the

@@ -8,17 +8,11 @@ import pandas as pd
 
 from common.files import atomic_path
 from interventions.alterations import UNALTERED
-from interventions.effects import (
-    Arm,
-    chosen_outcomes,
-    compare,
-    divergence_over_time,
-    outcomes_of_arms,
-    with_verdicts,
-)
-from interventions.figure import plot_effects
 from interventions.files import InterventionsFolder
-from interventions.report import DIRECTIONS, Wording, report
+from interventions.outcomes import chosen_outcomes, compare, divergence_over_time, outcomes_of_arms
+from stats.effects import Arm, with_verdicts
+from stats.forest_plot import plot_effects
+from stats.report import DIRECTIONS, Wording, report
 
 
 def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: bool, seed: int,
@@ -33,7 +27,7 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
             tables stay as they are, there are medians and verdicts, too.
 
     Returns:
-        The table of effects, see ``interventions.effects.compare`` and ``with_verdicts``.
+        The table of effects, see ``interventions.outcomes.compare`` and ``with_verdicts``.
     """
     unaltered, runs = folder.runs(UNALTERED), {arm.name: folder.runs(arm.name) for arm in arms}
     table = compare(arms, runs, unaltered, simulated, seed)

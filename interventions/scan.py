@@ -24,13 +24,14 @@ from agents.layers import find_layer
 from agents.networks import Policy, PolicyOutput
 from agents.reference_set import ReferenceSet
 from agents.scopes import outside_scopes
-from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import Progress
-from interventions.effects import FLIPS_A_COMPARISON, MIN_FLIPS, check_starts, holm, sign_flip_p
 from interventions.patches import Zero
 from interventions.resumed import CutPass, HalfPass
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import FLIPS_A_COMPARISON, MIN_FLIPS, check_starts
+from stats.significance import holm, sign_flip_p
 
 PASSES_AT_A_TIME = 128
 

@@ -21,7 +21,6 @@ from common.errors import UserError, script_main
 from common.files import atomic_path, versions
 from common.progress import Progress
 from envs.procgen_env import EnvConfig
-from interventions.findings import share
 from maze.level.environment import game_of
 from maze.level.features import NAMES
 from maze.level.flags import add_agent_flags, add_output_flags, filters_of, levels_of
@@ -33,6 +32,7 @@ from maze.studies.behaviour_report import draw_episodes, draw_regressions, repor
 from maze.studies.behaviour_rows import EXACT, GOT, of_tables
 from maze.studies.episodes import check_entries, entries_of, playable, table_of
 from maze.studies.prediction import FEWEST, check_outcomes, regressions
+from stats.significance import share
 
 
 def parser() -> Parser:

@@ -23,7 +23,6 @@ from common.files import atomic_path, versions
 from common.progress import with_progress
 from common.tables import write_table
 from interventions.controls import matched_sets
-from interventions.effects import check_starts
 from interventions.flags import REFERENCE_SIZE
 from interventions.resampling import (
     MIN_SOURCES,
@@ -51,6 +50,7 @@ from maze.studies.channel_sets import (
 from maze.studies.scrub_report import plot, report
 from maze.studies.scrubs import OUTCOMES, Sources, target_of
 from maze.studies.stored import stored
+from stats.effects import check_starts
 
 DRAWS = {"joint": "joint", "per_channel": "channel"}
 _SET_COLUMNS = {"set": str, "channels": str, "moved": float, "matched": bool}

@@ -28,8 +28,6 @@ from common.errors import UserError, script_main
 from common.files import atomic_path, sha256, versions
 from common.progress import Progress
 from interventions.controls import OTHERS, PERMUTED
-from interventions.effects import MIN_STARTS, Outcome
-from interventions.figure import plot_effects
 from interventions.flags import REFERENCE_SIZE
 from interventions.vectors import save_vectors, vectors_of_pairs
 from maze.field.arms import kind_of, reference_pictures
@@ -77,6 +75,8 @@ from maze.studies.vectors import (
     vectors_of_file,
     vectors_of_pair,
 )
+from stats.effects import MIN_STARTS, Outcome
+from stats.forest_plot import plot_effects
 
 EACH = "each"  # as a layer: every one of them, one after the other
 COEFFICIENTS = (-1.0, -0.5, 0.5, 1.0, 2.0)

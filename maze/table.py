@@ -7,10 +7,10 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.errors import UserError, script_main
-from interventions.findings_folder import FindingsFolder
 from maze.studies.claims import CLAIMS, SCRIPT
 from maze.studies.results import StudiesFolder
 from maze.studies.study_rows import findings_of
+from stats.claims import FindingsFolder
 
 NOTES = (
     "Brackets: 95 % intervals; shares Wilson's, others by bootstrap over levels. An effect is "

@@ -13,7 +13,6 @@ from clarity.failing.counting import ANY
 from clarity.failing.files import ORIGINAL, CausesFolder
 from common.parameters import ParameterSet
 from envs.objects import hazards_of, objects_of
-from interventions.findings_folder import FindingsFolder
 from pipeline.presets import AGENT, SIMULATOR, ClarityPreset, Preset
 from pipeline.stage import (
     CLARITY_PAGE,
@@ -24,6 +23,7 @@ from pipeline.stage import (
     object_parameters,
     recording_parameters,
 )
+from stats.claims import FindingsFolder
 
 ROOM = "analysis/clarity"  # below the output folder
 RECORDING = "clarity_rollouts"  # without the noise that the simulator learns from

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from interventions.findings_folder import FindingsFolder
 from maze.studies import results
 from maze.studies.claims import CLAIMS, SCRIPT
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
 from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
+from stats.claims import FindingsFolder
 
 ROOM = "analysis/maze"  # below the output folder
 TABLE = "maze_table"

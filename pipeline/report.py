@@ -29,13 +29,13 @@ from common.tables import read_table
 from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
-from interventions.effects import claims_summary
 from interventions.files import InterventionsFolder
 from pipeline.records import DONE, Experiment
 from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
 from pipeline.stage import Stage
 from pipeline.stages import FOLDERS
 from pipeline.summary import duration, figures
+from stats.effects import claims_summary
 
 REPORT = Path("report")
 PAGE_NAME = "index.html"

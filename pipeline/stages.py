@@ -28,7 +28,6 @@ from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
-from interventions.effects import claims_summary
 from interventions.files import InterventionsFolder
 from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
@@ -48,6 +47,7 @@ from pipeline.stage import (
     simulator_experiment,
     success_rate,
 )
+from stats.effects import claims_summary
 
 FOLDERS = AnalysisFolders(Path("analysis"))  # below the output folder
 SAMPLES = f"{OUTPUT}/samples/informed_init"

@@ -25,8 +25,8 @@ from clarity.checking.object_files import ObjectsFolder
 from clarity.checking.object_removal import objects_table
 from clarity.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from clarity.checking.taken_out import features_table
-from common.bootstrap import ClusterBootstrap
-from common.two_numbers import rank_correlation, ratio, slope
+from stats.association import rank_correlation, ratio, slope
+from stats.bootstrap import ClusterBootstrap
 
 # A linear function of a pixel's colour, from 0 to 1, that is above 0 for CoinRun's boxes alone.
 BOX, BIAS = (5.2, -6.7, -1.2), -0.06

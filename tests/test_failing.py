@@ -36,7 +36,8 @@ from common.video import mark_action
 from envs.level_state import LevelState
 from envs.objects import hazards_of, in_view, invisible
 from envs.procgen_env import MAX_LEVEL, EnvConfig, LevelSlots
-from interventions.effects import Arm, mcnemar_p
+from stats.effects import Arm
+from stats.significance import mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
 HOP, RIGHT, STILL = 8, 7, 4  # actions: to the right and up; to the right; none

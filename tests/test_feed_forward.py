@@ -21,9 +21,9 @@ from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
-from interventions.effects import divergence
 from interventions.files import InterventionsFolder
 from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.outcomes import divergence
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256

@@ -10,8 +10,8 @@ from conftest import ROOT
 
 # The rooms that a room may import beside itself, floor by floor. A room that is not here yet, or is
 # gone, changes nothing.
-BELOW = {"common": set(), "envs": {"common"}}
-BELOW["agents"] = {"envs", *BELOW["envs"]}
+BELOW = {"common": set(), "envs": {"common"}, "stats": {"common"}}
+BELOW["agents"] = {"common", "envs", "stats"}
 BELOW["interventions"] = {"agents", *BELOW["agents"]}
 BELOW["generative"] = {"interventions", *BELOW["interventions"]}
 for _room in ("analysis", "maze", "clarity"):
@@ -91,7 +91,7 @@ def test_tests_share_helpers_and_import_neither_tests_nor_benchmarks():
 
 
 def test_networks_videos_and_saliency_need_no_procgen():
-    code = ("import sys, agents.networks, common.video, interventions.effects, "
+    code = ("import sys, agents.networks, common.video, stats.effects, "
             "generative.simulator, generative.saliency.gradients\n"
             "names = {'procgen', 'gym', 'envs.procgen_env'} & set(sys.modules)\n"
             "sys.exit(', '.join(names) or None)")

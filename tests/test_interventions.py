@@ -31,32 +31,26 @@ from agents.episodes import play_episodes
 from agents.networks import to_images
 from agents.rollout_files import RolloutFolder
 from agents.scopes import patched
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.agent_inside import AgentInside
-from interventions.effects import (
+from interventions.files import ArmRuns, InterventionsFolder
+from interventions.outcomes import (
     OUTCOMES,
-    Arm,
-    Outcome,
     chosen_outcomes,
-    claims_summary,
     compare,
-    compare_outcomes,
     divergence,
     divergence_over_time,
-    holm,
-    judged,
     outcomes_of,
-    sign_flip_p,
-    with_verdicts,
 )
-from interventions.files import ArmRuns, InterventionsFolder
 from interventions.patches import ChangeState
 from interventions.projector import Projector
-from interventions.report import PATCHES, report
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import Arm, Outcome, claims_summary, compare_outcomes, judged, with_verdicts
+from stats.report import PATCHES, report
+from stats.significance import holm, sign_flip_p
 
 NUM_EPISODES = 12  # in the names of the projector's files, set `tiny`
 REAL = [outcome.name for outcome in chosen_outcomes(simulated=False)]

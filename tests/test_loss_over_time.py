@@ -18,7 +18,6 @@ import record
 import train_gen_model
 from agents.agent_file import save_agent
 from agents.provenance import agent_sha256
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
 from common.files import sha256
 from generative.dataset import RolloutDataset
@@ -38,6 +37,7 @@ from generative.loss_over_time import (
 )
 from generative.runs import checkpoints, open_simulator, run_of
 from generative.straight_through import LatentSampler
+from stats.bootstrap import ClusterBootstrap
 
 MODE = LatentSampler("mode")
 STEPS = 5

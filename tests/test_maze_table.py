@@ -15,10 +15,6 @@ import run_pipeline
 from agents.agent_file import save_agent
 from agents.layers import find_layer
 from interventions.controls import PERMUTED
-from interventions.effects import holm
-from interventions.findings import Finding
-from interventions.findings_figure import plot_findings
-from interventions.findings_folder import FindingsFolder, findings_table, markdown
 from maze import steering, table
 from maze.level.search import Filters, find_levels
 from maze.studies import results
@@ -30,6 +26,8 @@ from maze.studies.study_rows import findings_of
 from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
+from stats.claims import Finding, FindingsFolder, findings_table, markdown, plot_findings
+from stats.significance import holm
 
 LAYER = "embedder.block2.res1.resadd"
 
@@ -91,7 +89,7 @@ def test_a_table_without_a_test_has_no_figure(studies, tmp_path):
 
 def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("interventions.findings_figure.Figure.savefig",
+    monkeypatch.setattr("stats.claims.Figure.savefig",
                         lambda figure, path, **_: drawn.append(figure))
     one = Finding(6, "", "channels 10 times -1", -1.0, -1.5, -0.5, 10, p=0.001, p_control=0.04,
                   primary=True)

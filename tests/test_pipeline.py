@@ -29,10 +29,7 @@ from common.tables import markdown_escaped
 from envs.objects import GameObject
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
-from interventions.effects import check_starts
 from interventions.files import InterventionsFolder
-from interventions.findings import Claim
-from interventions.findings_folder import FindingsFolder
 from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
@@ -41,6 +38,8 @@ from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import SECTIONS
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
+from stats.claims import Claim, FindingsFolder
+from stats.effects import check_starts
 from tools.compare_outputs import digests
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"

@@ -6,7 +6,7 @@ doi 10.23915/distill.00029, of one agent for CoinRun and 14 more.
 
 from __future__ import annotations
 
-from interventions.findings import Claim
+from stats.claims import Claim
 
 SCRIPT = "python -m clarity.table"  # that writes the table
 LETTER = "R"  # before the numbers of the rows

@@ -21,9 +21,9 @@ from clarity.failing.files import ORIGINAL
 from clarity.walking.advantages import Unit, advantages_of
 from clarity.walking.bookmarks import spikes
 from clarity.walking.trajectories import Trajectories
-from common.bootstrap import ClusterBootstrap
-from common.two_numbers import explained
-from interventions.findings import Finding
+from stats.association import explained
+from stats.bootstrap import ClusterBootstrap
+from stats.claims import Finding
 
 PAIRS = 10  # of cell and feature, of row 2
 AT_STAKE = ("coin", "saw")  # of row 1

@@ -19,8 +19,8 @@ import pandas as pd
 import torch
 
 from clarity.checking.checked_frames import Batch, CheckedFrames, CheckedLayer
-from common.bootstrap import ClusterBootstrap
 from common.progress import Progress
+from stats.bootstrap import ClusterBootstrap
 
 POINTS = 9  # of a curve, both ends among them
 RANDOM_ORDERS = 2

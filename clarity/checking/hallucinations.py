@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 from scipy.ndimage import binary_dilation
 
-from common.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap
 
 STRONG = 0.99  # quantile
 NUM_CANDIDATES = 8  # frames of a feature that are listed, one an episode

@@ -24,9 +24,9 @@ from clarity.attributing.layers import Cut
 from clarity.checking.checked_frames import CheckedFrames
 from clarity.checking.object_scores import cells_of
 from clarity.checking.recorded_objects import painted
-from common.bootstrap import ClusterBootstrap
-from common.two_numbers import rank_correlation, ratio
 from envs.objects import GameObject
+from stats.association import rank_correlation, ratio
+from stats.bootstrap import ClusterBootstrap
 
 MIN_FRAMES = 10  # with a kind, for its numbers
 

@@ -22,8 +22,8 @@ import dataclasses
 import numpy as np
 
 from clarity.attributing.layers import Cut
-from common.bootstrap import ClusterBootstrap
 from common.game_constants import FRAME_SIZE
+from stats.bootstrap import ClusterBootstrap
 
 NUM_SHIFTS = 40
 # In which a kind touches a cell that it does not touch in others, for a score.

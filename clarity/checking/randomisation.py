@@ -22,8 +22,8 @@ from agents.outputs import Output
 from clarity.attributing.integration import Attributor, Integration
 from clarity.attributing.layers import Cut
 from clarity.attributing.recordings import Rows
-from common.bootstrap import ClusterBootstrap
 from common.devices import Compute
+from stats.bootstrap import ClusterBootstrap
 
 DRAWS = 2
 INTEGRATION = Integration(8, tolerance=None)

@@ -15,9 +15,9 @@ import torch
 
 from agents.edits import Edit
 from clarity.checking.checked_frames import CheckedFrames, CheckedLayer
-from common.bootstrap import ClusterBootstrap
 from common.progress import Progress
-from common.two_numbers import rank_correlation, slope
+from stats.association import rank_correlation, slope
+from stats.bootstrap import ClusterBootstrap
 
 
 def changes_without_features(layer: CheckedLayer, frames: CheckedFrames) -> np.ndarray:

@@ -29,7 +29,7 @@ from common.progress import Progress
 from envs.level_state import LevelState
 from envs.objects import GameObject, hazards_of, invisible
 from envs.procgen_env import EnvConfig, LevelEdit
-from interventions.effects import Arm
+from stats.effects import Arm
 
 
 @dataclasses.dataclass(frozen=True)

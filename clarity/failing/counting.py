@@ -3,7 +3,7 @@
 Arms share levels and random draws, so the datum is a level: failed by a cause in an arm or not,
 minus the same in the original. Intervals are 95 %: Wilson's for rates, bootstrap over levels for
 differences; p is McNemar's exact one, corrected after Holm over edits and causes. What is claimed
-follows the rule of ``interventions.effects``.
+follows the rule of ``stats.effects``.
 
 Letters in shape comments: N levels, K causes, V hazards, R resamplings.
 """
@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from common.bootstrap import ClusterBootstrap
-from interventions.effects import Arm, Outcome, judged, mcnemar_p, paired_effects
-from interventions.findings import share
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import Arm, Outcome, judged, paired_effects
+from stats.significance import mcnemar_p, share
 
 ANY = "any"  # cause
 PER = 1000  # steps

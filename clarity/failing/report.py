@@ -14,7 +14,8 @@ from clarity.failing.counting import ANY, PER
 from clarity.failing.files import ORIGINAL
 from common.palette import BLUE, DPI, VERMILION
 from common.tables import markdown_escaped
-from interventions.effects import LEVEL, MIN_CONTROLS_TO_CLAIM
+from stats.effects import MIN_CONTROLS_TO_CLAIM
+from stats.significance import LEVEL
 
 _CONTROLS = "#DDDDDD"
 

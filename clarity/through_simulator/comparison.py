@@ -4,7 +4,7 @@ Three measures in the same frames, for every kind of map: deletion and insertion
 frame; rank correlation with the maps of an agent whose weights are drawn again; and objects hidden
 in the real game, whose effect on the output should have the sign opposite to that of the map in
 their pixels. Of the last one also, over all kinds of object together, the share of hidden objects
-whose sign a map gets right, frame by frame, by the statistics of ``interventions.effects``: each
+whose sign a map gets right, frame by frame, by the statistics of ``stats.effects``: each
 map against a half, and saliency through the simulator against attributions of the same frames.
 Controls are the maps of other frames, shifted in a circle.
 
@@ -20,8 +20,8 @@ import pandas as pd
 
 from clarity.checking.object_scores import cells_of
 from clarity.through_simulator.maps import Map
-from common.bootstrap import ClusterBootstrap
-from interventions.effects import Arm, Outcome, compare_outcomes, with_verdicts
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import Arm, Outcome, compare_outcomes, with_verdicts
 
 NUM_SHIFTS = 20
 AGREEMENT = Outcome("agreement", "share of hidden objects whose sign is right", probability=True)
@@ -56,7 +56,7 @@ def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarr
         episodes: of each frame (N,).
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``, all comparisons one family, with the
+        The table of ``stats.effects.with_verdicts``, all comparisons one family, with the
         columns ``map``, ``compared_with``, ``lag``, and the shares ``right`` and ``other``.
         ``altered`` is the difference, and ``unaltered`` 0. A control is the same difference with
         the maps of other frames, on both sides.

@@ -13,7 +13,7 @@ from clarity.through_simulator.comparison import CHANCE
 from clarity.through_simulator.maps import BLOCK
 from common.palette import COLOURS, DARK_GREY, DPI
 from common.tables import markdown_escaped
-from interventions.effects import LEVEL
+from stats.significance import LEVEL
 
 
 def report(what: str, tables: dict[str, pd.DataFrame]) -> str:

@@ -15,9 +15,9 @@ import pandas as pd
 from agents.agent_file import read_origin
 from agents.training import TrainSettings
 from clarity.walking.trajectories import Trajectories
-from common.bootstrap import ClusterBootstrap
 from common.settings import SETTINGS_NAME, load_settings
 from envs.procgen_env import RewardNormalizer, clipped_scale
+from stats.bootstrap import ClusterBootstrap
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
 AUTO, RAW = "auto", "raw"

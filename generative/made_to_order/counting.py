@@ -2,7 +2,7 @@
 
 Of each order the best start counts (score less penalty). Its ``score`` is the target in deviations
 from the mean over recorded starts, simulated, with the sign of the aim. An order is a row of the
-statistics of ``interventions.effects``, and those of one target are drawn together. Outcomes:
+statistics of ``stats.effects``, and those of one target are drawn together. Outcomes:
 
 - ``score``: less that of the best of ``best_of`` recorded starts that no search began from. The
   controls are the best of as many recorded starts, drawn again from all of them.
@@ -31,14 +31,8 @@ from generative.made_to_order.recorded_starts import layers_of, read
 from generative.made_to_order.search import rollout
 from generative.sample_files import SampleFolder
 from generative.straight_through import PresetDraw
-from interventions.effects import (
-    MIN_STARTS,
-    Arm,
-    Outcome,
-    compare_outcomes,
-    with_verdicts,
-)
-from interventions.findings import share
+from stats.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
+from stats.significance import share
 
 QUANTILE = 0.999  # of recorded values, beyond which a start is extreme
 LEAST = 0.01  # deviations, by which it must be: units that saturate differ by rounding

@@ -23,7 +23,8 @@ from generative.made_to_order.counting import (
 )
 from generative.made_to_order.making import Workshop
 from generative.made_to_order.recorded_density import TYPICAL_SHARE
-from interventions.effects import LEVEL, MIN_STARTS
+from stats.effects import MIN_STARTS
+from stats.significance import LEVEL
 
 _COLOURS = (BLUE, VERMILION, ORANGE)
 _TITLES = {SCORE.name: "the best recorded start, in deviations",

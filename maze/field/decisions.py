@@ -124,7 +124,7 @@ def outcomes(field: Field, unpatched: Field | None = None, other_facing: Field |
 
 def by_outcome(levels: Sequence[Mapping[str, float]], names: Sequence[str],
                fewest: int = 10) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Outcomes of several levels as arrays, for ``interventions.effects``.
+    """Outcomes of several levels as arrays, for ``stats.effects``.
 
     Args:
         levels: from :func:`outcomes`, one a level.

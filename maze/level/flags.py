@@ -10,12 +10,12 @@ from agents.env_flags import level_seed
 from common.cli import Parser, add_compute_flags, count, seed, whole
 from common.errors import UserError
 from envs.procgen_env import EnvConfig, LevelEdit
-from interventions.effects import check_starts
 from maze.level.grid import FREE, KINDS, WALL, Square
 from maze.level.pairs import with_top_right_path
 from maze.level.search import Filters, after_edit, chosen_levels, find_levels
 from maze.level.state import GAME, WORLD_DIMS, MazeState
 from maze.level.text import load_text
+from stats.effects import check_starts
 
 _region = whole(1, max(WORLD_DIMS.values()))
 

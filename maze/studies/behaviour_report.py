@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 from common.files import atomic_path
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.tables import markdown_escaped
-from interventions.effects import LEVEL
-from interventions.findings import Finding, share
 from maze.level.features import NAMES
 from maze.studies.behaviour_rows import (
     EXACT,
@@ -27,6 +25,8 @@ from maze.studies.behaviour_rows import (
 )
 from maze.studies.episodes import CHEESE, NEITHER, REGION
 from maze.studies.prediction import ALL, FOLDS, NUM_SUBSETS, RESAMPLINGS, SET, SETS, SINGLE
+from stats.claims import Finding
+from stats.significance import LEVEL, share
 
 _BINS = 10  # of exact probabilities
 

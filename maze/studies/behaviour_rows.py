@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.bootstrap import ClusterBootstrap
-from interventions.findings import Finding, share
 from maze.level.grid import FORK, KINDS
 from maze.studies.behaviour_files import BehaviourFolder
 from maze.studies.episodes import CHEESE, NEITHER, REGION
 from maze.studies.prediction import SET, SINGLE
+from stats.bootstrap import ClusterBootstrap
+from stats.claims import Finding
+from stats.significance import share
 
 GOT, EXACT = "got_cheese", "exact_cheese"  # targets, and columns of the table of episodes
 SUCCESS, EXACT_LABEL, PLAYED_LABEL = "gets the cheese", "exact probability", "got the cheese"

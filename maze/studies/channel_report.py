@@ -9,11 +9,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.palette import BLUE, DPI, VERMILION
-from interventions.report import PATCHES
-from interventions.report import report as effect_report
 from interventions.tracking import SCORES
 from maze.studies.multiplied import OUTCOMES
 from maze.studies.tracks import CENTRED, CHEESE, PUBLISHED, THINGS
+from stats.report import PATCHES
+from stats.report import report as effect_report
 
 _METRICS = {"accuracy": "accuracy", "auc": "AUC", "log_loss": "log-loss (nats)", "r2": "R²"}
 

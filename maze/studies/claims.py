@@ -5,7 +5,7 @@ Sources: "Understanding and controlling a maze-solving policy network" (2023, ar
 (2023).
 """
 
-from interventions.findings import Claim
+from stats.claims import Claim
 
 SCRIPT = "python -m maze.table"  # that writes the table
 CLAIMS = {

@@ -20,11 +20,11 @@ from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
 from interventions.controls import controls_of
-from interventions.effects import Arm, Outcome, check_starts, compare_outcomes, with_verdicts
 from interventions.patches import Multiply
 from maze.field.decisions import AT_DECISION, at_decisions, decision_steps
 from maze.field.fields import STAY, frame_source, grouped
 from maze.level.state import MazeState
+from stats.effects import Arm, Outcome, check_starts, compare_outcomes, with_verdicts
 
 OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("p_corner", "P(corner)", probability=True),
@@ -108,7 +108,7 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
         seed: of the random sets, the bootstrap and the sign flips.
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``, with EFFECT_COLUMNS.
+        The table of ``stats.effects.with_verdicts``, with EFFECT_COLUMNS.
 
     Raises:
         UserError: if so many random sets cannot be drawn.

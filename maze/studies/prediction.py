@@ -19,9 +19,10 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
-from interventions.effects import FLIPS_A_COMPARISON, MIN_FLIPS, holm, sign_flip_p
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import FLIPS_A_COMPARISON, MIN_FLIPS
+from stats.significance import holm, sign_flip_p
 
 FOLDS = 10
 FEWEST = 10  # levels of either outcome, of which each fold then has one

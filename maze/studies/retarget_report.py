@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.bootstrap import ClusterBootstrap
 from common.palette import BLUE, DPI, VERMILION
-from interventions.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
 from maze.studies.retargets import CELLS, CHANNELS, PATCHED, UNPATCHED
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
 
 ALL = "all"  # targets, as a part
 OUTCOME = Outcome("path", "path probability", probability=True)
@@ -61,7 +61,7 @@ def effects(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -> pd.Data
         controls: see ``retargets.CONTROL_COLUMNS``.
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``, empty with fewer than 10 levels.
+        The table of ``stats.effects.with_verdicts``, empty with fewer than 10 levels.
         Targets of a level are drawn and flipped together.
     """
     found = controls.pivot(index=_KEYS, columns=["kind", "number"], values="path")

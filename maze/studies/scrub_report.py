@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.palette import BLUE, DPI, VERMILION
-from interventions.effects import MIN_CONTROLS_TO_CLAIM
 from maze.studies.scrubs import OUTCOMES
+from stats.effects import MIN_CONTROLS_TO_CLAIM
 
 _FEATURES = {"same": "the same square", "other": "another square"}
 _SETS = {"hypothesis": "these channels", "random": "random channels"}

@@ -22,7 +22,6 @@ from agents.networks import Policy, PolicyOutput
 from agents.scopes import patched
 from common.devices import Compute
 from interventions.controls import OTHERS, controls_of
-from interventions.effects import Outcome
 from interventions.patches import Add
 from interventions.resumed import CutPass
 from interventions.vectors import SteeringVector
@@ -40,6 +39,7 @@ from maze.studies.vectors import (
     repeated,
     source_level,
 )
+from stats.effects import Outcome
 
 MAX_AT_A_TIME = 64  # forks
 _MAX_ENTRIES = 1 << 21  # of the vectors of those; every control has as many

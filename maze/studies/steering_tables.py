@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from common.bootstrap import ClusterBootstrap
 from common.palette import BLUE, DPI, VERMILION
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
-from interventions.effects import Arm, Outcome, compare_outcomes, with_verdicts
-from interventions.report import Wording, report
 from maze.studies.steering import DECISIONS, Group, Measured
+from stats.bootstrap import ClusterBootstrap
+from stats.effects import Arm, Outcome, compare_outcomes, with_verdicts
+from stats.report import Wording, report
 
 KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
          GAUSSIAN: "Gaussian vectors of the same norm",
@@ -41,7 +41,7 @@ def effects(groups: Sequence[Group], measured: Sequence[Measured], kinds: Sequen
         seed: of bootstrap and sign flips.
 
     Returns:
-        The table of ``interventions.effects.with_verdicts``, with a column ``controls`` (kind, of
+        The table of ``stats.effects.with_verdicts``, with a column ``controls`` (kind, of
         controls), ``norm`` and ``relative`` (mean sizes), and ``p_<kind>`` for arms.
 
     Raises:
@@ -130,7 +130,7 @@ def strongest(groups: Sequence[Group], measured: Sequence[Measured]) -> list[Gro
 
 def write_report(path: Path, parts: Sequence[tuple[pd.DataFrame, Sequence[Outcome], Wording, str]],
                  kinds: Sequence[str]) -> None:
-    """Write the report: one of ``interventions.report`` for each table, and what the parts
+    """Write the report: one of ``stats.report`` for each table, and what the parts
     say. The tables are families of their own in Holm's correction."""
     texts = []
     for table, outcomes, wording, what in parts:

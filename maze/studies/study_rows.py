@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 
-from interventions.findings import Finding
 from maze.studies import behaviour_rows, results
 from maze.studies.episodes import CHEESE, REGION
 from maze.studies.probing import GOT
@@ -21,6 +20,7 @@ from maze.studies.results import StudiesFolder
 from maze.studies.retarget_report import ALL
 from maze.studies.retargets import MOVED_CHEESE
 from maze.studies.tracks import REPORTING
+from stats.claims import Finding
 
 P_CHEESE, P_CORNER, P_OTHER = "p_cheese", "p_corner", "p_other"
 LABELS = {P_CHEESE: "P(cheese)", P_CORNER: "P(corner)", P_OTHER: "P(other)",

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import pandas as pd
 
 from common.tables import markdown_escaped
-from interventions.effects import (
+from stats.effects import (
     CLAIMED,
     DIVERGENCE,
-    LEVEL,
     MARGIN,
     MIN_CONTROLS_TO_CLAIM,
     NOTHING,
     UNDECIDED,
     Outcome,
 )
+from stats.significance import LEVEL
 
 _COLUMNS_A_TABLE = 6
 

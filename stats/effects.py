@@ -33,24 +33,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
-from common.bootstrap import ClusterBootstrap
 from common.errors import UserError
-from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
-from interventions.files import ArmRuns
+from stats.bootstrap import ClusterBootstrap
+from stats.significance import LEVEL, holm, sign_flip_p
 
-LEVEL = 0.05  # of claims
 MARGIN = 0.05  # around 0, of what does nothing
 POWER = 0.8  # at which the smallest effect is found
 CLAIMED, NOTHING, UNDECIDED = "claimed", "nothing", "undecided"  # verdicts
 MIN_STARTS = 10
 MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
 MIN_FLIPS, FLIPS_A_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
-_FLIPS_AT_A_TIME = 2_000
-_JUMPS = [action for action, (_, up) in enumerate(ACTION_DIRECTIONS) if up > 0]
 
-DIVERGENCE = "divergence"
+DIVERGENCE = "divergence"  # outcome of runs, see ``interventions.outcomes.divergence``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,20 +68,6 @@ class Outcome:
     probability: bool = False
 
 
-OUTCOMES = (
-    Outcome("success", "success rate", simulated=False, probability=True),
-    Outcome("end", "largest predicted probability of the end", real=False, probability=True),
-    Outcome("return", "return (sum of rewards)"),
-    Outcome("length", "episode length (steps)", simulated=False),
-    Outcome("value", "mean value estimate (return)"),
-    Outcome("first_jump", "step of the first jump"),
-    Outcome(DIVERGENCE, "share of steps with another action", probability=True),
-    *(Outcome(f"share_{name}", f"share of action '{name}'", probability=True)
-      for name in ACTION_NAMES),
-    Outcome("share_other", "share of the other six actions", probability=True),
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Arm:
     """Runs with one alteration.
@@ -103,105 +85,6 @@ class Arm:
     control: bool
 
 
-def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
-    """The outcomes that can be told."""
-    return tuple(outcome for outcome in OUTCOMES
-                 if (outcome.simulated if simulated else outcome.real))
-
-
-def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
-    """The outcomes of each run, in the order of ``chosen_outcomes``, float64 (N, outcomes).
-
-    The step of the first jump is counted from 0, and is the run's length where it never jumps.
-    ``divergence`` compares with the unaltered run from the same start, see ``divergence``.
-    """
-    num_runs = len(runs.starts)
-    run = np.repeat(np.arange(num_runs), runs.lengths)  # (S,)
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        return np.bincount(run, values, num_runs) / runs.lengths
-
-    first_jump = runs.lengths.copy()
-    jumped = np.isin(runs.actions, _JUMPS)
-    np.minimum.at(first_jump, run[jumped], _steps_of(runs)[jumped])
-    differs, counted = divergence(runs, unaltered)
-    found = {"success": runs.ends, "end": runs.ends,
-             "return": np.bincount(run, runs.rewards, num_runs), "length": runs.lengths,
-             "value": mean(runs.values), "first_jump": first_jump,
-             DIVERGENCE: differs.sum(axis=1) / counted.sum(axis=1),
-             "share_other": mean(runs.actions >= len(ACTION_NAMES)),
-             **{f"share_{name}": mean(runs.actions == action)
-                for action, name in enumerate(ACTION_NAMES)}}
-    return np.stack([found[outcome.name] for outcome in chosen_outcomes(simulated)],
-                    axis=1).astype(np.float64)
-
-
-def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
-    """Where two arms act differently.
-
-    A step counts while at least one run of the pair is going, and the pair differs at it if the
-    actions do, or if only one of the two is still going. Runs from the same start draw their
-    actions with the same random numbers, so a pair without alteration never differs.
-
-    Returns:
-        Whether a pair differs and whether the step counts, bool (N, T) each.
-    """
-    num_steps = max(runs.lengths.max(), unaltered.lengths.max())
-    a, b = (_padded_actions(each, num_steps) for each in (runs, unaltered))
-    return a != b, (a >= 0) | (b >= 0)
-
-
-def _steps_of(runs: ArmRuns) -> np.ndarray:
-    """Number of each step in its run (S,)."""
-    begins = np.cumsum(runs.lengths) - runs.lengths
-    return np.arange(runs.lengths.sum()) - np.repeat(begins, runs.lengths)
-
-
-def _padded_actions(runs: ArmRuns, num_steps: int) -> np.ndarray:
-    """(N, T), -1 behind the end of a run."""
-    padded = np.full((len(runs.starts), num_steps), -1)
-    padded[np.repeat(np.arange(len(runs.starts)), runs.lengths), _steps_of(runs)] = runs.actions
-    return padded
-
-
-def compare(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns, simulated: bool,
-            seed: int) -> pd.DataFrame:
-    """The effect of each arm on each outcome.
-
-    Args:
-        arms: directions and controls.
-        runs: of each arm, by its name.
-        simulated: whether these are simulations.
-        seed: of the bootstrap and the sign flips.
-
-    Returns:
-        A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
-        ``control``, ``moved`` (see ``ArmRuns``), ``outcome``, ``unaltered`` and ``altered``
-        (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the controls it is compared with),
-        ``num_controls``, ``p_control``, ``claimed``.
-
-    Raises:
-        UserError: if arms have other starts than the unaltered one, there are fewer than
-            MIN_STARTS, or a pattern has fewer than two controls.
-    """
-    check_starts(len(unaltered.starts))
-    for arm in arms:
-        if not np.array_equal(runs[arm.name].starts, unaltered.starts):
-            raise UserError(f"the runs of {arm.name} do not have the starts of the unaltered ones "
-                            f"({len(runs[arm.name].starts)} and {len(unaltered.starts)} runs)")
-    before, after = outcomes_of_arms(arms, runs, unaltered, simulated)
-    return compare_outcomes(arms, {arm.name: float(runs[arm.name].moved) for arm in arms},
-                            chosen_outcomes(simulated), before, after, seed)
-
-
-def outcomes_of_arms(arms: Sequence[Arm], runs: Mapping[str, ArmRuns], unaltered: ArmRuns,
-                     simulated: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The outcomes of the unaltered runs (N, K) and of those of each arm (arms, N, K)."""
-    return outcomes_of(unaltered, unaltered, simulated), np.stack(
-        [outcomes_of(runs[arm.name], unaltered, simulated) for arm in arms])
-
-
 def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
                      before: np.ndarray, after: np.ndarray, seed: int,
                      levels: np.ndarray | None = None) -> pd.DataFrame:
@@ -211,7 +94,11 @@ def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: 
         arms, moved, outcomes, before, after, seed, levels: as in ``paired_effects``.
 
     Returns:
-        The table that ``compare`` describes.
+        A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
+        ``control``, ``moved`` (size of the change), ``outcome``, ``unaltered`` and ``altered``
+        (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
+        ``control_high`` (smallest and largest effect of the controls it is compared with),
+        ``num_controls``, ``p_control``, ``claimed``.
 
     Raises:
         UserError: see ``paired_effects``; or if a pattern has fewer than two controls.
@@ -238,7 +125,7 @@ def paired_effects(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Se
             sign-flip test.
 
     Returns:
-        The columns of the table that ``compare`` describes up to ``p``.
+        The columns of the table that ``compare_outcomes`` describes up to ``p``.
 
     Raises:
         UserError: if an outcome is NaN or infinite, or there are fewer than MIN_STARTS levels.
@@ -272,7 +159,7 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
     """The table with medians, and with what can be said where no effect is claimed.
 
     Args:
-        table: from ``compare_outcomes`` or ``compare``.
+        table: from ``compare_outcomes``.
         outcomes, before, after, seed, levels: as there.
 
     Returns:
@@ -330,7 +217,7 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
     Directions are one family of the correction; the controls of each pattern are another.
 
     Args:
-        table: with the columns that ``compare`` describes, up to ``p``.
+        table: with the columns that ``compare_outcomes`` describes, up to ``p``.
 
     Raises:
         UserError: if a pattern has no control, or only one that has no other.
@@ -360,8 +247,8 @@ def claims_summary(table: pd.DataFrame) -> str:
     """Count tested and claimed effects of alterations; effects of controls are left out.
 
     Args:
-        table: see ``compare``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls cannot be
-            claimed and do not count as tested.
+        table: see ``compare_outcomes``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls
+            cannot be claimed and do not count as tested.
     """
     effects = table[~table["control"]]
     tested = effects[effects["num_controls"] >= MIN_CONTROLS_TO_CLAIM]
@@ -388,67 +275,3 @@ def check_starts(num_starts: int, flag: str = "") -> None:
     if num_starts < MIN_STARTS:
         raise UserError(f"a comparison needs at least {MIN_STARTS} levels or starts, not "
                         f"{num_starts}" + (f"; ask for more with {flag}" if flag else ""))
-
-
-def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:
-    """Two-sided p-values of a sign-flip test on paired differences.
-
-    Args:
-        differences: altered minus unaltered (N, C).
-        num_flips: random assignments of signs, each to all comparisons.
-
-    Returns:
-        (C,), at least 1 / (num_flips + 1).
-    """
-    observed = np.abs(differences.sum(axis=0))
-    observed -= 1e-9 * np.abs(differences).sum(axis=0)  # sums that are equal but for rounding
-    rng = np.random.default_rng(seed)
-    reached = np.zeros(differences.shape[1], dtype=np.int64)
-    for begin in range(0, num_flips, _FLIPS_AT_A_TIME):
-        shape = min(_FLIPS_AT_A_TIME, num_flips - begin), len(differences)
-        signs = 2.0 * rng.integers(0, 2, shape) - 1
-        reached += (np.abs(signs @ differences) >= observed).sum(axis=0)
-    return (1 + reached) / (1 + num_flips)
-
-
-def mcnemar_p(differences: np.ndarray) -> np.ndarray:
-    """Two-sided p-values of McNemar's exact test (1947) on paired differences of yes and no.
-
-    Args:
-        differences: altered minus unaltered, -1, 0 or 1 (N, C).
-
-    Returns:
-        (C,); 1 where no pair differs.
-    """
-    up, down = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
-    return np.minimum(1, 2 * binom.cdf(np.minimum(up, down), up + down, 0.5))
-
-
-def holm(p: np.ndarray) -> np.ndarray:
-    """p-values after Holm's correction (1979), in their order."""
-    p = np.asarray(p)
-    order = np.argsort(p, kind="stable")
-    stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(stepped, 1)
-    return corrected
-
-
-def divergence_over_time(arms: Sequence[Arm], runs: Mapping[str, ArmRuns],
-                         unaltered: ArmRuns) -> pd.DataFrame:
-    """The share of pairs that differ at each step, see ``divergence``.
-
-    Returns:
-        The columns ``arm``, ``label``, ``control``, ``step``, ``pairs`` of which at least one
-        run is going, ``unaltered_going``, and the ``share`` of the pairs that differ.
-    """
-    tables = []
-    for arm in arms:
-        differs, counted = divergence(runs[arm.name], unaltered)
-        pairs = counted.sum(axis=0)
-        tables.append(pd.DataFrame({
-            "arm": arm.name, "label": arm.label, "control": arm.control,
-            "step": np.arange(len(pairs)), "pairs": pairs,
-            "unaltered_going": (unaltered.lengths[:, None] > np.arange(len(pairs))).sum(axis=0),
-            "share": differs.sum(axis=0) / pairs}))
-    return pd.concat(tables, ignore_index=True)

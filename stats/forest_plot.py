@@ -13,7 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from common.palette import BLUE, DPI, VERMILION
-from interventions.effects import LEVEL, Outcome
+from stats.effects import Outcome
+from stats.significance import LEVEL
 
 COLUMNS = 6
 FEWEST_RUNS = 20  # unaltered ones, of a step in the panel of action divergence

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 from scipy.stats import rankdata
 
-from common.bootstrap import ClusterBootstrap
+from stats.bootstrap import ClusterBootstrap
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Tests of paired differences, Holm's correction and Wilson's interval."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import binom, binomtest
+
+LEVEL = 0.05  # of claims
+_FLIPS_AT_A_TIME = 2_000
+
+
+def sign_flip_p(differences: np.ndarray, num_flips: int, seed: int) -> np.ndarray:
+    """Two-sided p-values of a sign-flip test on paired differences.
+
+    Args:
+        differences: altered minus unaltered (N, C).
+        num_flips: random assignments of signs, each to all comparisons.
+
+    Returns:
+        (C,), at least 1 / (num_flips + 1).
+    """
+    observed = np.abs(differences.sum(axis=0))
+    observed -= 1e-9 * np.abs(differences).sum(axis=0)  # sums that are equal but for rounding
+    rng = np.random.default_rng(seed)
+    reached = np.zeros(differences.shape[1], dtype=np.int64)
+    for begin in range(0, num_flips, _FLIPS_AT_A_TIME):
+        shape = min(_FLIPS_AT_A_TIME, num_flips - begin), len(differences)
+        signs = 2.0 * rng.integers(0, 2, shape) - 1
+        reached += (np.abs(signs @ differences) >= observed).sum(axis=0)
+    return (1 + reached) / (1 + num_flips)
+
+
+def mcnemar_p(differences: np.ndarray) -> np.ndarray:
+    """Two-sided p-values of McNemar's exact test (1947) on paired differences of yes and no.
+
+    Args:
+        differences: altered minus unaltered, -1, 0 or 1 (N, C).
+
+    Returns:
+        (C,); 1 where no pair differs.
+    """
+    up, down = (differences > 0).sum(axis=0), (differences < 0).sum(axis=0)
+    return np.minimum(1, 2 * binom.cdf(np.minimum(up, down), up + down, 0.5))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """p-values after Holm's correction (1979), in their order."""
+    p = np.asarray(p)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate((len(p) - np.arange(len(p))) * p[order])
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(stepped, 1)
+    return corrected
+
+
+def share(successes: int, number: int) -> tuple[float, float, float]:
+    """A share of at least one with Wilson's 95 % interval (1927)."""
+    ends = binomtest(int(successes), int(number)).proportion_ci(0.95, method="wilson")
+    return successes / number, float(ends.low), float(ends.high)
