@@ -48,8 +48,8 @@ def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvC
     """Return the game and levels that flags choose.
 
     Args:
-        agent_file: whose training decides what flags leave open. In another game than that of
-            its training, only the flags and the published defaults count.
+        agent_file: agent whose training decides what the flags leave open. In a game that it was
+            not trained on, only the flags and the published defaults count.
 
     Raises:
         UserError: if there is no such game or mode, or the agent file is missing or damaged.
@@ -59,7 +59,8 @@ def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvC
     if agent_file is not None:
         found = {name: value for name, value in vars(read_origin(agent_file)).items()
                  if name in _UNTRAINED and value is not None}
-        if flags.get("env_name") not in (None, found.get("env_name")):
+        game = found.get("env_name")
+        if game and flags.get("env_name", game) != game:
             found = {}
     return EnvConfig(**{**_UNTRAINED, **found, **flags}, start_level=args.start_level,
                      num_levels=args.num_levels)

@@ -28,6 +28,7 @@ import record
 import render
 import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
+from agents.env_flags import env_config
 from agents.episodes import play_episodes
 from agents.training import TrainingRun, TrainSettings
 from common.errors import UserError
@@ -354,6 +355,13 @@ def test_an_agent_plays_what_it_was_trained_on_unless_flags_say_otherwise(
              + (f", cheese in the last {region} rows and columns" if region else "")
              + f", {'with' if backgrounds else 'no'} backgrounds:")
     assert words in capsys.readouterr().out
+
+
+def test_backgrounds_of_a_file_that_does_not_name_its_game_count_in_any_game(tmp_path):
+    save_agent(tmp_path / "agent.pth", tiny_policy(), origin=AgentOrigin(use_backgrounds=True))
+    for flags in ([], ["--env_name", "coinrun"]):
+        args = evaluate.parser().parse_args(["--model_file", "x", *flags])
+        assert env_config(args, tmp_path / "agent.pth").use_backgrounds
 
 
 def test_an_agent_file_that_does_not_say_plays_the_published_default(agent_path, tmp_path):

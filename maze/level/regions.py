@@ -87,10 +87,11 @@ def add_cheese_region_flag(parser: argparse.ArgumentParser, name: str = "cheese_
 
 def cheese_region(config: EnvConfig, size: int | None,
                   agent_file: Path | None = None) -> CheeseRegion | None:
-    """The edit of levels that a flag asks for, None for 0.
+    """Return the edit that confines the cheese, or None for region 0.
 
     Args:
-        agent_file: whose training decides where the flag was not given and the game is maze.
+        size: region R of the flag; None if the flag was not given.
+        agent_file: agent whose training region is taken in mazes if ``size`` is None.
 
     Raises:
         UserError: if the game has no cheese, or its worlds are smaller than the region.
