@@ -5,8 +5,9 @@ A recording's digest is that of the arrays and tables of all of its episodes. ``
 stores the episodes' digests under CONTENTS: ``{number: [bytes, sha256]}``. They are trusted for
 episodes whose files have this size and are older than ``recording.json``; other episodes are read.
 
-Folders that earlier versions wrote hold checksums of agent files instead, and recordings without
-episodes' digests are identified by their index and ``recording.json``. Both are still accepted.
+Folders that earlier versions wrote hold checksums of agent files instead; the shipped agents list
+those of their earlier files under EARLIER_FILES. Recordings without digests of their episodes are
+identified by their index and ``recording.json``. Both are still accepted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 
 from agents.agent_file import load_agent, weights_sha256
 from common.errors import UserError
-from common.files import sha256
+from common.files import load_tensors, sha256
 
 CONTENTS = "contents"  # key in recording.json
+EARLIER_FILES = "earlier_sha256"  # entry of an agent file: checksums of files with equal weights
 _BLOCK = 1 << 20  # bytes that are read at a time
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,12 @@ def agent_digests(path: Path) -> frozenset[str]:
     """Return the digests under which results name an agent, those of earlier versions included.
 
     Raises:
-        UserError: if the file is missing or holds no agent.
+        UserError: if the file is missing, damaged or holds no agent.
     """
-    return frozenset({agent_sha256(path), sha256(path, "agent file")})
+    earlier = load_tensors(path, "agent file").get(EARLIER_FILES, [])
+    if not isinstance(earlier, list) or not all(isinstance(each, str) for each in earlier):
+        raise UserError(f"in the agent file {path} '{EARLIER_FILES}' is no list of checksums")
+    return frozenset({agent_sha256(path), sha256(path, "agent file"), *earlier})
 
 
 def check_agent(found: object, agent: Path | str | None, made: str, way_out: str) -> None:

@@ -25,6 +25,7 @@ from agents.agent_file import save_agent
 from agents.provenance import CONTENTS, agent_digests, agent_sha256
 from agents.rollout_files import RolloutFolder, join_recording
 from analysis import hidden_analysis_precompute, steering_vectors
+from common.errors import UserError
 from common.files import save_json
 
 
@@ -57,6 +58,11 @@ def test_the_digest_of_an_agent_is_that_of_its_weights(agent_path, other_agent, 
     assert (tmp_path / "again.pth").read_bytes() != agent_path.read_bytes()
     assert agent_sha256(tmp_path / "again.pth") == agent_sha256(agent_path)
     assert not agent_digests(agent_path) & agent_digests(other_agent)
+    torch.save({**content, "earlier_sha256": ["f" * 64]}, tmp_path / "again.pth")
+    assert "f" * 64 in agent_digests(tmp_path / "again.pth")
+    torch.save({**content, "earlier_sha256": [4]}, tmp_path / "again.pth")
+    with pytest.raises(UserError, match="'earlier_sha256' is no list of checksums"):
+        agent_digests(tmp_path / "again.pth")
 
 
 @pytest.mark.parametrize("name", ["ob.npy", "hx.npy", "lp.npy", "steps"])
