@@ -161,7 +161,8 @@ class TrainingConfig:
             all steps.
         gradient_norm_limit: gradients are scaled down to this norm.
         average_decay: decay per batch of the exponential moving average of the weights; 0 for no
-            average. Checkpoints store the averaged weights, and the trained ones to resume from.
+            average. After n batches it is at most (1 + n) / (10 + n). Checkpoints store the
+            averaged weights, and the trained ones to resume from.
         until_end: whether to mask the loss of images from the terminal frame on, and those of
             rewards and terminals after it.
         agent_every: the agent acts, and its state has a loss, in every n-th window of a batch.

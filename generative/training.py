@@ -397,7 +397,20 @@ class SimulatorTraining:
             raise NonFiniteLoss(f"the gradient became {norm}, the loss "
                                 f"{float(figures['loss'])}, after {self.batches} batches; training "
                                 f"stopped, and what was saved before in {self.folder} was kept")
+        self._update_average()
         return figures
+
+    def _update_average(self) -> None:
+        """Move the averaged weights towards the trained ones.
+
+        The decay is smaller in the first batches, so that the average forgets the weights that
+        training started from.
+        """
+        if self._average is None:
+            return
+        decay = min(self.settings.training.average_decay, (1 + self.batches) / (10 + self.batches))
+        torch._foreach_lerp_(self._average, [parameter.detach() for parameter
+                                             in self.simulator.trainable_parameters()], 1 - decay)
 
     def _step(self, windows: Windows) -> Tensor:
         """A step of the optimiser; returns the gradient's norm and the MEASURES."""
@@ -410,9 +423,6 @@ class SimulatorTraining:
         norm = torch.nn.utils.clip_grad_norm_(parameters,
                                               self.settings.training.gradient_norm_limit)
         self.optimizer.step()
-        if self._average is not None:
-            torch._foreach_lerp_(self._average, [parameter.detach() for parameter in parameters],
-                                 1 - self.settings.training.average_decay)
         return torch.stack([norm, *(figures[name] for name in self._measures)])
 
     @torch.no_grad()

@@ -317,14 +317,15 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(agent_file, recordin
 
 
 def test_checkpoints_hold_the_average_of_the_weights(agent_file, recording, tmp_path):
-    run = SimulatorTraining(tmp_path, settings_for(agent_file, recording, max_batches=3), FLOAT32)
+    run = SimulatorTraining(tmp_path, settings_for(
+        agent_file, recording, {"average_decay": 0.2}, max_batches=3), FLOAT32)
     average = [parameter.detach().clone() for parameter in run.simulator.trainable_parameters()]
-    step = run._step
+    step, decays = run._step, (1 / 10, 2 / 11, 0.2)  # the third one is the limit
 
     def averaging(windows):
         figures = step(windows)
         for mean, parameter in zip(average, run.simulator.trainable_parameters()):
-            mean.lerp_(parameter.detach(), 0.5)
+            mean.lerp_(parameter.detach(), 1 - decays[run.batches])
         return figures
 
     run._step = averaging
