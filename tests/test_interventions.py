@@ -248,6 +248,8 @@ def test_sign_flips_agree_with_all_of_them():
     assert exact.min() < 0.1
     np.testing.assert_allclose(sign_flip_p(differences, 50_000, 0), exact, atol=0.01)
     assert sign_flip_p(np.zeros((10, 1)), 1000, 0) == [1]
+    # The observed differences count as one of the assignments, so p is never 0.
+    assert sign_flip_p(np.ones((60, 1)), 999, 0) == [pytest.approx(0.001)]
 
 
 @pytest.mark.parametrize("discrete", [False, True])
@@ -267,6 +269,9 @@ def test_corrected_test_keeps_its_level_and_interval_its_coverage(discrete):
     some = differences[:, :1000]
     low, high = ClusterBootstrap(np.arange(60), 0).interval(some.T, np.ones(some.T.shape, bool))
     assert 0.92 < ((low <= 0) & (high >= 0)).mean() < 0.97
+    bootstrap = ClusterBootstrap(np.arange(60), 0)
+    mean = bootstrap.interval_of(lambda draws: draws @ some[:, 0] / 60)
+    np.testing.assert_allclose(mean, (low[0], high[0]))
 
 
 def effects(directions, controls):
