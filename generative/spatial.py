@@ -313,10 +313,11 @@ class CameraMotion(nn.Module):
 
     def __init__(self, config: SimulatorConfig, num_actions: int):
         super().__init__()
-        # A convolution learned the landing of a jump, the largest error, in twice the time.
+        channels = config.image_channels + 1
         self.see = nn.Sequential(
-            nn.Flatten(), nn.Linear((config.image_channels + 1) * CROP**2, 2 * _MOTION_WIDTH),
-            nn.SiLU(), nn.Linear(2 * _MOTION_WIDTH, _MOTION_WIDTH))
+            nn.Conv2d(channels, 48, kernel_size=4, stride=4), nn.SiLU(),
+            nn.Conv2d(48, 48, kernel_size=3, padding=1), nn.SiLU(), nn.Flatten(),
+            nn.Linear(48 * (CROP // 4) ** 2, _MOTION_WIDTH))
         self.recall = nn.Linear(5 * config.memory_channels + config.motion_dim + 2 + num_actions,
                                 _MOTION_WIDTH)
         self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
