@@ -34,6 +34,7 @@ from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256, versions
 from common.parameters import ParameterSet
+from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
 from envs.procgen_env import EnvConfig, LevelEdit
 from generative.arms import simulated_starts
@@ -45,7 +46,7 @@ from generative.sampling import Sampler, SamplingPlan
 from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.controls import KINDS
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store
 from interventions.flags import (
     add_alter_from_flag,
     add_direction_flags,
@@ -177,7 +178,7 @@ def main(argv: list[str] | None = None) -> None:
     args, explicit, parameters = parser().read(argv)
     register_maze_words()
     folders = parameters.folders
-    folder = InterventionsFolder(args.output_dir or (
+    folder = comparison_store(args.output_dir or (
         folders.interventions_in_simulator if args.in_simulator else folders.interventions))
     if args.join:
         folder.join(lambda divided: print_claims(folder, write_results_of(folder, divided)))
@@ -218,9 +219,9 @@ def main(argv: list[str] | None = None) -> None:
     begin = time.perf_counter()
     names = list(enumerate([UNALTERED, *(arm.name for arm in arms)]))
     for number, arm in args.shard.of(names):
-        if not folder.has(arm):
+        if not folder.has("arm", arm):
             started = time.perf_counter()
-            folder.add(arm, place.run(patches.get(arm, []), std))
+            folder.write("arm", arm, value=vars(place.run(patches.get(arm, []), std)))
             print(f"{arm} ({number} of {len(arms)} alterations): "
                   f"{time.perf_counter() - started:.1f} s", flush=True)
     print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
@@ -243,22 +244,22 @@ def where_and_how(args: argparse.Namespace, wording: Wording, place: Place,
             f"alteration; {acts}; {'; '.join(each.controls for each in compared)}")
 
 
-def write_results_of(folder: InterventionsFolder, results: dict) -> pd.DataFrame:
+def write_results_of(folder: ResultStore, results: dict) -> pd.DataFrame:
     """``write_results`` from what all shards note."""
     arms = [Arm(**arm) for arm in results["arms"]]
     return write_results(folder, arms, results["simulated"], results["seed"], results["what"],
                          Wording(**results["wording"]))
 
 
-def print_claims(folder: InterventionsFolder, table: pd.DataFrame) -> None:
+def print_claims(folder: ResultStore, table: pd.DataFrame) -> None:
     """Say which effects are claimed, and where all of them are."""
     claimed = table[table["claimed"] & ~table["control"]]
     for row in claimed.itertuples():
         print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "
               f"{row.effect:+.3g}, 95 % interval {row.low_95:.3g} to {row.high_95:.3g})")
-    print(f"{claims_summary(table)}; wrote "
-          f"{folder.report_file}, {folder.figure_file.name}, {folder.effects_file.name} and "
-          f"{folder.divergence_file.name}")
+    written = [folder.file_of(name) for name in ("report", "figure", "effects", "divergence")]
+    print(f"{claims_summary(table)}; wrote {written[0]}, {written[1].name}, {written[2].name} and "
+          f"{written[3].name}")
 
 
 def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Policy,

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from common.files import atomic_path
+from common.results import ResultStore
 from interventions.alterations import UNALTERED
-from interventions.files import InterventionsFolder
+from interventions.files import read_runs
 from interventions.outcomes import chosen_outcomes, compare, divergence_over_time, outcomes_of_arms
 from stats.effects import Arm, with_verdicts
 from stats.forest_plot import plot_effects
 from stats.report import DIRECTIONS, Wording, report
 
 
-def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: bool, seed: int,
+def write_results(folder: ResultStore, arms: Sequence[Arm], simulated: bool, seed: int,
                   what: str, wording: Wording = DIRECTIONS) -> pd.DataFrame:
     """Compare the runs of a folder, and write tables, report and figure to it.
 
@@ -29,7 +29,8 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
     Returns:
         The table of effects, see ``interventions.outcomes.compare`` and ``with_verdicts``.
     """
-    unaltered, runs = folder.runs(UNALTERED), {arm.name: folder.runs(arm.name) for arm in arms}
+    unaltered = read_runs(folder, UNALTERED)
+    runs = {arm.name: read_runs(folder, arm.name) for arm in arms}
     table = compare(arms, runs, unaltered, simulated, seed)
     over_time = divergence_over_time(arms, runs, unaltered)
     outcomes = chosen_outcomes(simulated)
@@ -39,11 +40,10 @@ def write_results(folder: InterventionsFolder, arms: Sequence[Arm], simulated: b
         for size in ("norm", "relative"):
             if all(getattr(each, size) is not None for each in runs.values()):
                 table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
-    folder.save_table(folder.effects_file, table)
-    folder.save_table(folder.divergence_file, over_time)
-    with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(report(table, outcomes, wording, f"{what}."))
-    with atomic_path(folder.figure_file) as temporary:
+    folder.write("effects", value=table)
+    folder.write("divergence", value=over_time)
+    folder.write("report", value=report(table, outcomes, wording, f"{what}."))
+    with folder.file("figure") as temporary:
         plot_effects(temporary, table, over_time, outcomes, f"{wording.title}\n{what}",
                      wording.controls)
     return table

@@ -37,7 +37,7 @@ from common.video import strip
 from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
 from generative.made_to_order.files import picture_name
 from generative.saliency.files import SaliencyFolder
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store
 from pipeline import clarity_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
@@ -155,7 +155,7 @@ def behaviour(shown: Shown) -> Image.Image:
 
 def interventions(shown: Shown) -> Image.Image:
     """The figure of the effects."""
-    return Image.open(InterventionsFolder(shown.output / FOLDERS.interventions).figure_file)
+    return Image.open(comparison_store(shown.output / FOLDERS.interventions).file_of("figure"))
 
 
 def made_to_order(shown: Shown) -> Image.Image:

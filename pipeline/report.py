@@ -29,7 +29,7 @@ from common.tables import read_table
 from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store
 from pipeline.records import DONE, Experiment
 from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
 from pipeline.stage import Stage
@@ -303,7 +303,7 @@ def _loss_table(output: Path) -> Table:
 
 def _effects_table(output: Path) -> Table:
     """Table of the effect of each direction on each outcome."""
-    table = InterventionsFolder(output / FOLDERS.interventions).effects()
+    table = comparison_store(output / FOLDERS.interventions).read("effects")
     table = table[~table["control"]]
     rows = [[row.label, row.outcome.replace("_", " "), f"{row.unaltered:.3g}", f"{row.altered:.3g}",
              f"{row.effect:+.3g} ({row.low_95:+.3g} to {row.high_95:+.3g})", f"{row.p_holm:.2g}",

@@ -28,7 +28,7 @@ from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store
 from pipeline.clarity_stages import clarity_stages
 from pipeline.maze_stages import maze_stages, pieces
 from pipeline.presets import AGENT, ROOT, SIMULATOR, AnyPreset, ClarityPreset, MazePreset, Preset
@@ -433,7 +433,7 @@ def _variance(output: Path) -> str:
 
 
 def _claimed(output: Path) -> str:
-    return claims_summary(InterventionsFolder(output / FOLDERS.interventions).effects())
+    return claims_summary(comparison_store(output / FOLDERS.interventions).read("effects"))
 
 
 def _clusters(folder: Path) -> Callable[[Path], str]:

@@ -21,7 +21,7 @@ from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store, read_runs
 from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.outcomes import divergence
 from interventions.projector import Projector
@@ -177,8 +177,8 @@ def test_interventions_and_read_out_weights(flags, agent, precomputed, tmp_path)
     assert compare_interventions.main([
         *common, "--env_name", "bigfish", "--num_episodes", "10", "--num_controls", "2",
         "--directions", "0", "--output_dir", str(tmp_path / "effects")]) == 0
-    folder = InterventionsFolder(tmp_path / "effects")
-    assert divergence(folder.runs("unaltered"), folder.runs("ic_0_to_None"))[0].any()
+    folder = comparison_store(tmp_path / "effects")
+    assert divergence(read_runs(folder, "unaltered"), read_runs(folder, "ic_0_to_None"))[0].any()
     assert plot_value_and_action_weights.main([
         *common[:4], *common[8:], "--output_dir", str(tmp_path / "weights")]) == 0
     assert len(list((tmp_path / "weights").glob("*.png"))) == 3

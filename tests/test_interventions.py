@@ -34,9 +34,10 @@ from agents.scopes import patched
 from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
+from common.results import ResultStore
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.agent_inside import AgentInside
-from interventions.files import ArmRuns, InterventionsFolder
+from interventions.files import ArmRuns, comparison_store, read_runs
 from interventions.outcomes import (
     OUTCOMES,
     chosen_outcomes,
@@ -508,10 +509,10 @@ def test_medians_have_the_interval_of_their_paired_difference():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"lengths": np.array([2])}, "lengths of an arm has 1 runs, but starts has 2"),
+    ({"lengths": np.array([2])}, r"'lengths' holds int64 \(1\), not int64 \(2\)"),
     ({"lengths": np.array([2, 2])}, "actions of an arm has 3 steps, but its lengths come to 4"),
     ({"lengths": np.array([3, 0])}, "a run without a step"),
-    ({"values": np.array([0, np.nan, 0])}, "values of an arm holds NaN")])
+    ({"values": np.array([0, np.nan, 0])}, "'values' holds NaN or infinity")])
 def test_runs_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         dataclasses.replace(runs_of([[7, 7], [8]]), **changes)
@@ -535,7 +536,7 @@ def compared_and_drawn(agent_path, matrices, tmp_path_factory):
     with figures_drawn() as figures:
         assert compare_interventions.main(arguments(
             agent_path, matrices, path, "--directions", "0 to 2", "--swaps", "3:5")) == 0
-    return InterventionsFolder(path), figures
+    return comparison_store(path), figures
 
 
 @pytest.fixture(scope="module")
@@ -553,7 +554,7 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
             episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"),
                                             levels, 3, 64, keep_frames=False),
                               key=lambda episode: episode.number)
-        runs = compared.runs(arm)
+        runs = read_runs(compared, arm)
         assert runs.starts.tolist() == [level for _, level in levels]
         assert runs.lengths.tolist() == [episode.length for episode in episodes]
         assert runs.ends.tolist() == [episode.level_complete for episode in episodes]
@@ -569,8 +570,8 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
 
 def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
     compared, figures = compared_and_drawn
-    figure = figures[compared.figure_file.name]
-    table, course = pd.read_csv(compared.effects_file), pd.read_csv(compared.divergence_file)
+    figure = figures[compared.file_of("figure").name]
+    table, course = (pd.read_csv(compared.file_of(name)) for name in ("effects", "divergence"))
     rows = table[~table["control"]]
     panels = [axes for axes in figure.axes if axes.axison]
     assert len(panels) == len(REAL) + 2
@@ -593,21 +594,21 @@ def test_the_figure_shows_the_table_of_effects(compared_and_drawn):
                                    atol=1e-9)
     _, over_time = panels[-2:]
     assert len(over_time.lines) == course["arm"].nunique()
-    assert np.asarray(Image.open(compared.figure_file)).std() > 10
+    assert np.asarray(Image.open(compared.file_of("figure"))).std() > 10
 
 
 def test_everything_is_written(compared):
-    table = pd.read_csv(compared.effects_file)
+    table = pd.read_csv(compared.file_of("effects"))
     arms = ["ic_0_to_None", "ic_1_to_None", "ic_3_to_5",
             *(f"random_{k:03d}_0_to_{to}" for to in (None, 1) for k in range(2))]
     assert sorted(set(table["arm"])) == sorted(arms)
     assert len(table) == len(arms) * len(REAL)
     assert not table.isna().any().any()
-    text = compared.report_file.read_text()
+    text = compared.file_of("report").read_text()
     assert "nan" not in text
     assert "Nothing can be claimed with fewer than 19 controls" in text
     assert text.count("| IC 3 to 5 |") == 4  # three tables of outcomes and one of sizes
-    course = pd.read_csv(compared.divergence_file)
+    course = pd.read_csv(compared.file_of("divergence"))
     assert course["share"].between(0, 1).all() and set(course["arm"]) == set(arms)
     settings = json.loads((compared.path / "settings.json").read_text())
     assert settings["arms"]["random_001_0_to_1"] == {"from": [0], "to": [1], "turned_by_seed": 1}
@@ -628,7 +629,7 @@ def test_a_killed_comparison_goes_on_and_a_finished_one_can_grow(compared, agent
     assert played == ["ic_1_to_None", "random_000_0_to_1"]
     assert not list(path.rglob("*partial*"))
     pd.testing.assert_frame_equal(pd.read_csv(path / "effects.csv"),
-                                  pd.read_csv(compared.effects_file))
+                                  pd.read_csv(compared.file_of("effects")))
     assert compare_interventions.main([*again, "--directions", "1 2"]) == 0
     played = capsys.readouterr().out
     assert "ic_2_to_None (2 of 7" in played and "ic_1_to_None (" not in played
@@ -649,7 +650,7 @@ def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matri
     assert run("--shard", "2/3") == 0
     assert {each.name for each in (path / "arms").iterdir()} == {
         "ic_0_to_None", "random_001_0_to_None"}
-    with killed_at(InterventionsFolder, "add", 1):
+    with killed_at(ResultStore, "write", 1):
         assert run("--shard", "3/3") == 130
     for more, words in ((["--join"], f"{path} lacks shards 1/3, 3/3"),
                         ([], "holds shards that are not joined; run this with --join"),
@@ -659,7 +660,7 @@ def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matri
         assert run(*more) == 2
         assert words in capsys.readouterr().err
     with pytest.raises(UserError, match="py with --join"):
-        InterventionsFolder(path).effects()
+        comparison_store(path).read("effects")
     assert run("--shard", "3/3") == run("--shard", "1/3") == 0
     assert {each.name for each in path.iterdir()} == {"arms", ".shards"}
     assert run("--join") == run("--join") == run("--shard", "2/3") == 0
@@ -673,7 +674,7 @@ def test_a_damaged_arm_is_named(compared, agent_path, matrices, tmp_path, capsys
     np.save(values, np.load(values)[:-1])
     assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
     error = capsys.readouterr().err
-    assert "ic_0_to_None is damaged: values of an arm has" in error
+    assert "ic_0_to_None is damaged: 'values' holds float32" in error
     values.unlink()
     assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
     assert f"there is no file {values}" in capsys.readouterr().err
@@ -685,11 +686,11 @@ def test_simulated_starts_are_compared_too(simulator_file, agent_path, recording
     argv = arguments(agent_path, matrices, tmp_path / "sim", "--in_simulator", "--model_file",
                      simulator_file, "--data_dir", recording / "data", "--batch_size", 4)
     assert compare_interventions.main(argv) == 0
-    folder = InterventionsFolder(tmp_path / "sim")
-    unaltered, out = map(folder.runs, ("unaltered", "ic_0_to_None"))
+    folder = comparison_store(tmp_path / "sim")
+    unaltered, out = (read_runs(folder, arm) for arm in ("unaltered", "ic_0_to_None"))
     assert unaltered.lengths.tolist() == [4] * 10
     assert np.abs(out.values - unaltered.values).max() > 0.01
-    table = pd.read_csv(folder.effects_file)
+    table = pd.read_csv(folder.file_of("effects"))
     assert set(table["outcome"]) == {each.name for each in chosen_outcomes(simulated=True)}
 
 

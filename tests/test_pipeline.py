@@ -29,7 +29,7 @@ from common.tables import markdown_escaped
 from envs.objects import GameObject
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store
 from pipeline import code_closure, pictures
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
@@ -776,7 +776,7 @@ def test_report_begins_with_the_answers(finished):
 
 
 def test_report_folds_the_effects_that_are_not_claimed(run, output):
-    file = InterventionsFolder(output / "analysis" / "interventions").effects_file
+    file = comparison_store(output / "analysis" / "interventions").file_of("effects")
     effects = pd.read_csv(file)
     directions = effects.index[~effects["control"]]
     effects["claimed"] = effects.index.isin(directions[[1, 4]])

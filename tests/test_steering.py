@@ -18,7 +18,7 @@ from analysis import steering_vectors
 from analysis.steering.splits import read_states, split_states
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
-from interventions.files import InterventionsFolder
+from interventions.files import comparison_store, read_runs
 from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.patch_text import PatchArm, parse_patch
 from interventions.patched_arms import levels_of_vectors
@@ -214,7 +214,7 @@ def steered(runner, tmp_path_factory):
                 "--scale", "rms") == 0
     assert compare(runner, path / "out", "--patch",
                    f"add@gru={path / 'jump.npz'},coefficient=-1") == 0
-    return path, InterventionsFolder(path / "out")
+    return path, comparison_store(path / "out")
 
 
 ARM = "add_gru_jump_coefficient_-1"
@@ -222,13 +222,13 @@ ARM = "add_gru_jump_coefficient_-1"
 
 def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     path, folder = steered
-    table = folder.effects()
-    full = pd.read_csv(folder.effects_file)
+    table = folder.read("effects")
+    full = pd.read_csv(folder.file_of("effects"))
     assert full["arm"].unique().tolist() == [
         f"patch_{ARM}", f"control_000_{ARM}", f"control_001_{ARM}"]
     assert set(table["label"]) == {ARM, "control 0", "control 1"}
     assert {"verdict", "median_effect", "smallest_effect", "norm", "relative"} <= set(full)
-    text = folder.report_file.read_text()
+    text = folder.file_of("report").read_text()
     assert "2 controls of each list of patches" in text and "random directions" not in text
     assert "What does nothing" in text and "nan" not in text
     # The arm is what is played inside a scope with the vector.
@@ -238,14 +238,14 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
         expected = played(play_episodes(policy, FLOAT32, env, levels, 7, 64, keep_frames=False),
                           scope)
-    found = folder.runs(f"patch_{ARM}")
+    found = read_runs(folder, f"patch_{ARM}")
     assert found.actions.tolist() == expected.actions.tolist()
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
     assert found.norm == pytest.approx(np.linalg.norm(vector.vector), rel=1e-4)
     assert found.moved != pytest.approx(expected.moved)  # in the reference set's deviations
-    unaltered = folder.runs("unaltered")
+    unaltered = read_runs(folder, "unaltered")
     assert unaltered.actions.tolist() != found.actions.tolist()
-    control = folder.runs(f"control_001_{ARM}")
+    control = read_runs(folder, f"control_001_{ARM}")
     assert control.norm == pytest.approx(found.norm, rel=1e-4)
     settings = json.loads((path / "out" / "settings.json").read_text())
     assert settings["precision"] == "float32" and settings["reference"]["pictures"] == 3
@@ -254,15 +254,16 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
 
 def test_arms_are_kept_and_another_vector_of_the_same_name_is_refused(steered, runner, capsys):
     path, folder = steered
-    patch, before = f"add@gru={path / 'jump.npz'},coefficient=-1", folder.effects_file.read_bytes()
+    patch = f"add@gru={path / 'jump.npz'},coefficient=-1"
+    before = folder.file_of("effects").read_bytes()
     assert compare(runner, folder.path, "--patch", patch) == 0
     assert "alterations): " not in capsys.readouterr().out
-    assert folder.effects_file.read_bytes() == before
+    assert folder.file_of("effects").read_bytes() == before
     vector = read_vector(path / "jump.npz", "gru")
     try:
         save_vectors(path / "jump.npz", [vector.scaled("unit")])
         assert compare(runner, folder.path, "--patch", patch) == 2
-        assert f"holds the arm patch_{ARM}, but made otherwise" in capsys.readouterr().err
+        assert f"holds 'patch_{ARM}' of the arms, but made otherwise" in capsys.readouterr().err
     finally:
         save_vectors(path / "jump.npz", [vector])
 
@@ -278,13 +279,13 @@ def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, ag
         tmp_path / "sim", "--in_simulator", "--model_file", simulator_file, "--data_dir",
         recording / "data", "--patch_file", tmp_path / "arms.yml", "--directions", 0,
         "--precomputed_analysis_data_path", matrices, "--recording_rand_init"))]) == 0
-    folder = InterventionsFolder(tmp_path / "sim")
-    table = pd.read_csv(folder.effects_file)
+    folder = comparison_store(tmp_path / "sim")
+    table = pd.read_csv(folder.file_of("effects"))
     names = [f"multiply_block2.res1.resadd_3_8_{value}" for value in (0, -1)]
     assert table[~table["control"]]["arm"].unique().tolist() == [
         "ic_0_to_None", *(f"patch_{name}" for name in names)]
     assert table["pattern"].nunique() == 3 and (table["num_controls"] >= 1).all()
-    unaltered, zero, negative = map(folder.runs, (
+    unaltered, zero, negative = (read_runs(folder, arm) for arm in (
         "unaltered", *(f"patch_{name}" for name in names)))
     assert np.abs(zero.values - unaltered.values).max() > 1e-4
     assert negative.norm / zero.norm == pytest.approx(2, rel=0.2)
@@ -293,7 +294,7 @@ def test_patches_and_directions_are_compared_in_the_simulator(simulator_file, ag
                 for k in range(2)]
     assert channels[0] != channels[1] and not {3, 8} & {*channels[0], *channels[1]}
     assert "Altered directions of the agent's hidden state, and patches" in (
-        folder.report_file.read_text())
+        folder.file_of("report").read_text())
 
 
 @pytest.mark.parametrize(("more", "message"), [
