@@ -104,7 +104,7 @@ def plot_objects(table: pd.DataFrame, kinds: Sequence[str], path: Path, title: s
         below.set_xlabel(STEP)
     if seen:
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center",
-                      ncols=len(LINES), fontsize=10)
+                      ncols=4, fontsize=10)
     figure.suptitle(title if seen else f"{title}; no object is in view")
     figure.savefig(path, dpi=DPI)
 
@@ -126,7 +126,7 @@ def plot_card(table: pd.DataFrame, path: Path, title: str) -> None:
     for axes in panels[len(kinds) + 1:]:
         axes.axis("off")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(LINES), fontsize=11)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=11)
     figure.suptitle(title)
     figure.savefig(path, dpi=DPI)
 

@@ -17,22 +17,20 @@ from agents.layers import Layer, all_layers
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from common.cli import Parser, count, from_zero, set_up_logging
-from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, versions
-from common.tables import write_table
+from common.files import versions
+from common.results import ResultStore
 from interventions.flags import REFERENCE_SIZE
 from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
-from maze.studies.multiplied import EFFECT_COLUMNS, Decisions, effects, factor
-from maze.studies.probing import COLUMNS as PROBE_COLUMNS
+from maze.studies.multiplied import Decisions, effects, factor
 from maze.studies.probing import got_cheese, probes
-from maze.studies.stored import stored
-from maze.studies.tracks import CHOOSING, COLUMNS, REPORTING, choose, score
+from maze.studies.results import CHANNEL_FILES
+from maze.studies.tracks import CHOOSING, REPORTING, choose, score
 
 
 def parser() -> Parser:
@@ -77,8 +75,8 @@ def main(argv: list[str] | None = None) -> None:
         for name, of in sets.items():
             print(f"{name}: {' '.join(str(state.level_seed) for state in of)}")
         return
-    folder = args.output_dir
-    lock = open_described_folder(folder / "settings.json", {
+    store = ResultStore(args.output_dir, CHANNEL_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "levels": {name: [state.level_seed for state in of] for name, of in sets.items()},
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
@@ -86,11 +84,9 @@ def main(argv: list[str] | None = None) -> None:
         "num_forks": len(decisions.states),
         "num_channels": args.num_channels, "num_controls": args.num_controls,
         "num_shuffles": args.num_shuffles, "seed": args.seed, "precision": compute.precision,
-        "versions": versions()},
-        ("settings.json", "*.csv", "steps/*.csv", "report.md", "channels.png"),
-        "tracking scores", "--output_dir", args.overwrite, ("versions", "agent_file"))
+        "versions": versions()}, args.overwrite)
     scores = pd.concat([
-        stored(folder / "steps" / f"{name}.csv", COLUMNS, functools.partial(
+        store.compute("scores", name, function=functools.partial(
             score, policy, compute, layers, of, name, args.seed))
         for name, of in sets.items()], ignore_index=True)
     chosen = choose(scores[scores["set"] == CHOOSING], args.num_channels)
@@ -101,23 +97,21 @@ def main(argv: list[str] | None = None) -> None:
         reference = reference_pictures(env, {state.level_seed for state in states},
                                        REFERENCE_SIZE, args.seed)
         groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
-        table = stored(folder / "effects.csv", EFFECT_COLUMNS, lambda: effects(
+        table = store.compute("effects", function=lambda: effects(
             decisions, map_layer(policy, args.layer), groups, factors, reference,
             args.num_controls, args.seed))
-    read = stored(folder / "probes.csv", PROBE_COLUMNS, lambda: probes(
+    read = store.compute("probes", function=lambda: probes(
         policy, layers, states, got_cheese(policy, compute, states, args.seed), args.seed,
         args.num_shuffles))
-    lock.check()
-    with atomic_path(folder / "report.md") as temporary:
-        temporary.write_text(report(scores, args.layer, table, read, len(decisions.states)))
-    with atomic_path(folder / "channels.png") as temporary:
+    store.write("report", value=report(scores, args.layer, table, read, len(decisions.states)))
+    with store.file("figure") as temporary:
         plot(temporary, scores, read)
-    write_table(folder / "channels.csv", scores, exact=True)
+    store.write("channels", value=scores)
     for layer in layers:
         print(f"{layer.name}: " + (", ".join(str(channel) for name, channel in chosen
                                              if name == layer.name) or "no channel")
               + " chosen as following the cheese")
-    print(f"wrote {folder / 'channels.csv'}")
+    print(f"wrote {store.file_of('channels')}")
 
 
 def layers_asked(policy: Policy, args: argparse.Namespace) -> list[Layer]:

@@ -18,12 +18,11 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from common.cli import Parser, set_up_logging, whole
-from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, versions
+from common.files import versions
 from common.progress import with_progress
-from common.tables import write_table
+from common.results import ResultStore
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.patches import SetTo
@@ -32,22 +31,19 @@ from maze.field.arms import reference_pictures
 from maze.level.environment import game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.studies.channel_sets import (
-    NOTHING_NAME,
     add_channel_flags,
     channels_asked,
     map_layer,
     write_nothing_chosen,
 )
+from maze.studies.results import RETARGETING_FILES
 from maze.studies.retarget_report import by_part, effects, plot, report
 from maze.studies.retargets import (
-    COLUMNS,
-    CONTROL_COLUMNS,
     MOVED_CHEESE,
     Retargeted,
     Setting,
     targets_of,
 )
-from maze.studies.stored import stored
 
 
 def parser() -> Parser:
@@ -99,19 +95,16 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         print(f"arm {arm}; levels: {' '.join(map(str, seeds))}")
         return
-    folder = args.output_dir
-    lock = open_described_folder(folder / "settings.json", {
+    store = ResultStore(args.output_dir, RETARGETING_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "layer": layer.name, "levels": seeds, "levels_sha256": hashlib.sha256(json.dumps(
             [state.grid.to_rows() for state in states]).encode()).hexdigest(),
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
         "targets": args.targets, "control_targets": args.control_targets, "seed": args.seed,
-        "precision": compute.precision, "versions": versions()},
-        ("settings.json", "*/channels.json", "*/*.csv", "*/levels/*.csv", "*/controls/*.csv",
-         "*/report.md", "*/retargeting.png", NOTHING_NAME),
-        "retargeted mazes", "--output_dir", args.overwrite, ("versions", "agent_file"))
+        "precision": compute.precision, "versions": versions()}, args.overwrite)
     if not channels:
-        write_nothing_chosen(folder, layer)
+        write_nothing_chosen(store, layer)
         return
     controls = []
     if args.num_controls:
@@ -127,7 +120,6 @@ def main(argv: list[str] | None = None) -> None:
         arm, *([MOVED_CHEESE] if args.move_cheese else []))}
     tried = []
     for state in with_progress(states, len(states), "level"):
-        name = f"{state.level_seed}.csv"
         make = functools.cache(functools.partial(Retargeted, cut, layer, state))
         rng = np.random.default_rng([args.seed, state.level_seed])
         targets = targets_of(state.with_cheese(None).grid, args.targets, rng)
@@ -136,29 +128,27 @@ def main(argv: list[str] | None = None) -> None:
         for each, parts in tables.items():
             compute_one = functools.partial(_table, make, targets,
                                             setting if each == arm else None)
-            parts.append(stored(folder / each / "levels" / name, COLUMNS, compute_one))
+            parts.append(store.compute("levels", each, state.level_seed, function=compute_one))
         if controls:
             compute_one = functools.partial(_controls, make, some, setting, controls, rng)
-            tried.append(stored(folder / arm / "controls" / name, CONTROL_COLUMNS, compute_one))
-    lock.check()
+            tried.append(store.compute("controls", arm, state.level_seed, function=compute_one))
     for each, parts in tables.items():
         table = pd.concat(parts, ignore_index=True)
         found = by_part(table, args.seed)
         tested = (effects(table, pd.concat(tried, ignore_index=True), args.seed)
                   if controls and each == arm else pd.DataFrame())
-        write_table(folder / each / "parts.csv", found, exact=True)
+        store.write("parts", each, value=found)
         if len(tested):
-            write_table(folder / each / "effects.csv", tested, exact=True)
-        with atomic_path(folder / each / "report.md") as temporary:
-            temporary.write_text(report(each, layer.name, table, found, tested))
-        with atomic_path(folder / each / "retargeting.png") as temporary:
+            store.write("effects", each, value=tested)
+        store.write("report", each, value=report(each, layer.name, table, found, tested))
+        with store.file("figure", each) as temporary:
             plot(temporary, each, found)
-        write_table(folder / each / "targets.csv", table, exact=True)
+        store.write("targets", each, value=table)
         print(f"{each}: {len(table)} targets of {len(states)} levels, path probability "
               f"{table['path_unpatched'].mean():.3f} unpatched and "
               f"{table['path_patched'].mean():.3f} patched, exact probability "
               f"{table['exact_unpatched'].mean():.3f} and {table['exact_patched'].mean():.3f}")
-    print(f"wrote {', '.join(str(folder / each / 'targets.csv') for each in tables)}")
+    print(f"wrote {', '.join(str(store.file_of('targets', each)) for each in tables)}")
 
 
 def _table(make: Callable[[], Retargeted], *args) -> pd.DataFrame:

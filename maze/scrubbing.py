@@ -16,12 +16,11 @@ import pandas as pd
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
 from common.cli import Parser, count, set_up_logging, whole
-from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import atomic_path, versions
+from common.files import versions
 from common.progress import with_progress
-from common.tables import write_table
+from common.results import ResultStore
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
 from interventions.resampling import (
@@ -41,21 +40,17 @@ from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes,
 from maze.level.grid import FORK
 from maze.level.state import MazeState
 from maze.studies.channel_sets import (
-    NOTHING_NAME,
     add_channel_flags,
     channels_asked,
     map_layer,
     write_nothing_chosen,
 )
+from maze.studies.results import SCRUBBING_FILES
 from maze.studies.scrub_report import plot, report
 from maze.studies.scrubs import OUTCOMES, Sources, target_of
-from maze.studies.stored import stored
 from stats.effects import check_starts
 
 DRAWS = {"joint": "joint", "per_channel": "channel"}
-_SET_COLUMNS = {"set": str, "channels": str, "moved": float, "matched": bool}
-_COLUMNS = {"seed": int, "set": str, "channels": str, "feature": str,
-            **dict.fromkeys(OUTCOMES, float)}
 
 
 def parser() -> Parser:
@@ -91,19 +86,17 @@ def main(argv: list[str] | None = None) -> None:
     if args.dry_run:
         print(f"channels {_text(channels)}; levels: {' '.join(map(str, seeds))}")
         return
-    folder = args.output_dir
-    lock = open_described_folder(folder / "settings.json", {
+    store = ResultStore(args.output_dir, SCRUBBING_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "layer": layer.name, "channels": list(channels), "levels": seeds,
         "rows": [state.grid.to_rows() for state in states] if args.levels else None,
         "distribution_mode": env.distribution_mode, "use_backgrounds": env.use_backgrounds,
         "sources": args.sources, "num_sources": args.num_sources,
         "num_controls": args.num_controls, "num_squares": args.num_squares, "seed": args.seed,
-        "precision": compute.precision, "versions": versions()},
-        ("settings.json", "*.csv", "levels/*.csv", "report.md", "scrubbing.png", NOTHING_NAME),
-        "scrubbed levels", "--output_dir", args.overwrite, ("versions", "agent_file"))
+        "precision": compute.precision, "versions": versions()}, args.overwrite)
     if not channels:
-        write_nothing_chosen(folder, layer)
+        write_nothing_chosen(store, layer)
         return
     cut = CutPass(policy, compute, layer.name)
     sources = Sources(env, set(seeds), args.seed)
@@ -120,10 +113,10 @@ def main(argv: list[str] | None = None) -> None:
             "channels": list(map(_text, sets)), "moved": sizes_moved(changes, sets),
             "matched": [True, *matched]})
 
-    drawn = stored(folder / "sets.csv", _SET_COLUMNS, draw_sets)
+    drawn = store.compute("sets", function=draw_sets)
     sets = [tuple(map(int, text.split())) for text in drawn["channels"]]
     table = pd.concat([
-        stored(folder / "levels" / f"{place}_{state.level_seed}.csv", _COLUMNS, functools.partial(
+        store.compute("levels", place, state.level_seed, function=functools.partial(
             _level, make, state, drawn["set"], sets, (args.seed, place), DRAWS[args.sources]))
         for place, state in enumerate(with_progress(states, len(states), "level"))],
         ignore_index=True)
@@ -131,20 +124,18 @@ def main(argv: list[str] | None = None) -> None:
     scrubbing = gathered(seeds, found, tuple(OUTCOMES), sets, drawn["moved"].to_numpy(),
                          drawn["matched"].to_numpy()[1:])
     conditions, contrasts = scrubbing.conditions(args.seed), scrubbing.contrasts(args.seed)
-    lock.check()
-    write_table(folder / "conditions.csv", conditions, exact=True)
-    write_table(folder / "contrasts.csv", contrasts, exact=True)
-    with atomic_path(folder / "report.md") as temporary:
-        temporary.write_text(report(layer.name, _text(channels), len(states), drawn, conditions,
-                                    contrasts))
-    with atomic_path(folder / "scrubbing.png") as temporary:
+    store.write("conditions", value=conditions)
+    store.write("contrasts", value=contrasts)
+    store.write("report", value=report(layer.name, _text(channels), len(states), drawn, conditions,
+                                       contrasts))
+    with store.file("figure") as temporary:
         plot(temporary, f"Channels {_text(channels)} of {layer.name}", conditions, contrasts)
-    write_table(folder / "scrubbing.csv", table, exact=True)
+    store.write("table", value=table)
     first = contrasts[~contrasts["control"]].iloc[0]
     print(f"channels {_text(channels)}: double contrast of the total variation "
           f"{first['effect']:+.4f} ({first['low_95']:.4f} to {first['high_95']:.4f}), "
           f"{'supported' if first['supported'] else 'not supported'}")
-    print(f"wrote {folder / 'scrubbing.csv'}")
+    print(f"wrote {store.file_of('table')}")
 
 
 def _text(channels: Sequence[int]) -> str:

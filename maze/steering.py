@@ -25,8 +25,9 @@ from common.cli import (
 )
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, sha256, versions
+from common.files import sha256, versions
 from common.progress import Progress
+from common.results import ResultStore
 from interventions.controls import OTHERS, PERMUTED
 from interventions.flags import REFERENCE_SIZE
 from interventions.vectors import save_vectors, vectors_of_pairs
@@ -36,7 +37,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes,
 from maze.level.grid import FORK
 from maze.level.search import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
-from maze.studies import steering_files
+from maze.studies.results import CHOOSING_OF, DECISIONS_OF, FIELDS_OF, STEERING_FILES
 from maze.studies.steering import (
     DECISIONS,
     Group,
@@ -45,7 +46,6 @@ from maze.studies.steering import (
     Term,
     field_outcomes,
 )
-from maze.studies.steering_files import SteeringFolder
 from maze.studies.steering_tables import (
     FIELD_WORDING,
     KINDS,
@@ -161,11 +161,11 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name}: {', '.join(str(state.level_seed) for state in some) or 'none'}")
         print(f"arms: {', '.join(arm for group in groups for arm in group.arms)}")
         return
-    folder = SteeringFolder(args.output_dir)
-    folder.open(description(args, groups, states, choosing, compute.precision), args.overwrite)
+    store = ResultStore(args.output_dir, STEERING_FILES)
+    store.open(description(args, groups, states, choosing, compute.precision), args.overwrite)
     fixed = {**given, **{thing.name: mean_vectors(policy, layers_in(policy, groups), thing, pool)
                          for thing in things if MEAN in args.sources}}
-    save_all_vectors(args, folder, policy, groups, things, states, fixed)
+    save_all_vectors(args, store, policy, groups, things, states, fixed)
     reference = reference_pictures(env, {state.level_seed for state in (*states, *choosing)},
                                    REFERENCE_SIZE, args.seed)
     std = {name: reference.std(policy, find_layer(policy, name))
@@ -182,25 +182,25 @@ def main(argv: list[str] | None = None) -> None:
                  "each does alone.")
     if choosing:
         alone = Study(policy, compute, pool, fixed, std, (), 0, args.seed, args.region, args.exact)
-        groups = strongest(groups, measured(folder, steering_files.CHOOSING, alone, groups,
+        groups = strongest(groups, measured(store, CHOOSING_OF, alone, groups,
                                             choosing))
         what += f" Layer and coefficient were chosen on {len(choosing)} other forks."
     else:
         what += " Nothing was chosen: every arm that was run is in the table."
-    found = measured(folder, steering_files.DECISIONS, study, groups, states)
+    found = measured(store, DECISIONS_OF, study, groups, states)
     table = effects(groups, found, args.controls, args.num_controls, DECISIONS, args.seed)
     parts = [(table, DECISIONS, WORDING, what)]
     if args.num_fields:
         wanted = field_outcomes(things[0] if len(things) == 1 else None, args.exact)
         some = states[:args.num_fields]
-        of_fields = measured(folder, steering_files.FIELDS, study, groups, some, wanted)
+        of_fields = measured(store, FIELDS_OF, study, groups, some, wanted)
         parts.append((effects(groups, of_fields, args.controls, args.num_controls, wanted,
                               args.seed), wanted, FIELD_WORDING,
                       f"The fields of {len(some)} of these forks. This table is a family of its "
                       "own in Holm's correction."))
-    write_results(folder, groups, found, parts, states, args.seed)
+    write_results(store, groups, found, parts, states, args.seed)
     print("\n".join(summary(table, groups)))
-    print(f"wrote {folder.report_file}, from {len(states)} forks; {skipped} levels left out")
+    print(f"wrote {store.file_of('report')}, from {len(states)} forks; {skipped} levels left out")
 
 
 def things_of(args: argparse.Namespace) -> list[Thing]:
@@ -351,7 +351,7 @@ def layers_in(policy: Policy, groups: Sequence[Group]) -> list[str]:
                               for layer in layers_named(policy, group.layer)))
 
 
-def save_all_vectors(args: argparse.Namespace, folder: SteeringFolder, policy: Policy,
+def save_all_vectors(args: argparse.Namespace, store: ResultStore, policy: Policy,
                      groups: Sequence[Group], things: Sequence[Thing],
                      states: Sequence[MazeState], fixed: dict) -> None:
     """Write the own vectors of the first forks, and those that all levels share."""
@@ -361,14 +361,14 @@ def save_all_vectors(args: argparse.Namespace, folder: SteeringFolder, policy: P
             vectors = vectors_of_pairs(
                 policy, layers, *pairs_of_pictures([thing.pair(state)]),
                 [(state.level_seed, state.level_seed)], thing.name, [state.distribution_mode])
-            save_vectors(folder.vector_file(f"{thing.name}_{state.level_seed}"),
+            save_vectors(store.file_of("vectors", f"{thing.name}_{state.level_seed}"),
                          list(vectors.values()))
     for name, vectors in fixed.items():
-        save_vectors(folder.vector_file(f"{name}_mean" if name else "given"),
+        save_vectors(store.file_of("vectors", f"{name}_mean" if name else "given"),
                      list(vectors.values()))
 
 
-def measured(folder: SteeringFolder, what: str, study: Study, groups: Sequence[Group],
+def measured(store: ResultStore, what: str, study: Study, groups: Sequence[Group],
              states: Sequence[MazeState], fields: Sequence[Outcome] = ()) -> list[Measured]:
     """Outcomes of the groups on forks, those that the folder lacks being computed.
 
@@ -382,32 +382,31 @@ def measured(folder: SteeringFolder, what: str, study: Study, groups: Sequence[G
             parts, at_a_time = [], 1 if fields else study.at_a_time(group)
             for begin in range(0, len(states), at_a_time):
                 some = states[begin:begin + at_a_time]
-                parts.append(folder.measured(
-                    what, group.name, begin,
-                    lambda group=group, some=some: study.over_field(group, some[0], fields)
-                    if fields else study.at_decision_squares(group, some)))
+                parts.append(Measured(**store.compute(
+                    what, group.name, f"{begin:05d}",
+                    function=lambda group=group, some=some: vars(
+                        study.over_field(group, some[0], fields) if fields
+                        else study.at_decision_squares(group, some)))))
                 progress.update(progress.done + len(some))
             found.append(Measured.joined(parts))
     return found
 
 
-def write_results(folder: SteeringFolder, groups: Sequence[Group], found: Sequence[Measured],
+def write_results(store: ResultStore, groups: Sequence[Group], found: Sequence[Measured],
                   parts: Sequence[tuple], states: Sequence[MazeState], seed: int) -> None:
     """Write tables, report and figures."""
-    folder.save_table(folder.decisions_file, decisions_table(
+    store.write("table", value=decisions_table(
         groups, found, [state.level_seed for state in states]))
-    files = ((folder.effects_file, folder.figure_file),
-             (folder.field_effects_file, folder.field_figure_file))
-    for (table, outcomes, wording, what), (table_file, figure_file) in zip(parts, files):
-        folder.save_table(table_file, table)
-        with atomic_path(figure_file) as temporary:
+    for (table, outcomes, wording, what), prefix in zip(parts, ("", "field_")):
+        store.write(f"{prefix}effects", value=table)
+        with store.file(f"{prefix}figure") as temporary:
             plot_effects(temporary, table, None, outcomes,
                          f"{wording.title}\n{what.partition('. ')[0]}", wording.controls)
     plain = [(group, each) for group, each in zip(groups, found) if len(group.terms) == 1]
     if plain and len(plain[0][0].coefficients) > 1:
-        with atomic_path(folder.curves_file) as temporary:
+        with store.file("curves") as temporary:
             plot_coefficients(temporary, *zip(*plain), parts[0][3].partition(". ")[0], seed)
-    with atomic_path(folder.report_file) as temporary:
+    with store.file("report") as temporary:
         write_report(temporary, parts, [kind for kind in KINDS if f"p_{kind}" in parts[0][0]])
 
 

@@ -264,7 +264,9 @@ def test_a_folder_of_other_settings_and_channels_of_other_layers_are_refused(
     effects.write_text(whole.replace("p_cheese,", "p_cheese,x", 1))
     assert channels.main(channel_arguments(agent, channels_folder)) == 2
     assert "effects.csv is damaged" in capsys.readouterr().err
+    assert not (channels_folder / "channels.csv").exists()  # nothing old next to what is damaged
     effects.write_text(whole)
+    assert channels.main(channel_arguments(agent, channels_folder)) == 0
 
 
 def test_strongest_are_those_with_the_best_contrast_where_they_were_chosen(tmp_path):

@@ -15,6 +15,7 @@ from agents.acting import run_policy
 from agents.agent_file import save_agent
 from agents.layers import ALL, all_layers, layers_named
 from agents.scopes import patched
+from common.results import ResultStore
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from interventions.patches import Add
 from interventions.vectors import read_vectors
@@ -26,6 +27,7 @@ from maze.field.fields import both_facings, grouped, vector_field
 from maze.level.environment import stock_state
 from maze.level.files import save_levels
 from maze.level.search import Filters, find_levels
+from maze.studies.results import STEERING_FILES
 from maze.studies.steering import (
     DECISIONS,
     Group,
@@ -34,7 +36,6 @@ from maze.studies.steering import (
     Term,
     field_outcomes,
 )
-from maze.studies.steering_files import SteeringFolder
 from maze.studies.steering_tables import effects, strongest
 from maze.studies.vectors import (
     CHEESE,
@@ -267,7 +268,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(agent, tmp_path, caps
     assert list(table) == ["arm", "seed", *AT_DECISION, "direction_changed"]
     assert len(table) == 3 * 12
     assert np.isclose(table[["p_cheese", "p_corner", "p_other"]].sum(axis=1), 1).all()
-    assert len(SteeringFolder(folder).effects()) == 2 * 3 * len(DECISIONS)
+    assert len(ResultStore(folder, STEERING_FILES).read("effects")) == 2 * 3 * len(DECISIONS)
     [path] = (folder / "vectors").glob("cheese_*.npz")
     assert read_vectors(path)[LAYER].pairs[0, 0] == table["seed"][0]
 

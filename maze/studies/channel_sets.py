@@ -10,7 +10,7 @@ from agents.layers import Layer, all_layers, find_layer
 from agents.networks import Policy
 from common.cli import Parser, whole
 from common.errors import UserError
-from common.files import atomic_path
+from common.results import ResultStore
 from common.tables import read_table
 from interventions.patch_text import parse_patch
 from interventions.patches import Zero
@@ -79,9 +79,8 @@ def channels_asked(texts: Sequence[str], strongest: int | None, policy: Policy, 
     return channels
 
 
-def write_nothing_chosen(folder: Path, layer: Layer) -> None:
+def write_nothing_chosen(store: ResultStore, layer: Layer) -> None:
     """Write all that a study says which had no channels to look at."""
     text = f"No channel of {layer.name} was chosen as following the cheese, so none was looked at."
-    with atomic_path(folder / NOTHING_NAME) as temporary:
-        temporary.write_text(text + "\n")
+    store.write("nothing", value=text + "\n")
     print(text)
