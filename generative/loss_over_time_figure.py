@@ -60,7 +60,7 @@ LINES = {SIMULATOR: (BLUE, "-"), SHUFFLED_ACTIONS: (VERMILION, "--"),
          SHIFTED_ACTIONS: (ORANGE, (0, (5, 2))), NOOP_ACTIONS: (PURPLE, (0, (3, 1, 1, 1))),
          OTHER_SIMULATOR: (SKY_BLUE, (0, (8, 2)))}
 LABELS = {SIMULATOR: "simulator", SHUFFLED_ACTIONS: "simulator, actions of another window",
-          LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame of the training episodes",
+          LAST_FRAME: "last initial frame", MEAN_FRAME: "mean frame",
          SHIFTED_ACTIONS: "simulator, actions one step late",
          NOOP_ACTIONS: "simulator, no actions", OTHER_SIMULATOR: "other simulator"}
 TITLES_OF_CARD = {

@@ -68,9 +68,12 @@ def schemas():
     return found
 
 
-@pytest.fixture(params=schemas())
+SCHEMAS = schemas()
+
+
+@pytest.fixture(params=SCHEMAS)
 def schema(request):
-    return schemas()[request.param]
+    return SCHEMAS[request.param]
 
 
 class Run:
@@ -82,14 +85,14 @@ class Run:
     def __init__(self, schema, path):
         self.schema, self.store = schema, ResultStore(path, schema)
         self.computed = []
-        self.keys = {name: self._keys(entry) for name, entry in schema.items.items()}
+        self.keys = {name: keys_of(entry) for name, entry in schema.items.items()}
         self.settings = {"seed": 1, "agent_sha256": "a" * 64, "versions": {"numpy": "1"}}
         if schema.growing:
             self.settings[schema.growing] = {
                 key: {"made_by": key} for (key,) in self.keys[schema.growing_items]}
 
     def __call__(self, shard=WHOLE, overwrite=False, join=False, **settings):
-        divided = {"parts": [name for name in self.keys]}
+        divided = {"parts": list(self.keys)}
         self.store.open({**self.settings, **settings}, overwrite, shard, divided, join)
         if not self.store.is_open:
             return
@@ -106,7 +109,7 @@ class Run:
                     self._compute, name, key))
         if shard == WHOLE:
             for name, entry in self.schema.results.items():
-                for key in self._keys(entry):
+                for key in keys_of(entry):
                     self.store.write(name, *key, value=value_of(entry.format, name))
         self.store.finish()
 
@@ -119,11 +122,12 @@ class Run:
             self.computed.append((name, key))
             self.store.append(name, *key, row=row)
 
-    @staticmethod
-    def _keys(entry):
-        number = entry.path.count("{}")
-        return [tuple(f"{place}{part}" for part in range(number))
-                for place in ("a", "b", "c")[:3 if number else 1]]
+
+def keys_of(entry):
+    """Keys of three items of an entry, or of its only file."""
+    number = entry.path.count("{}")
+    return [tuple(f"{place}{part}" for part in range(number))
+            for place in ("a", "b", "c")[:3 if number else 1]]
 
 
 def value_of(form, seed):
@@ -209,7 +213,7 @@ def test_values_come_back_from_files_of_their_names(whole):
             value = value_of(run.schema.items[name].format, f"{name} {key}")
             assert same(run.store.read(name, *key), value)
     for entry in (*run.schema.items.values(), *run.schema.results.values()):
-        assert [path for path in run.store.path.glob(entry.pattern())]
+        assert list(run.store.path.glob(entry.pattern()))
     assert set(files) == {
         str(path.relative_to(run.store.path)) for pattern in run.schema.patterns()
         for path in run.store.path.glob(pattern)}
@@ -342,7 +346,7 @@ def test_damaged_files_are_named_by_their_readers(whole, damage):
     run, _ = whole
     everything = [(name, key, entry) for name, entry in (
         *run.schema.items.items(), *run.schema.results.items())
-        for key in run._keys(entry) if not isinstance(entry.format, Text | File)
+        for key in keys_of(entry) if not isinstance(entry.format, Text | File)
         and getattr(entry.format, "columns", True)]
     for name, key, entry in everything:
         path = run.store.file_of(name, *key)
