@@ -460,7 +460,7 @@ class ResultStore:
         """
         path, form = self.file_of(name, *key), self.schema.entry(name).format
         if form.is_folder:
-            self._check_open()
+            self.check()
             with atomic_folder(path) as temporary:
                 form.write(temporary, value)
         else:
@@ -474,7 +474,7 @@ class ResultStore:
         Raises:
             UserError: if the folder was deleted.
         """
-        self._check_open()
+        self.check()
         through = self._shared.through if self._shared is not None else None
         with atomic_path(self.file_of(name, *key), through=through) as temporary:
             yield temporary
@@ -513,12 +513,12 @@ class ResultStore:
         Raises:
             UserError: if the folder was deleted.
         """
-        self._check_open()
+        self.check()
         append_or_nothing(self.file_of(name, *key), self.schema.entry(name).format.line(row))
 
     def remove(self, name: str, *key: object) -> None:
         """Delete a file of the open folder, if it is there."""
-        self._check_open()
+        self.check()
         self.file_of(name, *key).unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -547,6 +547,7 @@ class ResultStore:
         return all((self.path / entry.path).exists() for entry in self.schema.results.values()
                    if not entry.optional and "{}" not in entry.path)
 
-    def _check_open(self) -> None:
+    def check(self) -> None:
+        """Raise UserError if the open folder was deleted or moved."""
         if self._shared is not None:  # results of joined shards are written without a lock
             self._shared.check()

@@ -18,8 +18,9 @@ from agents.provenance import agent_sha256
 from common.cli import Parser, set_up_logging, whole
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, versions
+from common.files import versions
 from common.progress import Progress
+from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from maze.level.environment import game_of
 from maze.level.features import NAMES
@@ -27,7 +28,7 @@ from maze.level.flags import add_agent_flags, add_output_flags, filters_of, leve
 from maze.level.grid import FORK
 from maze.level.regions import add_cheese_region_flag, cheese_region
 from maze.level.state import GAME, WORLD_DIMS
-from maze.studies.behaviour_files import EPISODES_FIGURE, REGRESSIONS_FIGURE, BehaviourFolder
+from maze.studies.behaviour_files import BEHAVIOUR_FILES, paths_of, read_levels
 from maze.studies.behaviour_report import draw_episodes, draw_regressions, report
 from maze.studies.behaviour_rows import EXACT, GOT, of_tables
 from maze.studies.episodes import check_entries, entries_of, playable, table_of
@@ -73,47 +74,46 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{state.level_seed}: {grid.maze_dim} x {grid.maze_dim} squares, cheese at "
                   f"{grid.cheese}, kind: {grid.kind()}")
         return
-    folder = BehaviourFolder(args.output_dir)
-    folder.open({
+    store = ResultStore(args.output_dir, BEHAVIOUR_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "distribution_mode": game.distribution_mode, "use_backgrounds": game.use_backgrounds,
         "levels": args.levels, "start_level": args.start_level, "num_levels": args.num_levels,
         "filters": dataclasses.asdict(filters_of(args)), "cheese_region": args.cheese_region,
         "region": args.region, "exact": args.exact, "seed": args.seed,
         "precision": compute.precision, "versions": versions()}, args.overwrite)
-    entries = folder.entries()
+    entries = read_levels(store)
     check_entries(entries, states)
     missing = [number for number in range(len(states)) if number not in entries]
     with Progress(len(states), "level", len(states) - len(missing)) as progress:
         for entry in entries_of(policy, compute, states, missing, args.seed, args.exact,
                                 args.region):
-            folder.add(entry)
+            store.append("levels", row=entry.row())
             entries[entry.number] = entry
             progress.update(progress.done + 1)
     chosen = [entries[number] for number in range(len(states))]
     table = table_of(chosen, states, args.region)
-    folder.save_paths(chosen)
-    folder.save_episodes(table)
+    store.write("paths", value=paths_of(chosen))
+    store.write("episodes", value=table)
     notes = [f"{len(found) - len(states)} of {len(found)} levels were left out: they have not one "
              "cheese that can be reached."] if len(found) > len(states) else []
     predicted, reason = regressed(table, args)
     title = f"{args.agent_file.name}, {len(table)} {game.distribution_mode} levels"
-    draw_episodes(folder.figure_file(EPISODES_FIGURE), table, title)
+    draw_episodes(store.file_of("episodes_figure"), table, title)
     if predicted is not None:
-        folder.save_regressions(predicted)
-        draw_regressions(folder.figure_file(REGRESSIONS_FIGURE), predicted, title)
+        store.write("regressions", value=predicted)
+        draw_regressions(store.file_of("regressions_figure"), predicted, title)
     elif reason:
         notes.append(reason)
-    rows = of_tables(table, predicted, folder.settings())
+    rows = of_tables(table, predicted, store.settings())
     text = report(table, predicted, rows, what_was_run(args, title), notes, args.region, args.seed)
-    with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(text + "\n")
+    store.write("report", value=text + "\n")
     value, low, high = share(table[GOT].sum(), len(table))
     print(f"{title}: got the cheese in {100 * value:.1f} % ({100 * low:.1f} to {100 * high:.1f})")
     for note in notes:
         print(note)
-    print(f"wrote {folder.report_file}, {folder.episodes_file.name} and "
-          f"{folder.paths_file.name} beside it")
+    print(f"wrote {store.file_of('report')}, {store.file_of('episodes').name} and "
+          f"{store.file_of('paths').name} next to it")
 
 
 def regressed(table: pd.DataFrame, args: argparse.Namespace) -> tuple[pd.DataFrame | None, str]:

@@ -11,15 +11,14 @@ import pandas as pd
 from PIL import Image, ImageDraw, ImageFont
 
 from common.cli import Parser, add_log_flag, set_up_logging
-from common.description import open_described_folder
 from common.errors import UserError, script_main
 from common.files import versions
 from common.progress import with_progress
-from common.tables import write_table
+from common.results import Entry, File, ResultStore, Schema, Table
 from common.video import write_strip
 from maze.level.environment import draw
 from maze.level.features import NAMES, features
-from maze.level.files import LevelEntry, level_name, save_levels
+from maze.level.files import LevelEntry, save_levels
 from maze.level.flags import (
     add_edit_flags,
     add_filter_flags,
@@ -31,8 +30,9 @@ from maze.level.flags import (
 from maze.level.grid import FORK
 from maze.level.state import MazeState
 
-TABLE_NAME, PICTURE_NAME, SETTINGS_NAME = "levels.csv", "levels.png", "settings.json"
-_PATTERNS = (TABLE_NAME, PICTURE_NAME, SETTINGS_NAME, "level_*.json")
+LEVEL_FILES = Schema(
+    "levels", "python -m maze.levels", items={"level": Entry("level_{}.json", File())},
+    results={"table": Entry("levels.csv", Table()), "picture": Entry("levels.png", File())})
 MAX_PICTURES = 100  # in the contact sheet
 _PICTURE_SIZE = 256  # pixels
 _IN_A_ROW = 10
@@ -122,17 +122,16 @@ def write(folder: Path, states: list[MazeState], person_view: bool, overwrite: b
         raise UserError(f"level {twice.iloc[0]} is there twice, but a folder of levels has one "
                         "file a seed")
     entries = json.dumps([LevelEntry.of(state).to_json() for state in states])
-    lock = open_described_folder(folder / SETTINGS_NAME, {
-        "kind": "levels of maze", "num_levels": len(states),
-        "levels_sha256": hashlib.sha256(entries.encode()).hexdigest(), "versions": versions(),
-    }, _PATTERNS, "levels", "--output_dir", overwrite)
+    store = ResultStore(folder, LEVEL_FILES)
+    store.open({"kind": "levels of maze", "num_levels": len(states),
+                "levels_sha256": hashlib.sha256(entries.encode()).hexdigest(),
+                "versions": versions()}, overwrite)
     for state in with_progress(states, len(states), "level"):
-        save_levels(folder / level_name(state), [state])
-    write_table(folder / TABLE_NAME, table)
+        save_levels(store.file_of("level", state.level_seed), [state])
+    store.write("table", value=table)
     pictures = [labelled(state, person_view) for state in states[:MAX_PICTURES]]
-    write_strip(folder / PICTURE_NAME, [pictures[begin:begin + _IN_A_ROW] for begin in range(
+    write_strip(store.file_of("picture"), [pictures[begin:begin + _IN_A_ROW] for begin in range(
         0, len(pictures), _IN_A_ROW)], _PICTURE_SIZE)
-    lock.check()
     print(f"wrote {len(states)} levels to {folder}")
 
 

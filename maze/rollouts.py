@@ -18,12 +18,11 @@ from common.cli import (
     frames_per_second,
     set_up_logging,
 )
-from common.description import open_described_folder
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import read_json, versions
+from common.files import versions
 from common.progress import with_progress
-from common.tables import write_table
+from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND
 from interventions.flags import add_patch_flags, asked_arms, open_arm
 from maze.field.arms import reference_pictures
@@ -33,6 +32,12 @@ from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.patch_words import register_maze_words
 from maze.studies.films import Reel
 from maze.studies.own_vectors import add_own_vector_flags, own_vectors
+
+FILM_FILES = Schema(
+    "films", "python -m maze.rollouts", items={
+        "film": Entry("film_{}.mp4", File()), "gif": Entry("film_{}.gif", File()),
+        "facts": Entry("level_{}.json", Json(list))},
+    results={"episodes": Entry("episodes.csv", Table(exact=True))})
 
 
 def parser() -> Parser:
@@ -74,26 +79,25 @@ def main(argv: list[str] | None = None) -> None:
     opened = {arm.name: open_arm(arm, args, policy, env, reference, edit) for arm in asked}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(each.patches) for name, each in opened.items()}}
-    lock = open_described_folder(args.output_dir / "settings.json", {
+    store = ResultStore(args.output_dir, FILM_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "arms": [*arms], "layer": args.layer if steered else None, "seed": args.seed,
         "patches": [each.metadata for each in opened.values()], "levels": seeds,
         "max_steps": args.max_steps, "tps": args.tps, "precision": compute.precision,
-        "versions": versions()},
-        ("settings.json", "film_*.mp4", "film_*.gif", "level_*.json", "episodes.csv"), "films",
-        "--output_dir", args.overwrite, informative=("versions", "agent_file"))
+        "versions": versions()}, args.overwrite)
     reel = Reel(policy, compute, env, edit, args.seed, args.max_steps, args.tps)
     rows = []
     for number, state in with_progress(enumerate(states), len(states), "film"):
-        film = args.output_dir / f"film_{state.level_seed}.mp4"
-        facts = args.output_dir / f"level_{state.level_seed}.json"
-        gif = film.with_suffix(".gif") if args.gif else None
-        if not all(path.exists() for path in (film, facts, gif) if path):
-            lock.check()
-            reel.shoot(film, facts, number, state, arms, gif)
-        rows += read_json(facts)
+        film, gif, facts = (store.file_of(name, state.level_seed)
+                            for name in ("film", "gif", "facts"))
+        wanted = [film, facts, *([gif] if args.gif else [])]
+        if not all(path.exists() for path in wanted):
+            store.check()
+            reel.shoot(film, facts, number, state, arms, gif if args.gif else None)
+        rows += store.read("facts", state.level_seed)
     table = pd.DataFrame(rows)
-    write_table(args.output_dir / "episodes.csv", table, exact=True)
+    store.write("episodes", value=table)
     for arm, part in table.groupby("arm", sort=False):
         print(f"{arm}: cheese on {part['cheese'].sum()} of {len(part)} levels, "
               f"{part['steps'].mean():.0f} steps on average")

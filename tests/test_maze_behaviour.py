@@ -17,6 +17,7 @@ from agents.agent_file import save_agent
 from agents.episodes import play_episodes
 from common.errors import UserError
 from common.files import read_arrays
+from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from maze import behaviour
 from maze.field.decisions import at_decision_square
@@ -28,7 +29,7 @@ from maze.level.grid import FORK, Grid
 from maze.level.regions import CheeseRegion
 from maze.level.state import MazeState
 from maze.studies import prediction
-from maze.studies.behaviour_files import BehaviourFolder
+from maze.studies.behaviour_files import BEHAVIOUR_FILES
 from maze.studies.behaviour_rows import EXACT, GOT, findings
 from maze.studies.episodes import CHEESE, NEITHER, REGION, first_of, playable
 
@@ -231,10 +232,10 @@ def finished(agent, tmp_path_factory):
 
 
 def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
-    folder, policy = BehaviourFolder(finished[0]), agent[1]
-    table = folder.episodes()
+    folder, policy = ResultStore(finished[0], BEHAVIOUR_FILES), agent[1]
+    table = folder.read("episodes")
     assert len(table) == NUM_LEVELS and 0 < table[GOT].sum() < NUM_LEVELS
-    paths = read_arrays(folder.paths_file, "paths")
+    paths = read_arrays(folder.file_of("paths"), "paths")
     assert paths["seeds"].tolist() == table["seed"].tolist()
     squares = np.split(paths["squares"], paths["lengths"].cumsum()[:-1])
     played = {episode.number: episode for episode in play_episodes(
@@ -270,8 +271,8 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
 
 def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     output, figures = finished
-    folder, found = BehaviourFolder(output), findings(output)
-    table, regressions = folder.episodes(), folder.regressions()
+    folder, found = ResultStore(output, BEHAVIOUR_FILES), findings(output)
+    table, regressions = folder.read("episodes"), folder.read("regressions")
     forks = table[~table["cheese_in_region"]]
     share, number_of = forks[GOT].mean(), len(forks)
     success, exact = found[:2]
@@ -290,7 +291,7 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     accuracies = regressions[(regressions["target"] == GOT) & (regressions["model"] == "single")
                              & (regressions["quantity"] == "accuracy")]
     assert best.value == accuracies["value"].max() and best.base == accuracies["base"].iloc[0]
-    text = folder.report_file.read_text()
+    text = folder.file_of("report").read_text()
     assert f"{success.value:.3f} ({success.low_95:.3f} to {success.high_95:.3f})" in text
     for name in NAMES:
         assert f"| {name} |" in text
@@ -302,20 +303,20 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
 @pytest.fixture
 def copied(finished, tmp_path):
     """A copy of the finished run, whose levels need not be played again."""
-    return BehaviourFolder(shutil.copytree(finished[0], tmp_path / "out"))
+    return ResultStore(shutil.copytree(finished[0], tmp_path / "out"), BEHAVIOUR_FILES)
 
 
 def test_a_run_killed_anywhere_goes_on_and_ends_with_the_same_numbers(finished, agent, copied,
                                                                       quick):
-    done = copied.journal_file.read_bytes().splitlines(keepends=True)
+    done = copied.file_of("levels").read_bytes().splitlines(keepends=True)
     assert len(done) == NUM_LEVELS
     for path in copied.path.iterdir():
-        if path not in (copied.journal_file, copied.settings_file):
+        if path not in (copied.file_of("levels"), copied.settings_file):
             path.unlink()
     begun = b"".join(done[6:])  # the six shortest are missing, one is a line that was cut short
-    copied.journal_file.write_bytes(begun + done[0][:40])
+    copied.file_of("levels").write_bytes(begun + done[0][:40])
     assert behaviour.main(arguments(agent, copied.path)) == 0
-    content = copied.journal_file.read_bytes()
+    content = copied.file_of("levels").read_bytes()
     assert content.startswith(begun) and sorted(content.splitlines(True)) == sorted(done)
     for name in ("episodes.csv", "regressions.csv", "report.md", "paths.npz"):
         assert (copied.path / name).read_bytes() == (finished[0] / name).read_bytes()
@@ -323,7 +324,7 @@ def test_a_run_killed_anywhere_goes_on_and_ends_with_the_same_numbers(finished, 
 
 def test_a_level_is_on_disk_as_soon_as_it_is_done(agent, tmp_path):
     output = tmp_path / "out"
-    journal = BehaviourFolder(output).journal_file
+    journal = ResultStore(output, BEHAVIOUR_FILES).file_of("levels")
     process = subprocess.Popen(
         [sys.executable, "-m", "maze.behaviour", *arguments(agent, output, num=12)], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -336,14 +337,14 @@ def test_a_level_is_on_disk_as_soon_as_it_is_done(agent, tmp_path):
 def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agent, copied, tmp_path,
                                                                   capsys):
     few = arguments(agent, copied.path, num=12)
-    table = copied.episodes()
+    table = copied.read("episodes")
     assert behaviour.main(few) == 0  # too few levels of either outcome for a regression
     assert "There are no regressions" in capsys.readouterr().out
-    assert "There are no regressions" in copied.report_file.read_text()
-    assert copied.regressions() is None
-    pd.testing.assert_frame_equal(copied.episodes(), table[:12])
+    assert "There are no regressions" in copied.file_of("report").read_text()
+    assert not copied.has("regressions")
+    pd.testing.assert_frame_equal(copied.read("episodes"), table[:12])
     assert behaviour.main(arguments(agent, copied.path)[:-1]) == 0
-    pd.testing.assert_frame_equal(copied.episodes(), table)
+    pd.testing.assert_frame_equal(copied.read("episodes"), table)
     other = tmp_path / "model_1.pth"
     save_agent(other, small_policy(recurrent=False))
     for changed, message in ((["--agent_file", str(other)], "with another agent"),
@@ -354,10 +355,10 @@ def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agen
                               "not the one that an earlier run played")):
         assert behaviour.main([*few, *changed]) == 2
         assert message in capsys.readouterr().err
-    lines = copied.journal_file.read_text().splitlines(keepends=True)
-    copied.journal_file.write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
+    lines = copied.file_of("levels").read_text().splitlines(keepends=True)
+    copied.file_of("levels").write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
     assert behaviour.main(few) == 2
-    assert "is damaged in line 2" in capsys.readouterr().err
+    assert "levels.jsonl is damaged: line 2 is none of its rows" in capsys.readouterr().err
 
 
 def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):
@@ -365,7 +366,7 @@ def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path)
     assert behaviour.main(["--agent_file", str(agent[0]), "--output_dir", str(output), "--device",
                            "cpu", "--num_mazes", "6", "--cheese_region", "4", "--size", "5",
                            "--kind", "fork", "--region", "4"]) == 0
-    table = BehaviourFolder(output).episodes()
+    table = ResultStore(output, BEHAVIOUR_FILES).read("episodes")
     for row in table.itertuples():
         played = CheeseRegion(4)(stock_state("easy", row.seed).to_bytes())
         grid = MazeState.parse(played).grid

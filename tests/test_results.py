@@ -338,7 +338,7 @@ def test_a_deleted_folder_is_not_written_to(whole, tmp_path):
 
 DAMAGES = {"truncated": lambda content: content[:len(content) // 2], "empty": lambda content: b"",
            "of another kind": lambda content: b"\x93\xff\0\n" * 40,
-           "deep": lambda content: b"[" * 100_000}
+           "deep": lambda content: b"[" * 100_000 + b"\n"}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -69,11 +69,6 @@ class LevelEntry:
         return state.with_grid(Grid.from_rows(self.rows, stock.maze_dim, self.facing))
 
 
-def level_name(state: MazeState) -> str:
-    """Name of the file of a level in a folder of levels."""
-    return f"level_{state.level_seed}.json"
-
-
 def save_levels(path: Path, states: list[MazeState]) -> None:
     """Write a level file: one level as an entry, several as a list of them."""
     entries = [LevelEntry.of(state).to_json() for state in states]

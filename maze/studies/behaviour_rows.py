@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from common.results import ResultStore
 from maze.level.grid import FORK, KINDS
-from maze.studies.behaviour_files import BehaviourFolder
+from maze.studies.behaviour_files import BEHAVIOUR_FILES
 from maze.studies.episodes import CHEESE, NEITHER, REGION
 from maze.studies.prediction import SET, SINGLE
 from stats.bootstrap import ClusterBootstrap
@@ -54,9 +55,10 @@ def findings(path: Path) -> list[Finding]:
     Raises:
         UserError: if a file of the folder is missing or damaged.
     """
-    folder = BehaviourFolder(path)
-    settings, table = folder.settings(), folder.episodes()
-    return of_tables(table, folder.regressions(), settings)
+    store = ResultStore(path, BEHAVIOUR_FILES)
+    settings, table = store.settings(), store.read("episodes")
+    regressions = store.read("regressions") if store.has("regressions") else None
+    return of_tables(table, regressions, settings)
 
 
 def of_tables(table: pd.DataFrame, regressions: pd.DataFrame | None,

@@ -18,7 +18,7 @@ from maze.level.environment import game_of
 from maze.level.features import NAMES, features
 from maze.level.grid import FORK, Grid, Square
 from maze.level.state import MazeState
-from maze.studies.behaviour_files import COLUMNS, OUTCOMES, Entry
+from maze.studies.behaviour_files import COLUMNS, OUTCOMES, PlayedLevel
 
 EPISODES_AT_A_TIME = 64
 CHEESE, REGION, NEITHER = "cheese", "region", "neither"  # of which is first
@@ -52,7 +52,7 @@ def checksum(grid: Grid) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def check_entries(entries: Mapping[int, Entry], states: Sequence[MazeState]) -> None:
+def check_entries(entries: Mapping[int, PlayedLevel], states: Sequence[MazeState]) -> None:
     """Check that what is done is of these levels.
 
     Raises:
@@ -66,7 +66,8 @@ def check_entries(entries: Mapping[int, Entry], states: Sequence[MazeState]) -> 
 
 
 def entries_of(policy: Policy, compute: Compute, states: Sequence[MazeState],
-               numbers: Sequence[int], seed: int, exact: bool, region: int) -> Iterator[Entry]:
+               numbers: Sequence[int], seed: int, exact: bool, region: int
+               ) -> Iterator[PlayedLevel]:
     """Play some levels and look at their fields; entries in the order in which episodes end.
 
     Args:
@@ -91,8 +92,9 @@ def entries_of(policy: Policy, compute: Compute, states: Sequence[MazeState],
                  for facing in ((0, 1) if exact else (0,))]
         found = outcomes(sides[0], None, sides[1] if exact else None,
                          min(region, grid.world_dim), state.timeout - state.time)
-        yield Entry(episode.number, state.level_seed, checksum(grid), episode.level_complete,
-                    path_of(episode, grid).tolist(), {name: found[name] for name in OUTCOMES})
+        yield PlayedLevel(
+            episode.number, state.level_seed, checksum(grid), episode.level_complete,
+            path_of(episode, grid).tolist(), {name: found[name] for name in OUTCOMES})
 
 
 def path_of(episode: Episode, grid: Grid) -> np.ndarray:
@@ -104,7 +106,8 @@ def path_of(episode: Episode, grid: Grid) -> np.ndarray:
     return places - grid.margin
 
 
-def table_of(entries: Sequence[Entry], states: Sequence[MazeState], region: int) -> pd.DataFrame:
+def table_of(entries: Sequence[PlayedLevel], states: Sequence[MazeState],
+             region: int) -> pd.DataFrame:
     """A row a level, with COLUMNS. Rows and columns of squares are those of the world.
 
     ``first`` is CHEESE if the mouse got it before it was on another square of the region, REGION if
