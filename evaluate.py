@@ -16,8 +16,8 @@ from agents.evaluation import evaluate
 from agents.likeness import described, likeness
 from agents.provenance import agent_sha256
 from agents.reference import played_reference
-from clarity.failing.causes import causes_of, what_is_known
-from clarity.failing.playing import with_fates
+from attribution.failing.causes import causes_of, what_is_known
+from attribution.failing.playing import with_fates
 from common.cli import (
     Parser,
     add_compute_flags,

@@ -1,5 +1,5 @@
 """Speed and size of features, attributions and their page: the shipped agent of CoinRun, in
-float32. ``benchmarks.clarity_page`` measures the page itself.
+float32. ``benchmarks.attribution_page`` measures the page itself.
 
     python -m benchmarks.attribution                    everything, about 20 minutes
     python -m benchmarks.attribution loop               one part: features, attribution, outputs,
@@ -32,12 +32,12 @@ from agents.agent_file import load_agent
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, Output, outputs_named
 from agents.scopes import recorded
+from attribution import attribute, features
+from attribution import page as attribution_page
+from attribution.attributing.integration import Attributor, Integration
+from attribution.attributing.layers import Cut, find_cuts
+from attribution.attributing.recordings import Recording, Rows, batches
 from benchmarks.measuring import Apart, peak_memory
-from clarity import attribution, features
-from clarity import page as clarity_page
-from clarity.attributing.integration import Attributor, Integration
-from clarity.attributing.layers import Cut, find_cuts
-from clarity.attributing.recordings import Recording, Rows, batches
 from common.devices import Compute
 
 AGENT = Path("pretrained/coinrun_hard/model.pth")
@@ -46,7 +46,7 @@ LAYERS = ("block1", "block2", "block3")
 NUM_FRAMES, STEPS_OF_A_TRAJECTORY, FRAMES_AN_EPISODE = 4096, 512, 60
 LOOP_FRAMES = 128  # on which the plain loop is measured, since it takes long
 PARTS = ("features", "attribution", "outputs", "export", "demo", "loop")
-SCRIPTS = {"features": features, "attribution": attribution, "page": clarity_page}
+SCRIPTS = {"features": features, "attribution": attribute, "page": attribution_page}
 
 
 def run(module: str, arguments: list[str]) -> tuple[float, float, float]:
@@ -83,7 +83,7 @@ def measure_page(name: str, agent: list[str], folder: Path) -> float:
 
 
 def measure_demo(agent: list[str], folder: Path) -> None:
-    """The clarity stages of the preset demo, but for the recording."""
+    """The attribution stages of the preset demo, but for the recording."""
     layers = ["--layers", "block2", "block3"]
     total = measure_script("demo: features", "features", [
         *agent, "--device", "cpu", *layers, "--num_observations", "512", "--output_dir",

@@ -22,10 +22,10 @@ from pathlib import Path
 import record
 from agents.agent_file import load_agent
 from agents.episodes import play_episodes
+from attribution import attribute, checks, features
+from attribution.checking.check_files import CHECKS
+from attribution.failing.playing import with_fates
 from benchmarks.measuring import Apart
-from clarity import attribution, checks, features
-from clarity.checking.check_files import CHECKS
-from clarity.failing.playing import with_fates
 from common.devices import resolve_compute
 from envs.procgen_env import EnvConfig
 from generative import optimise_start
@@ -37,7 +37,7 @@ NUM_LEVELS, ROUNDS, AT_A_TIME = 256, 3, 64
 NUM_FRAMES, FRAMES_AN_EPISODE = 1000, 60
 NUM_STARTS = (1, 5)  # of one target: their difference is what a start costs
 PARTS = ("causes", "checks", "starts")
-SCRIPTS = {"record": record, "features": features, "attribution": attribution, "checks": checks,
+SCRIPTS = {"record": record, "features": features, "attribution": attribute, "checks": checks,
            "optimise_start": optimise_start}
 
 

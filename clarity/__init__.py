@@ -1,11 +1,20 @@
-"""Attribution of an agent's outputs to its layers, and the features those are made of.
+"""The former name of ``attribution``: names the command that takes the place of the old one."""
 
-For those who used the published package: ``from clarity import run``.
-"""
+import sys
+
+_RENAMED = {"attribution": "attribute"}  # scripts whose name changed with the package's
 
 
-def __getattr__(name: str):
-    if name == "run":  # when it is asked for: it needs what the scripts need
-        from clarity.published_agents.interface import run
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _new_command(argv: list[str]) -> str:
+    """Return the present form of ``python -m clarity.SCRIPT ...``, or of an import."""
+    for number, word in enumerate(argv):
+        if word.startswith("clarity."):
+            script = word.removeprefix("clarity.")
+            return " ".join(["python -m", f"attribution.{_RENAMED.get(script, script)}",
+                             *argv[number + 1:]])
+    return "from attribution import run"
+
+
+print(f"the package clarity is called attribution now; use: {_new_command(sys.orig_argv)}",
+      file=sys.stderr)
+raise SystemExit(2)

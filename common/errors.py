@@ -24,6 +24,7 @@ class NonFiniteLoss(UserError):
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return a hint such as ``" (did you mean 'coinrun'?)"``, or the list of choices."""
     choices = sorted(choices)
+    name = name.replace("clarity", "attribution")  # former name of a package and its presets
     match = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if match:
         return f" (did you mean '{match[0]}'?)"

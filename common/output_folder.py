@@ -47,7 +47,7 @@ class Output:
         settings = read_description(folder / SETTINGS_NAME)
         if not settings:
             raise UserError(f"{folder} holds other data; {way_out}")
-        kind = settings.get("made_by", self.kind)
+        kind = settings.get("made_by", self.kind).replace("clarity.", "attribution.")
         if kind != self.kind:
             raise UserError(f"{folder} holds the {kind}, not the {self.kind}; {way_out}")
         names = map(glob.escape, settings["files"]) if "files" in settings else self.patterns

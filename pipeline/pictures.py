@@ -24,9 +24,9 @@ from analysis.influences.consistency import ALL_SAMPLES
 from analysis.influences.files import ComparisonFolder
 from analysis.panel_export.files import PanelFolder
 from analysis.stories.pages import samples_picture
-from clarity.attributing.clarity_files import AttributionFolder
-from clarity.page_export.files import ClarityFolder
-from clarity.walking.bookmarks import failures
+from attribution.attributing.attribution_files import AttributionFolder
+from attribution.page_export.files import AttributionPageFolder
+from attribution.walking.bookmarks import failures
 from common.browser import opened_page, running_browser
 from common.cli import Parser, from_zero
 from common.description import read_description
@@ -38,7 +38,7 @@ from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip
 from generative.made_to_order.files import picture_name
 from generative.saliency.files import SaliencyFolder
 from interventions.files import comparison_store
-from pipeline import clarity_stages
+from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
 from pipeline.stages import FOLDERS, all_stages
@@ -48,7 +48,7 @@ ENDED = 0.5  # probability of the episode's end from which a sample is not shown
 FILMS, FILMS_IN_A_ROW, FILM_SIZE, FILM_MILLISECONDS = 4, 2, 96, 250
 PANEL_STEP = 3  # one before that at which saliency is read
 STEPS_BEFORE_FAILURE = 5
-PANEL_VIEW, CLARITY_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
+PANEL_VIEW, ATTRIBUTION_VIEW = ({"width": 1280, "height": 830}, {"width": 1500, "height": 1130})
 COLOURS = 256  # of a figure, rare ones as a coin's among them: a third of the size
 
 
@@ -165,7 +165,7 @@ def made_to_order(shown: Shown) -> Image.Image:
 
 def saliency_checks(shown: Shown) -> Image.Image:
     """The figure of the checks."""
-    return Image.open(shown.output / clarity_stages.MAPS / "checks.png")
+    return Image.open(shown.output / attribution_stages.MAPS / "checks.png")
 
 
 def panel(shown: Shown) -> Image.Image:
@@ -175,17 +175,17 @@ def panel(shown: Shown) -> Image.Image:
         "saliency": "value"})
 
 
-def clarity_page(shown: Shown) -> Image.Image:
-    """The clarity page a few frames before the first failure; at its start if there is none."""
-    steps = AttributionFolder(shown.output / clarity_stages.ATTRIBUTION).trajectories()
+def attribution_page(shown: Shown) -> Image.Image:
+    """The attribution page a few frames before the first failure; at its start if there is none."""
+    steps = AttributionFolder(shown.output / attribution_stages.ATTRIBUTION).trajectories()
     view = {}
     for end in failures(steps, 1):
         number = steps.trajectory[end]
         first = np.flatnonzero(steps.trajectory == number)[0]
         view = {"trajectory": number + 1,
                 "frame": max(end - STEPS_BEFORE_FAILURE, first) - first + 1}
-    return _photographed(ClarityFolder(shown.output / clarity_stages.PAGE).page_file, CLARITY_VIEW,
-                         {"layer": "block2", **view})
+    return _photographed(AttributionPageFolder(shown.output / attribution_stages.PAGE).page_file,
+                         ATTRIBUTION_VIEW, {"layer": "block2", **view})
 
 
 def _photographed(page_file: Path, viewport: dict[str, int], view: dict[str, object]
@@ -205,7 +205,7 @@ PICTURES = (
     Picture("made_to_order.png", ("optimise_start",), made_to_order),
     Picture("saliency_checks.png", ("saliency_checks",), saliency_checks),
     Picture("panel.png", ("simulate", "panel"), panel, browser=True),
-    Picture("clarity_page.png", ("clarity_attribution", "clarity_page"), clarity_page,
+    Picture("attribution_page.png", ("attribution", "attribution_page"), attribution_page,
             browser=True))
 
 

@@ -154,7 +154,7 @@ class MazePreset:
 
 
 @dataclasses.dataclass(frozen=True)
-class ClarityPreset:
+class AttributionPreset:
     """Preset of the studies of one agent that fill the table of the article on RL vision."""
 
     parameters: str
@@ -179,7 +179,7 @@ class ClarityPreset:
         return {place: ROOT / file for place, file in files.items() if file is not None}
 
 
-AnyPreset = Preset | MazePreset | ClarityPreset
+AnyPreset = Preset | MazePreset | AttributionPreset
 
 
 def place_of(agent: str) -> str:
@@ -234,7 +234,7 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
 def _kind_of(values: object) -> type[AnyPreset]:
     """The kind of a preset, which one of its keys tells."""
     if isinstance(values, dict):
-        for key, kind in (("agent_files", MazePreset), ("use_backgrounds", ClarityPreset)):
+        for key, kind in (("agent_files", MazePreset), ("use_backgrounds", AttributionPreset)):
             if key in values:
                 return kind
     return Preset

@@ -43,7 +43,7 @@ NOT_RUN = "it has not been run yet"
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_OF_CLOCKS = 2  # by which times of files may be off
 EARLIER = "_earlier"  # behind the name of a folder that is set aside
-MODULE_ROOMS = ("maze", "clarity", "generative")  # whose scripts are run as modules
+MODULE_ROOMS = ("maze", "attribution", "generative")  # whose scripts are run as modules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 
 from maze.studies import results
-from pipeline.clarity_stages import ROOM as CLARITY
+from pipeline.attribution_stages import ROOM as ATTRIBUTION
 from pipeline.maze_stages import ROOM, TABLE
-from pipeline.presets import AnyPreset, ClarityPreset, MazePreset
+from pipeline.presets import AnyPreset, AttributionPreset, MazePreset
 from pipeline.stages import FOLDERS
 
 STRIP_SAMPLES = 3
@@ -54,24 +54,25 @@ class Section:
     parts: tuple[Files, ...]
 
 
-CLARITY_SECTIONS = (
-    Section("clarity", "What the outputs are made of", "clarity_features", (
+ATTRIBUTION_SECTIONS = (
+    Section("attribution", "What the outputs are made of", "attribution_features", (
         "The value is attributed to the activations of the agent's layers (integrated gradients), "
         "and the channels of each layer are reduced to a few features. The page walks through "
         "trajectories and shows what raised or lowered the value at each step, and by how much the "
         "attributions miss it."), (
         "Look for features whose examples show one thing, and for what the value was made of "
         "before and after a step at which it jumps."), (
-        Files("clarity_page", (f"{CLARITY}/page/index.html",), "It opens in the browser, from "
-              "disk."),
-        Files("clarity_checks", (f"{CLARITY}/checks/report.md", f"{CLARITY}/checks/*.png"),
+        Files("attribution_page", (f"{ATTRIBUTION}/page/index.html",), "It opens in the browser, "
+              "from disk."),
+        Files("attribution_checks",
+              (f"{ATTRIBUTION}/checks/report.md", f"{ATTRIBUTION}/checks/*.png"),
               "Are the attributions right? Cells deleted in their order, and objects taken out of "
               "the real game.", 2),
-        Files("saliency_checks", (f"{CLARITY}/saliency_checks/report.md",
-                                  f"{CLARITY}/saliency_checks/checks.png"),
+        Files("saliency_checks", (f"{ATTRIBUTION}/saliency_checks/report.md",
+                                  f"{ATTRIBUTION}/saliency_checks/checks.png"),
               "Maps through the simulator beside attributions to layers: which is right more often "
               "about the real game?"),
-        Files("clarity_table", (f"{CLARITY}/table/table.md", f"{CLARITY}/table/*.png"),
+        Files("attribution_table", (f"{ATTRIBUTION}/table/table.md", f"{ATTRIBUTION}/table/*.png"),
               "What the article found, and what this agent shows."))),
     Section("failures", "What the agent fails by", "failure_causes", (
         "Each failed episode has a cause: the hazard without which its last step, repeated in a "
@@ -80,9 +81,10 @@ CLARITY_SECTIONS = (
         "the same size."), (
         "Look for a cause that becomes more frequent without the feature, beyond the grey range "
         "of the random edits, and for how much of it an invisible hazard does."), (
-        Files("failure_causes", (f"{CLARITY}/causes/causes.png", f"{CLARITY}/causes/report.md",
-                                 f"{CLARITY}/causes/failures.png",
-                                 f"{CLARITY}/causes/films/*.mp4"),
+        Files("failure_causes", (f"{ATTRIBUTION}/causes/causes.png",
+                                 f"{ATTRIBUTION}/causes/report.md",
+                                 f"{ATTRIBUTION}/causes/failures.png",
+                                 f"{ATTRIBUTION}/causes/films/*.mp4"),
               "Failures by cause; what may be claimed; how some episodes ended; and a level that "
               "only one of two arms fails, if there is any."),)),
 )
@@ -214,7 +216,7 @@ SECTIONS = (
         "Look for steps at which a component moves, and for what the saliency marks at the "
         "steps before."), (
         Files("panel", (f"{FOLDERS.panel}/index.html",), "It opens in the browser, from disk."),)),
-    *CLARITY_SECTIONS)
+    *ATTRIBUTION_SECTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,14 +249,14 @@ def page_of(preset: AnyPreset) -> Page:
             "Analysed below: " + ", ".join(
                 f"{name} ({file})" for name, file in zip(preset.agents, preset.agent_files)) + ".",
             _maze_sections(preset))
-    if isinstance(preset, ClarityPreset):
+    if isinstance(preset, AttributionPreset):
         return Page(
             "what are the agent's outputs made of?",
             "What are an agent's outputs made of, and is it true?",
             "An agent's value is attributed to features of its layers, the attributions are "
             "checked by experiment in the real game, and features are taken out to see what the "
             "agent then fails by.",
-            f"Analysed below: {_which('agent', preset.agent_file)}.", CLARITY_SECTIONS)
+            f"Analysed below: {_which('agent', preset.agent_file)}.", ATTRIBUTION_SECTIONS)
     analysed = (f"Analysed below: {_which('agent', preset.agent_file)}, in "
                 f"{_which('simulator', preset.model_file)}.")
     if (preset.agent_file and preset.model_file

@@ -2,7 +2,7 @@
 
 Flags and files are text with places in it: ``{output}`` is the output folder, ``{agent}`` the agent
 file that is analysed and ``{simulator}`` the simulator, which earlier stages may have trained,
-``{page}``, ``{maze page}`` and ``{clarity page}`` the pages as they were built, and others are
+``{page}``, ``{maze page}`` and ``{attribution page}`` the pages as they were built, and others are
 files that a preset gives.
 """
 
@@ -17,7 +17,7 @@ from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
-from clarity.page_export.files import ClarityFolder
+from attribution.page_export.files import AttributionPageFolder
 from common.description import read_description
 from common.errors import UserError
 from common.parameters import ParameterSet, flattened
@@ -29,10 +29,11 @@ from maze.field.page_export import MazePageFolder
 from pipeline.presets import AGENT, SIMULATOR, AnyPreset
 from pipeline.records import find
 
-OUTPUT, PAGE, MAZE_PAGE, CLARITY_PAGE = "{output}", "{page}", "{maze page}", "{clarity page}"
+OUTPUT, PAGE = "{output}", "{page}"
+MAZE_PAGE, ATTRIBUTION_PAGE = "{maze page}", "{attribution page}"
 # As they were built.
 DEFAULTS = "defaults"  # the parameter set of scripts that are given none
-PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, CLARITY_PAGE: ClarityFolder}
+PAGES = {PAGE: PanelFolder, MAZE_PAGE: MazePageFolder, ATTRIBUTION_PAGE: AttributionPageFolder}
 TRAIN_AGENT, TRAIN_SIMULATOR = "train_agent", "train_simulator"
 MADE_BY = {AGENT: TRAIN_AGENT, SIMULATOR: TRAIN_SIMULATOR}
 

@@ -29,9 +29,17 @@ from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.config import DirectionFilesConfig, SwapConfig
 from interventions.files import comparison_store
-from pipeline.clarity_stages import clarity_stages
+from pipeline.attribution_stages import attribution_stages
 from pipeline.maze_stages import maze_stages, pieces
-from pipeline.presets import AGENT, ROOT, SIMULATOR, AnyPreset, ClarityPreset, MazePreset, Preset
+from pipeline.presets import (
+    AGENT,
+    ROOT,
+    SIMULATOR,
+    AnyPreset,
+    AttributionPreset,
+    MazePreset,
+    Preset,
+)
 from pipeline.records import find
 from pipeline.stage import (
     OUTPUT,
@@ -94,13 +102,13 @@ def all_stages(preset: AnyPreset, exp_name: str) -> tuple[Stage, ...]:
     """Every stage of the experiment, in the order in which they run."""
     if isinstance(preset, MazePreset):
         return maze_stages(preset)
-    if isinstance(preset, ClarityPreset):
-        return tuple(clarity_stages(preset, ParameterSet(preset.parameters), exp_name))
+    if isinstance(preset, AttributionPreset):
+        return tuple(attribution_stages(preset, ParameterSet(preset.parameters), exp_name))
     build = _Builder(preset, ParameterSet(preset.parameters), exp_name)
     return (*build.agent(), *build.recording(), *build.simulator(), *build.simulations(),
             *build.hidden_states(), *build.maps(), *build.saliency(), *build.influences(),
             *build.optimised_starts(), *build.interventions(), *build.panel(),
-            *clarity_stages(preset, ParameterSet(preset.parameters), exp_name),
+            *attribution_stages(preset, ParameterSet(preset.parameters), exp_name),
             *pieces(preset.mazes, preset.seed))
 
 

@@ -8,10 +8,10 @@ from conftest import killed_at, small_policy
 
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.provenance import agent_sha256
-from clarity import choose_edits
-from clarity.attributing.clarity_files import FeaturesFolder
-from clarity.attributing.layers import find_cuts
-from clarity.editing.candidates import (
+from attribution import choose_edits
+from attribution.attributing.attribution_files import FeaturesFolder
+from attribution.attributing.layers import find_cuts
+from attribution.editing.candidates import (
     Candidate,
     Trial,
     best_of,
@@ -19,7 +19,7 @@ from clarity.editing.candidates import (
     trial,
     with_another,
 )
-from clarity.failing.files import CausesFolder
+from attribution.failing.files import CausesFolder
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 HARD = EnvConfig("coinrun", "hard")

@@ -508,7 +508,7 @@ def test_shards_count_as_done_only_for_what_they_were_made_of(tmp_path):
 
 
 def test_scripts_of_stages_that_divide_take_shards_and_join_them():
-    dividing = {stage.name: stage.script for preset in ("full", "tiny", "maze", "clarity")
+    dividing = {stage.name: stage.script for preset in ("full", "tiny", "maze", "attribution")
                 for stage in all_stages(load_preset(preset), preset) if stage.max_shards > 1}
     assert {"record", "simulate", "saliency", "interventions"} <= dividing.keys()
     for script in set(dividing.values()):

@@ -19,13 +19,13 @@ from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import RolloutFolder
 from agents.scopes import patched
-from clarity import edit_agent
-from clarity.attributing.clarity_files import FeaturesFolder
-from clarity.attributing.integration import Attributor, Integration
-from clarity.attributing.layers import find_cuts
-from clarity.attributing.recordings import Recording
-from clarity.editing.random_edits import random_edits
-from clarity.editing.weights import in_weights, pool_behind
+from attribution import edit_agent
+from attribution.attributing.attribution_files import FeaturesFolder
+from attribution.attributing.integration import Attributor, Integration
+from attribution.attributing.layers import find_cuts
+from attribution.attributing.recordings import Recording
+from attribution.editing.random_edits import random_edits
+from attribution.editing.weights import in_weights, pool_behind
 from common.errors import UserError
 from interventions.patches import Apply
 from maze.field.page_export import check_agent

@@ -20,16 +20,16 @@ from agents.episodes import play_episodes
 from agents.networks import Policy
 from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
-from clarity import failure_causes
-from clarity.failing import arms as failure_arms
-from clarity.failing import causes, playing
-from clarity.failing.arms import FailureArm, hiding
-from clarity.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
-from clarity.failing.counting import Failures, blindness, effects
-from clarity.failing.files import SOLVED, CausesFolder
-from clarity.failing.films import FRAMES, endings, first_failures
-from clarity.failing.playing import STEPS_A_STATE, with_fates
-from clarity.failing.recorded import recorded_causes
+from attribution import failure_causes
+from attribution.failing import arms as failure_arms
+from attribution.failing import causes, playing
+from attribution.failing.arms import FailureArm, hiding
+from attribution.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
+from attribution.failing.counting import Failures, blindness, effects
+from attribution.failing.files import SOLVED, CausesFolder
+from attribution.failing.films import FRAMES, endings, first_failures
+from attribution.failing.playing import STEPS_A_STATE, with_fates
+from attribution.failing.recorded import recorded_causes
 from common.errors import UserError
 from common.files import read_json
 from common.video import mark_action

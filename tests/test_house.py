@@ -14,7 +14,7 @@ BELOW = {"common": set(), "envs": {"common"}, "stats": {"common"}}
 BELOW["agents"] = {"common", "envs", "stats"}
 BELOW["interventions"] = {"agents", *BELOW["agents"]}
 BELOW["generative"] = {"interventions", *BELOW["interventions"]}
-for _room in ("analysis", "maze", "clarity"):
+for _room in ("analysis", "maze", "attribution"):
     BELOW[_room] = {"generative", *BELOW["generative"]}
 BELOW["pipeline"] = set(BELOW)
 BELOW["benchmarks"] = {*BELOW, None}  # None: scripts of the root, which they run
@@ -65,8 +65,8 @@ def test_a_room_imports_the_rooms_below_it_alone(name):
 
 
 def test_scripts_import_no_other_script():
-    """Modules at the top of ``analysis/``, ``maze/`` and ``clarity/`` are scripts, too."""
-    rooms = ("analysis", "maze", "clarity")
+    """Modules at the top of ``analysis/``, ``maze/`` and ``attribution/`` are scripts, too."""
+    rooms = ("analysis", "maze", "attribution")
     scripts = {module for module, path in MODULES.items() if path.name != "__init__.py"
                and path.parent in (ROOT, *(ROOT / room for room in rooms))}
     assert "maze.levels" in scripts

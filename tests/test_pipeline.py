@@ -158,7 +158,7 @@ def test_dry_run_runs_nothing_and_tells_all(run, tmp_path):
     assert set(planned(text).values()) == {"it has not been run yet"}
     assert text.count("{agent} stands for the file that train_agent will write") == 1
     for stage in STAGES:
-        as_module = stage.script.startswith(("maze.", "clarity.", "generative."))
+        as_module = stage.script.startswith(("maze.", "attribution.", "generative."))
         assert (f"python -m {stage.script} " if as_module
                 else f"python {stage.script.replace('.', '/')}.py ") in text
     assert not list(tmp_path.iterdir())
@@ -250,7 +250,7 @@ def test_a_stage_opens_what_it_declares_alone(finished, notes):
     assert seen == set(NAMES)
 
 
-@pytest.mark.parametrize("preset", ["demo", "clarity", "tiny", "maze"])
+@pytest.mark.parametrize("preset", ["demo", "attribution", "tiny", "maze"])
 def test_every_stage_that_can_read_the_kinds_of_object_declares_them(preset):
     stages = all_stages(load_preset(preset), NAME)
     code = code_closure.code_of({stage.script for stage in stages})
@@ -265,7 +265,8 @@ def test_changed_kinds_of_object_invalidate_what_reads_them(run, finished, monke
     monkeypatch.setattr(stage_module, "objects_of", lambda game: (kind,))
     found = planned(run(finished, "--dry_run"))
     assert set(found) == {
-        "loss_over_time", "clarity_checks", "clarity_page", "failure_causes", "clarity_table"}
+        "loss_over_time", "attribution_checks", "attribution_page", "failure_causes",
+        "attribution_table"}
     assert "parameter game_objects.fruitbot" in found["loss_over_time"]
 
 
@@ -403,19 +404,19 @@ def test_killed_or_stopped_stage_goes_on_to_the_same_numbers(run, output, finish
 
 @pytest.mark.parametrize("name", ["MY_NOTES.txt", "mine/keep.csv", ".hidden", "link"])
 def test_a_file_that_no_stage_wrote_is_not_deleted(refused, run, output, name):
-    file = output / "analysis" / "clarity" / "table" / name
+    file = output / "analysis" / "attribution" / "table" / name
     file.parent.mkdir(exist_ok=True)
     if name == "link":
         file.symlink_to(output / "evaluation.json")
     else:
         file.write_text("my thoughts")
-    before = Experiment(output).record("clarity_table")
-    sentence = refused(output, "--only", "evaluate", "clarity_table", "--force")
+    before = Experiment(output).record("attribution_table")
+    sentence = refused(output, "--only", "evaluate", "attribution_table", "--force")
     assert f"{file} was not written by the pipeline" in sentence
-    assert os.path.lexists(file) and Experiment(output).record("clarity_table") == before
+    assert os.path.lexists(file) and Experiment(output).record("attribution_table") == before
     assert "of --force" not in Experiment(output).record("evaluate").why  # refused before the work
     os.rename(file, output.parent / "elsewhere")
-    assert set(made(run(output, "--only", "clarity_table", "--force"))) == {"clarity_table"}
+    assert set(made(run(output, "--only", "attribution_table", "--force"))) == {"attribution_table"}
 
 
 def test_what_a_killed_stage_wrote_is_cleared_and_nothing_else(refused, run, output):
@@ -549,7 +550,7 @@ def check_stages(found):
         assert set(stage.needs) <= set(names[:number]), stage.name
         flags = __import__(stage.script, fromlist=["parser"]).parser()
         given = flags.parse_args(list(stage.argv))
-        if stage.script in ("compare_interventions", "clarity.failure_causes"):
+        if stage.script in ("compare_interventions", "attribution.failure_causes"):
             check_starts(given.num_episodes)
 
 
@@ -568,22 +569,22 @@ def test_every_preset_and_set_has_its_stages():
         (recorded,) = (stage for stage in all_stages(preset, name) if stage.name == "record")
         assert "--positions" in recorded.argv
         # The game of tiny has no kinds of object, and the demo has no time for these.
-        for stage in ("saliency_checks", "clarity_activation_features"):
+        for stage in ("saliency_checks", "attribution_activation_features"):
             assert (stage in names) == (name not in ("demo", "tiny"))
     for name in ("maze", "maze-tiny"):
         check_stages(all_stages(load_preset(name), name))
         assert [*load_preset(name, agent_file=Path(__file__)).agents] == ["test_pipeline"]
-    for name, agent, maps in (("clarity", None, True), ("clarity", Path(__file__), False),
-                              ("clarity-backgrounds", Path(__file__), False)):
+    for name, agent, maps in (("attribution", None, True), ("attribution", Path(__file__), False),
+                              ("attribution-backgrounds", Path(__file__), False)):
         found = all_stages(load_preset(name, agent_file=agent), name)
         check_stages(found)
         assert ("saliency_checks" in [stage.name for stage in found]) == maps
         shown = {stage.name for stage in found if "--use_backgrounds" in stage.argv}
-        assert shown == ({"clarity_record", "clarity_edit", "failure_causes"}
-                         if name == "clarity-backgrounds" else set())
-    assert load_preset("clarity", Path(__file__), Path(__file__)).model_file == __file__
+        assert shown == ({"attribution_record", "attribution_edit", "failure_causes"}
+                         if name == "attribution-backgrounds" else set())
+    assert load_preset("attribution", Path(__file__), Path(__file__)).model_file == __file__
     with pytest.raises(UserError, match="give one with --agent_file"):
-        PathResolver(Path("out"), load_preset("clarity-backgrounds"))
+        PathResolver(Path("out"), load_preset("attribution-backgrounds"))
     given = load_preset("full", agent_file=Path(__file__))
     assert given.agent_training is None and given.simulator_training.batch_size == 28
     assert load_preset("demo", agent_file=Path(__file__)).model_file is None
@@ -802,10 +803,10 @@ def test_pictures_show_what_the_pipeline_wrote(finished, tmp_path, capsys):
     made = {path.name: Image.open(path) for path in tmp_path.iterdir()}
     expected = {picture.name for picture in pictures.PICTURES if not picture.browser}
     if chromium():
-        expected |= {"panel.png", "clarity_page.png"}
+        expected |= {"panel.png", "attribution_page.png"}
         assert made["panel.png"].size == (1280, 830)
-        assert made["clarity_page.png"].size == (1500, 1130)
-        assert len(np.unique(made["clarity_page.png"])) > 50
+        assert made["attribution_page.png"].size == (1500, 1130)
+        assert len(np.unique(made["attribution_page.png"])) > 50
     assert set(made) == expected - {"saliency_checks.png"}
     (effects,) = finished.glob("analysis/interventions/effects.png")
     shown = np.asarray(made["interventions.png"].convert("RGB")).astype(float)

@@ -1,4 +1,4 @@
-"""python -m clarity.saliency_checks: both kinds of map side by side, and what the game says."""
+"""python -m attribution.saliency_checks: both kinds of map side by side, and what the game says."""
 
 import contextlib
 
@@ -14,11 +14,11 @@ from agents.layers import Layer
 from agents.outputs import outputs_named
 from agents.replay import replayed
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
-from clarity import saliency_checks
-from clarity.attributing.layers import Cut, find_cuts
-from clarity.attributing.recordings import Rows
-from clarity.through_simulator.comparison import CHANCE, agreements, compared, deletion_table
-from clarity.through_simulator.maps import (
+from attribution import saliency_checks
+from attribution.attributing.layers import Cut, find_cuts
+from attribution.attributing.recordings import Rows
+from attribution.through_simulator.comparison import CHANCE, agreements, compared, deletion_table
+from attribution.through_simulator.maps import (
     PIXELS,
     TIMES_IMAGE,
     Map,
@@ -26,7 +26,7 @@ from clarity.through_simulator.maps import (
     simulated_maps,
     with_agent,
 )
-from clarity.through_simulator.real_changes import POINTS, deletion_curves, hidden_objects
+from attribution.through_simulator.real_changes import POINTS, deletion_curves, hidden_objects
 from common.files import sha256
 from common.parameters import ParameterSet
 from envs.objects import objects_of, undrawn

@@ -15,7 +15,7 @@ from conftest import ROOT, tiny_policy
 import evaluate
 from agents.agent_file import AgentOrigin, save_agent
 from analysis import steering_vectors
-from clarity import edit_agent
+from attribution import edit_agent
 from common.cli import Parser
 from generative import export
 from generative.published import is_compact
@@ -31,13 +31,13 @@ LINKS = {
     "saliency_exps.py": "saliency_experiments.py"}
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
-    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "clarity")))
+    for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution")))
     for path in folder.glob("*.py") if path.name not in ("setup.py", "__init__.py"))
-ROOMS = ("agents", "analysis", "clarity", "common", "generative", "interventions", "maze",
+ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",
          "pipeline", "benchmarks", "tests")
 # One of each place, started as a program of its own: by path, as a module, from elsewhere.
 STARTED = ("train.py", "analysis/hidden_analysis_precompute.py", "hidden_analysis_precompute.py",
-           "saliency_exps.py", "maze/levels.py", "clarity/features.py")
+           "saliency_exps.py", "maze/levels.py", "attribution/features.py")
 
 
 def test_every_older_name_is_a_link_to_its_script():
@@ -130,7 +130,8 @@ def test_no_module_beside_a_script_shadows_an_installed_one():
                  if (ROOT / f"{name}.py").is_file() is False and (ROOT / name).is_dir() is False}
     optional = {"bottleneck", "statsmodels", "tables", "numexpr", "xarray"}  # of pandas
     taken = installed | set(sys.stdlib_module_names) | optional
-    for folder in (ROOT, *(ROOT / name for name in ("analysis", "maze", "clarity", "benchmarks"))):
+    for folder in (ROOT, *(ROOT / name for name in ("analysis", "attribution", "benchmarks",
+                                              "maze"))):
         beside = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir()
                   if path.suffix == ".py" or (path / "__init__.py").is_file()} - {"__init__"}
         rooms = set() if folder == ROOT else set(ROOMS)

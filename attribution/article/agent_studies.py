@@ -1,0 +1,55 @@
+"""The studies of one agent that the article's table is made from, and readers of their tables."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pandas as pd
+
+from attribution.attributing.attribution_files import (
+    AttributionFolder,
+    FeaturesFolder,
+    LayerFeatures,
+)
+from attribution.checking.check_files import OBJECTS, ChecksFolder
+from attribution.checking.object_files import ObjectsFolder
+from attribution.failing.files import CausesFolder
+from common.errors import UserError
+
+
+class AgentStudies:
+    """The folders of an agent's studies.
+
+    Args:
+        path: the folder that holds ``attribution``, ``features``, ``objects``, ``checks`` and
+            ``causes``, as far as they have been made.
+
+    Raises:
+        UserError: if it holds no attributions.
+    """
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+        self.attributions = AttributionFolder(self.path / "attribution")
+        self.attributions.settings()
+        self.objects = ObjectsFolder(self.path / "objects")
+        self.causes = CausesFolder(self.path / "causes")
+        self.layers = [layer for layer in self.attributions.layers()
+                       if (self.path / "features" / layer).is_dir()]
+        if not self.layers:
+            raise UserError(f"{self.path} has attributions, but features of none of their layers")
+
+    @functools.cached_property
+    def features(self) -> dict[str, LayerFeatures]:
+        """The features of each layer, by its name."""
+        return {layer: FeaturesFolder(self.path / "features", layer).read()
+                for layer in self.layers}
+
+    def densities(self, layer: str, output: str) -> pd.DataFrame:
+        """Attributions on objects, a row a kind; empty if they have not been checked."""
+        folder = ChecksFolder(self.path / "checks")
+        if not folder.table_file(OBJECTS).exists():
+            return pd.DataFrame()
+        table = folder.densities()
+        return table[(table["layer"] == layer) & (table["output"] == output)]

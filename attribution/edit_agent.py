@@ -1,0 +1,114 @@
+"""Take features out of a layer of an agent: write an agent file that every script plays.
+
+By default the file says what is taken out, and the agent that is read from it does so. With
+--in_weights its weights are changed, where that is the same, and it is a plain file of the
+published layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from agents.agent_file import load_agent, read_origin, save_agent
+from agents.edits import Edit, with_edits
+from agents.networks import Policy
+from agents.provenance import agent_digests, agent_sha256
+from agents.reference_set import activations_of
+from attribution.attributing.attribution_files import LayerFeatures
+from attribution.attributing.flags import features_of
+from attribution.attributing.layers import find_cuts
+from attribution.attributing.recordings import Recording
+from attribution.editing.random_edits import random_edits
+from attribution.editing.weights import in_weights, pool_behind
+from common.cli import (
+    Parser,
+    add_log_flag,
+    add_output_file_flag,
+    check_output,
+    seed,
+    set_up_logging,
+    whole,
+)
+from common.errors import UserError, script_main
+
+MAX_FEATURES = 1000
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True, help="agent to edit")
+    flags.add_argument("--features_dir", type=Path, default=Path("analysis/attribution/features"),
+                       help="its features, from python -m attribution.features")
+    flags.add_argument("--layer", required=True,
+                       help="layer to edit, by its short name (block3) or path")
+    flags.add_argument("--features", nargs="+", type=whole(0, MAX_FEATURES), required=True,
+                       metavar="NUMBER", help="features to take out, counted from 0")
+    flags.add_argument("--strength", type=float, default=1.0,
+                       help="share that is taken out; 1 takes all, 2 turns the sign around")
+    flags.add_argument("--random_directions", type=seed, metavar="SEED",
+                       help="take out random directions instead, with the same entries in other "
+                            "places, that change as much; needs --data_dir")
+    flags.add_argument("--data_dir", type=Path,
+                       help="recording that the features were found in, to measure on its frames "
+                            "how much random directions change")
+    flags.add_argument("--in_weights", action="store_true",
+                       help="change the weights of the map that reads the layer, if one map alone "
+                            "does")
+    flags.add_argument("--behind_pool", action="store_true",
+                       help="take the features out of the L2 pool behind the layer, whose output "
+                            "the weights of the published edits read: the same for a feature of "
+                            "one channel")
+    add_output_file_flag(flags, required=True, help="agent file to write, such as model_edited.pth")
+    add_log_flag(flags)
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    check_output(args.output, lambda path: read_origin(path).edited_from is not None,
+                 args.overwrite)
+    policy, origin = load_agent(args.agent_file), read_origin(args.agent_file)
+    root = origin.edited_from or agent_sha256(args.agent_file)
+    [cut] = find_cuts(policy, [args.layer], allow_partial=True)
+    features = features_of(args.features_dir, cut, {*agent_digests(args.agent_file), root})
+    for number in args.features:
+        if number >= features.number:
+            raise UserError(f"there is no feature {number} of {cut.name}: they are numbered 0 to "
+                            f"{features.number - 1}")
+    layer = pool_behind(policy, cut.layer.name) if args.behind_pool else cut.layer.name
+    edit = Edit(layer, torch.from_numpy(features.reducer.directions[args.features]), args.strength)
+    said = f"features {', '.join(map(str, args.features))} of {cut.name}"
+    if args.random_directions is not None:
+        if args.data_dir is None:
+            raise UserError("--random_directions needs --data_dir, the recording that the features "
+                            "were found in")
+        edit, how = random_edit(edit, policy, features, args)
+        said = f"random directions in the place of {said} ({how})"
+    edited = in_weights(policy, edit) if args.in_weights else with_edits(policy, [edit])
+    save_agent(args.output, edited, origin=dataclasses.replace(origin, edited_from=root))
+    print(f"wrote {args.output}: {args.agent_file} without {said}, strength {edit.strength:g}, "
+          f"{'in its weights' if args.in_weights else 'as an edit'}")
+
+
+def random_edit(edit: Edit, policy: Policy, features: LayerFeatures,
+                args: argparse.Namespace) -> tuple[Edit, str]:
+    """A random edit that changes as much, and how its size came out."""
+    recording = Recording(args.data_dir, policy, args.agent_file)
+    if features.settings.get("recording_sha256") != recording.sha256:
+        raise UserError(f"the features in {args.features_dir} were found in another recording than "
+                        f"{args.data_dir}; give that one as --data_dir")
+    rows = recording.rows(features.observations)
+    activations = activations_of(policy, rows.frames, [edit.layer], rows.entering)[edit.layer]
+    [drawn] = random_edits(edit, activations, 1, args.random_directions)
+    return drawn.edit, (f"changing {drawn.relative:.2f} times as much at the same strength, "
+                        "the same at this one")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,206 @@
+"""Build the attribution page: a folder with a page on which one walks through trajectories and sees
+which features raised or lowered an agent's outputs. It opens from disk and from any web server."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pandas as pd
+
+from agents.agent_file import load_agent
+from agents.provenance import agent_digests, agent_sha256
+from attribution.attributing.attribution_files import AttributionFolder
+from attribution.attributing.recordings import Recording
+from attribution.checking.check_files import CHECKS, ChecksFolder
+from attribution.checking.object_files import ObjectsFolder
+from attribution.page_export.contents import (
+    Sources,
+    gather,
+    joined,
+    read_labels,
+)
+from attribution.page_export.files import AttributionPageFolder, PageContent, write_page
+from attribution.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, Unit, unit_of
+from common.cli import Parser, add_log_flag, count, set_up_logging
+from common.errors import UserError, script_main
+from common.output_folder import Output
+
+ANALYSES = Path("analysis") / "attribution"
+OUTPUT = Output("page of attribution.page", AttributionPageFolder.PATTERNS)
+
+
+def reward_scale(text: str) -> str | float:
+    """``auto``, ``raw`` or a number above 0, as an argparse type."""
+    if text in (AUTO, RAW):
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be {AUTO}, {RAW} or a number above 0, not '{text}'")
+    return number
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1, as an argparse type."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"must lie between 0 and 1, not '{text}'")
+    return number
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--agent_file", type=Path, required=True,
+                       help="agent that the attributions are of")
+    flags.add_argument("--data_dir", type=Path, required=True,
+                       help="recording that they are of: the data folder of record.py")
+    flags.add_argument("--beside_agent_file", type=Path,
+                       help="another agent, such as an edited one, whose trajectories are shown "
+                            "beside, by the same features")
+    flags.add_argument("--beside_data_dir", type=Path, help="its recording")
+    flags.add_argument("--beside_attribution_dir", type=Path, help="its attributions")
+    flags.add_argument("--features_dir", type=Path, default=ANALYSES / "features",
+                       help="folder of attribution.features")
+    flags.add_argument("--attribution_dir", type=Path, default=ANALYSES / "attribution",
+                       help="folder of attribution.attribute")
+    flags.add_argument("--activations", nargs="*", metavar="LAYER",
+                       help="layers, by short name, of whose features the page also has the "
+                            "activations; those of at most 16 x 16 cells if not given, since of "
+                            "larger ones they take more room than the attributions")
+    flags.add_argument("--objects_dir", type=Path, default=ANALYSES / "objects",
+                       help="folder of attribution.objects, by which features are named, if it is "
+                             "of these features")
+    flags.add_argument("--checks_dir", type=Path, default=ANALYSES / "checks",
+                       help="folder of attribution.checks, whose report the page links to, if "
+                             "there is one")
+    flags.add_argument("--failure_causes", action="store_true",
+                       help="play the failed episodes once more in the real game, and mark them by "
+                            "what ended them")
+    flags.add_argument("--exp_name", default="Attribution",
+                       help="name of the experiment, which the page has as its title")
+    flags.add_argument("--bookmarks", type=count, default=16,
+                       help="frames in each list of bookmarks")
+    flags.add_argument("--reward_scale", type=reward_scale, default=AUTO,
+                       help=f"what rewards are multiplied by, so that they have the unit of the "
+                            f"agent's values: {AUTO} is what the agent file says, else an estimate "
+                            f"from the recording; {RAW} is 1; or a number")
+    flags.add_argument("--gamma", type=share,
+                       help="discount of the advantages; what the agent's file or training run "
+                            f"says if not given, else {GAMMA}")
+    flags.add_argument("--lmbda", type=share,
+                       help=f"lambda of the advantages; likewise, else {LAMBDA}")
+    flags.add_argument("--labels", type=Path,
+                       help="names of features, as the page saves them: by layer and number on "
+                            "the page, which counts from 1")
+    flags.add_argument("--output_dir", type=Path, default=ANALYSES / "page",
+                       help="folder to write to")
+    add_log_flag(flags)
+    return flags
+
+
+def reports_from(page: Path, checks: ChecksFolder) -> dict[str, str]:
+    """Addresses of the sections of the checks' report, seen from a page's folder, by the names of
+    the checks that were made."""
+    if not checks.report_file.is_file():
+        return {}
+    path = Path(os.path.relpath(checks.report_file.absolute(), page.absolute()))
+    return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
+            if checks.table_file(check).is_file()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """An agent whose trajectories a page shows.
+
+    Attributes:
+        name, checksum: of its file.
+        recurrent: whether it has a memory.
+        sources: its attributions, and what they are of.
+        rows: of its recording.
+    """
+
+    name: str
+    checksum: str
+    recurrent: bool
+    sources: Sources
+    rows: pd.DataFrame
+
+
+def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path) -> Shown:
+    """An agent's attributions, features and recording, opened.
+
+    Raises:
+        UserError: if it is missing or damaged, or does not belong together.
+    """
+    policy, checksum = load_agent(agent), agent_sha256(agent)
+    recording = Recording(data, policy, agent)
+    sources = Sources(AttributionFolder(attributions), args.features_dir, recording,
+                      agent_digests(agent), ObjectsFolder(args.objects_dir), args.activations)
+    return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
+
+
+def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
+    """Content of the page for an agent."""
+    labels = read_labels(args.labels, of.sources.features) if args.labels else {}
+    return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
+                  args.bookmarks, args.failure_causes,
+                  reports_from(args.output_dir, ChecksFolder(args.checks_dir)))
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    set_up_logging(args.log_level)
+    output = AttributionPageFolder(args.output_dir)
+    OUTPUT.check(output.path)
+    AttributionPageFolder.built()
+    given = {name: getattr(args, name) for name in ("gamma", "lmbda")
+             if getattr(args, name) is not None}
+    first = shown(args, args.agent_file, args.data_dir, args.attribution_dir)
+    unit = dataclasses.replace(unit_of(args.agent_file, args.reward_scale, first.rows), **given)
+    content = gathered(args, first, unit)
+    beside = None
+    if args.beside_agent_file:
+        if args.beside_data_dir is None or args.beside_attribution_dir is None:
+            raise UserError("--beside_agent_file also needs --beside_data_dir and "
+                            "--beside_attribution_dir")
+        beside = shown(args, args.beside_agent_file, args.beside_data_dir,
+                       args.beside_attribution_dir)
+        content = joined(content, gathered(args, beside, unit))
+    begin = time.perf_counter()
+    with OUTPUT.replaced(output.path, {
+            "exp_name": args.exp_name, "agent_sha256": first.checksum,
+            "recording_sha256": first.sources.recording.sha256,
+            "beside_agent_sha256": beside and beside.checksum, "bookmarks": args.bookmarks,
+            "activations": args.activations,
+            "features": {name: each.checksum for name, each in first.sources.features.items()},
+            "unit": content.unit, "labels": content.labels}) as temporary:
+        write_page(temporary, content)
+        size = sum(path.stat().st_size for path in temporary.rglob("*"))
+    slope = content.unit["slope"]
+    print(f"{content.num_trajectories} trajectories, {len(content.advantages)} frames, "
+          f"{len(content.layers)} layers, {len(content.outputs)} outputs; rewards times "
+          f"{unit.reward_scale:.4g}: slope of returns on values "
+          + ("unknown" if slope is None else f"{slope:.2f} ({content.unit['slope_low_95']:.2f} to "
+             f"{content.unit['slope_high_95']:.2f})"))
+    if content.unit["off"]:
+        print(f"warning: this interval lies outside {SLOPES[0]} to {SLOPES[1]}, so values and "
+              "rewards do not seem to have the same unit, and advantages may be wrong; choose "
+              "another --reward_scale")
+    print(f"wrote {output.path}, {size / 1e6:.1f} MB in {time.perf_counter() - begin:.0f} s; open "
+          f"{output.page_file.absolute()}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

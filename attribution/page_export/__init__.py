@@ -1,0 +1,1 @@
+"""The attribution page: what it shows, and its files."""

@@ -1,0 +1,68 @@
+"""The table of the article's findings: what was published of agents for CoinRun, and what the
+studies of one or several agents show, with intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attribution.article.agent_studies import AgentStudies
+from attribution.article.claims import CLAIMS, LETTER, SCRIPT
+from attribution.article.rows import findings_of
+from common.cli import Parser, seed
+from common.errors import UserError, nearest, script_main
+from stats.claims import FindingsFolder
+
+NOTES = (
+    "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "
+    "the row does not say otherwise. A change is given as the number without and with the edit. "
+    "Holds: by the interval; in row R7 what is claimed, by interval, p after Holm and controls.",)
+
+
+def parser() -> Parser:
+    flags = Parser(__doc__)
+    flags.add_argument("--studies", type=Path, nargs="+", required=True, metavar="FOLDER",
+                       help="folders of the studies of an agent each, such as "
+                             "analysis/attribution, that hold attribution/, features/, "
+                            "objects/, checks/ and causes/")
+    flags.add_argument("--labels", nargs="+", metavar="NAME",
+                       help="names of the agents; those of the folders if not given")
+    flags.add_argument("--layers", nargs="+", metavar="LAYER",
+                       help="of each agent, or one for all: whose numbers are shown, where each "
+                            "layer has its own; the middle one if not given")
+    flags.add_argument("--seed", type=seed, default=0, help="of the bootstraps")
+    flags.add_argument("--output_dir", type=Path, default=Path("analysis/attribution/table"),
+                       help="folder to write to")
+    return flags
+
+
+@script_main
+def main(argv: list[str] | None = None) -> None:
+    args = parser().parse_args(argv)
+    names = args.labels or [folder.resolve().name for folder in args.studies]
+    if len(names) != len(args.studies):
+        raise UserError(f"--labels has {len(names)} names, but --studies has "
+                        f"{len(args.studies)} folders")
+    if len(set(names)) < len(names):
+        raise UserError(f"two agents have the same name; they are columns of the table: "
+                        f"{', '.join(names)}; give others with --labels")
+    shown = args.layers or [None]
+    if len(shown) not in (1, len(names)):
+        raise UserError(f"--layers names {len(shown)} layers for {len(names)} agents; give one, or "
+                        "one for each")
+    found, reasons = {}, {}
+    for name, folder, layer in zip(names, args.studies, shown * (len(names) // len(shown))):
+        studies = AgentStudies(folder)
+        layer = layer or studies.layers[len(studies.layers) // 2]
+        if layer not in studies.layers:
+            raise UserError(f"{folder} has no attributions to a layer '{layer}'"
+                            f"{nearest(layer, studies.layers)}")
+        found[name], reasons[name] = findings_of(studies, layer, args.seed)
+        rows = {each.row for each in found[name]}
+        print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS)} rows")
+    output = FindingsFolder(args.output_dir, CLAIMS, SCRIPT, LETTER)
+    output.save(found, reasons, NOTES)
+    print(f"wrote {output.table_file} and {output.findings_file.name} beside it: {output.result()}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

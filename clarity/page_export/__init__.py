@@ -1,1 +1,0 @@
-"""The clarity page: what it shows, and its files."""

@@ -1,0 +1,117 @@
+"""A small run of attribution's scripts, for the tests of its page."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import record
+from agents.rollout_files import RolloutFolder
+from attribution import attribute as attribute_script
+from attribution import edit_agent, features, page
+from attribution.attributing.attribution_files import INPUT, AttributionFolder
+from attribution.page_export.files import AttributionPageFolder
+from attribution.walking.trajectories import Trajectories
+
+LAYERS = ("block3", "embedder.relufc")  # a map, and units
+OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone
+NUM_FEATURES = 5
+NUM_STEPS = 110
+LAGS = 3  # steps that the first output at the map goes back to
+
+
+@dataclasses.dataclass(frozen=True)
+class AttributionRun:
+    """Where things are.
+
+    Attributes:
+        folder: of all of it.
+        agent: its file.
+    """
+
+    folder: Path
+    agent: Path
+
+    @property
+    def recording(self) -> RolloutFolder:
+        return RolloutFolder(self.folder / "data")
+
+    @property
+    def attributions(self) -> AttributionFolder:
+        return AttributionFolder(self.folder / "attribution")
+
+    @property
+    def steps(self) -> Trajectories:
+        return self.attributions.trajectories()
+
+    def arguments(self, output: Path, *more: str) -> list[str]:
+        """Those of attribution.page."""
+        return ["--agent_file", str(self.agent), "--data_dir", str(self.recording.path),
+                "--features_dir", str(self.folder / "features"), "--attribution_dir",
+                str(self.attributions.path), "--output_dir", str(output), *more]
+
+
+def write_run(folder: Path, agent: Path) -> AttributionRun:
+    """Play and attribute: two trajectories of fruitbot."""
+    play(folder, agent)
+    assert features.main([
+        "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
+        "--layers", *LAYERS, "--num_observations", "80", "--nmf_features",
+        str(NUM_FEATURES), "--output_dir", str(folder / "features")]) == 0
+    attribute(folder, agent, LAYERS[:1], OUTPUTS[:1], "--memory_steps", str(LAGS))
+    attribute(folder, agent, LAYERS[:1], OUTPUTS, "--gradient_activation")
+    attribute(folder, agent, (INPUT, *LAYERS[1:]), OUTPUTS[:1])
+    return AttributionRun(folder, agent)
+
+
+def write_edited(run: AttributionRun, folder: Path) -> AttributionRun:
+    """The same levels, played by the run's agent without a feature, attributed to its features."""
+    agent = folder / "edited.pth"
+    assert edit_agent.main(["--agent_file", str(run.agent), "--features_dir",
+                            str(run.folder / "features"), "--layer", LAYERS[0], "--features", "0",
+                            "1", "2", "--output", str(agent)]) == 0
+    play(folder, agent)
+    (folder / "features").symlink_to(run.folder / "features")
+    attribute(folder, agent, LAYERS[:1], OUTPUTS, "--gradient_activation")
+    attribute(folder, agent, (INPUT, *LAYERS[1:]), OUTPUTS[:1])
+    return AttributionRun(folder, agent)
+
+
+def play(folder: Path, agent: Path) -> None:
+    """Record six episodes."""
+    assert record.main([
+        "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "6",
+        "--param_name", "tiny", "--env_name", "fruitbot", "--seed", "3", "--precision", "float32",
+        "--device", "cpu", "--no_action_noise", "--no_videos"]) == 0
+
+
+def attribute(folder: Path, agent: Path, layers: Sequence[str], outputs: Sequence[str],
+              *more: str) -> None:
+    """Attribute two trajectories."""
+    assert attribute_script.main([
+        "--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu",
+        "--features_dir", str(folder / "features"), "--layers", *layers, "--outputs", *outputs,
+        "--num_trajectories", "2", "--num_steps", str(NUM_STEPS), "--output_dir",
+        str(folder / "attribution"), "--tolerance", "0.05", *more]) == 0
+
+
+def exported(run: AttributionRun, output: Path, *more: str) -> AttributionPageFolder:
+    """The page of a run."""
+    assert page.main(run.arguments(output, *more)) == 0
+    return AttributionPageFolder(output)
+
+
+def hues(count: int) -> np.ndarray:
+    """Colours of features as ATTRIBUTION.md 1.5 has them: vectors of length 1 (count, 3)."""
+    anchors = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [1, 0, 1]], float)
+    anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+    found = []
+    for f in range(count):
+        n, d = divmod(6 * f / count, 1)
+        weight = 1 - np.sin(np.pi * (1 - d) / 2) if n % 2 else np.sin(np.pi * d / 2)
+        colour = (1 - weight) * anchors[int(n)] + weight * anchors[(int(n) + 1) % 6]
+        found.append(colour / np.linalg.norm(colour))
+    return np.array(found)

@@ -1,0 +1,411 @@
+"""Attribution to layers: which layers are cuts, where their cells lie, and integrated gradients."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from captum.attr import IntegratedGradients
+from conftest import FLOAT32, small_policy
+from torch import nn
+
+from agents.acting import run_policy
+from agents.layers import all_layers
+from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
+from agents.outputs import output_names, outputs_named
+from agents.scopes import recorded
+from attribution.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
+from attribution.attributing.layers import Cut, find_cuts, is_cut, short_names
+from attribution.attributing.over_time import AttributorOverTime, Window
+from attribution.attributing.reduction import Reducer, cells_first, num_slots
+from common.devices import Compute
+from common.errors import UserError
+from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
+
+NUM = 5  # frames
+VALUE = outputs_named(["value"])
+DEFAULT = Integration()
+AGENTS = {
+    "impala": lambda: ImpalaEmbedder(16, (4, 6, 5)),
+    "wide": lambda: ImpalaEmbedder(16, (8, 12, 12)),
+    "nature": lambda: NatureEmbedder(16), "clear": lambda: ClearEmbedder(16)}
+
+
+def agent(embedder: str, recurrent: bool, seed: int = 0) -> Policy:
+    """An untrained agent with biases, so that nothing is proportional to anything."""
+    torch.manual_seed(seed)
+    policy = Policy(AGENTS[embedder](), 12 if recurrent else None)
+    with torch.no_grad():
+        for name, parameter in policy.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+        policy.fc_policy.weight *= 100
+    return policy
+
+
+def frames_of(policy: Policy, num: int = NUM, seed: int = 0):
+    """Random frames of few colours, entering states and actions."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (num, 8, 8, 3), dtype=np.uint8)
+    return (small.repeat(8, axis=1).repeat(8, axis=2),
+            rng.uniform(-1, 1, (num, policy.hidden_state_size)).astype(np.float32),
+            rng.integers(0, 15, num))
+
+
+def attributed(policy, cut, outputs=VALUE, integration=DEFAULT, num=NUM, baseline=None):
+    frames, entering, actions = frames_of(policy, num)
+    attributor = Attributor(policy, FLOAT32, cut, outputs, integration, baseline)
+    return attributor.attribute(attributor.begin(frames, entering), actions,
+                                np.ones(len(outputs)))
+
+
+def test_default_layers_are_those_of_each_architecture():
+    found = {name: {cut.name: cut.shape for cut in find_cuts(agent(name, True))} for name in AGENTS}
+    assert found == {
+        "impala": {"block1": (4, 32, 32), "block2": (6, 16, 16), "block3": (5, 8, 8)},
+        "wide": {"block1": (8, 32, 32), "block2": (12, 16, 16), "block3": (12, 8, 8)},
+        "nature": {"relu1": (32, 15, 15), "relu2": (64, 6, 6), "relu3": (64, 4, 4)},
+        "clear": {"1a": (16, 64, 64), "2a": (32, 32, 32), "2b": (32, 32, 32), "3a": (32, 16, 16),
+                  "4a": (32, 8, 8)}}
+    assert short_names(agent("impala", False))["block3"] == "embedder.relu3"
+
+
+def test_a_layer_inside_a_residual_unit_is_refused_with_the_nearest_cuts():
+    policy = agent("impala", True)
+    with pytest.raises(UserError) as error:
+        find_cuts(policy, ["embedder.block2.res1.relu2"])
+    for name in ("embedder.block2.maxpool", "embedder.block2.res1.resadd", "--allow_partial"):
+        assert name in str(error.value)
+    (cut,) = find_cuts(policy, ["embedder.block2.res1.relu2"], allow_partial=True)
+    assert cut.partial
+    assert not find_cuts(policy, ["block2"], allow_partial=True)[0].partial
+
+
+def test_cuts_are_found_in_the_network_and_not_by_name():
+    policy = agent("impala", True)
+    layers = {layer.name: layer for layer in all_layers(policy)}
+    for name, expected in (("block1.conv", True), ("block2.res1.relu1", False),
+                           ("block2.res1.conv2", False), ("block2.res1.resadd", True),
+                           ("block3.res2.relu2", False), ("fc", True)):
+        assert is_cut(policy, layers[f"embedder.{name}"]) == expected
+    assert is_cut(policy, layers["gru"]) and is_cut(policy, layers["hidden_state"])
+
+    class Around(nn.Module):
+        """The same embedding, and a glance at the picture itself."""
+
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.output_dim = inner, inner.output_dim
+
+        def forward(self, x):
+            return self.inner(x) + x.mean(dim=(1, 2, 3)).unsqueeze(1)
+
+    policy.embedder = Around(policy.embedder)
+    layers = {layer.name: layer for layer in all_layers(policy)}
+    assert not is_cut(policy, layers["embedder.inner.block2.res2.resadd"])
+    assert is_cut(policy, layers["gru"])
+
+
+@pytest.mark.parametrize(("name", "words"), (
+    ("blok2", "did you mean 'block2'"), ("embedder.blok2", "did you mean"),
+    ("fc_value", "'hidden_state'"), ("gru.gru", "'gru'")))
+def test_a_layer_that_is_none_is_named_beside_the_nearest(name, words):
+    with pytest.raises(UserError, match=words):
+        find_cuts(agent("impala", True), [name])
+
+
+@pytest.mark.parametrize("embedder", ("impala", "nature", "clear"))
+def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
+    """The centre of mass of |d cell / d pixel| over channels, random frames and networks."""
+    policy = agent(embedder, False)
+    cuts = find_cuts(policy)
+    weights = {cut.name: torch.zeros(64, 64, dtype=torch.float64) for cut in cuts}
+    for seed in range(2):
+        policy = agent(embedder, False, seed)
+        pixels = torch.rand(12, 3, 64, 64, requires_grad=True)
+        with recorded(policy, [cut.layer.name for cut in cuts], graph=True) as kept:
+            policy.embed(pixels)
+        for cut in cuts:
+            cell = kept[cut.layer.name][..., (cut.shape[1] + 1) // 2, cut.shape[2] // 2]
+            (gradient,) = torch.autograd.grad(cell.sum(), pixels, retain_graph=True)
+            weights[cut.name] += gradient.abs().sum(dim=(0, 1))
+    for cut in cuts:
+        row, column = (cut.shape[1] + 1) // 2, cut.shape[2] // 2
+        places = torch.arange(64, dtype=torch.float64)
+        of = weights[cut.name]
+        centre = [(of.sum(dim=axis) * places).sum() / of.sum() for axis in (1, 0)]
+        expected = cut.centres()
+        stride = expected[1] - expected[0]
+        assert abs(centre[0] - expected[row]) < stride / 4, cut.name
+        assert abs(centre[1] - expected[column]) < stride / 4, cut.name
+
+
+@pytest.mark.parametrize("steps", (1, 2, 16))
+@pytest.mark.parametrize("rule", ("gauss", RIGHT))
+def test_a_linear_tail_gives_weights_times_activations(steps, rule):
+    policy = agent("impala", False)
+    (cut,) = find_cuts(policy, ["embedder.relufc"])
+    integration = Integration(steps, rule, None)
+    found = attributed(policy, cut, integration=integration)
+    frames, entering, _ = frames_of(policy)
+    activations = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering)).hidden_states
+    expected = (activations * policy.fc_value.weight).numpy()
+    np.testing.assert_allclose(found.values[0, :, :, 0, 0], expected, atol=1e-6)
+    np.testing.assert_allclose(found.baselines[0], policy.fc_value.bias.item(), rtol=1e-6)
+
+
+class Power(nn.Module):
+    """x to the power of some degree, element by element."""
+
+    def __init__(self, degree: int):
+        super().__init__()
+        self.degree = degree
+
+    def forward(self, x):
+        return x**self.degree
+
+
+@pytest.mark.parametrize(("degree", "is_exact"), ((2, True), (5, True), (6, True), (7, False)))
+def test_a_polynomial_tail_is_integrated_exactly_up_to_its_degree(degree, is_exact):
+    """Three nodes integrate gradients of degree 5."""
+    policy = agent("impala", False)
+    policy.embedder.relufc = Power(degree)
+    with torch.no_grad():
+        policy.embedder.fc.weight *= 2
+    (cut,) = find_cuts(policy, ["block3"])
+    found = attributed(policy, cut, integration=Integration(3, tolerance=None))
+    wrong = np.abs(found.values.sum(axis=(2, 3, 4)) - (found.outputs - found.baselines))
+    largest = np.abs(found.outputs - found.baselines).max()
+    assert largest > 0.05 and (wrong.max() < 1e-6 * largest) == is_exact, wrong / largest
+
+
+@pytest.mark.parametrize(("embedder", "recurrent", "name"), (
+    ("impala", True, "block2"), ("impala", False, "block3"), ("nature", True, "relu2"),
+    ("clear", False, "4a")))
+def test_attributions_are_captums_on_the_rest_of_the_network(embedder, recurrent, name):
+    policy = agent(embedder, recurrent)
+    (cut,) = find_cuts(policy, [name])
+    frames, entering, actions = frames_of(policy)
+    outputs = outputs_named(["value", "taken", "log_prob_any_left"])
+    found = attributed(policy, cut, outputs, Integration(8, tolerance=None))
+    after = {"block2": ("block3", "relu3"), "block3": (), "relu2": ("conv3", "relu3"),
+             "4a": ("pool4",)}[name]
+    last = ("fc1", "relufc1", "fc", "relufc") if embedder == "clear" else ("fc", "relufc")
+
+    def tail(number):
+        def scalar(activations, states, taken):
+            for module in (*after, "flatten", *last):
+                activations = getattr(policy.embedder, module)(activations)
+            return outputs[number](policy.step(activations, states), taken)
+        return scalar
+
+    kept = {}
+    hook = policy.get_submodule(cut.layer.name).register_forward_hook(
+        lambda _, inputs, output: kept.update(output=output.detach()))
+    policy.embed(to_images(torch.from_numpy(frames)))
+    hook.remove()
+    for number in range(len(outputs)):
+        oracle = IntegratedGradients(tail(number)).attribute(
+            kept["output"], n_steps=8, method="gausslegendre",
+            additional_forward_args=(torch.from_numpy(entering), torch.from_numpy(actions)))
+        np.testing.assert_allclose(found.values[number], oracle.detach().numpy(), rtol=1e-4,
+                                   atol=1e-5 * float(oracle.abs().max()))
+
+
+@pytest.mark.parametrize(("embedder", "recurrent"), (
+    ("impala", True), ("impala", False), ("nature", True), ("clear", False), ("clear", True),
+    ("wide", True)))
+def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurrent):
+    policy = agent(embedder, recurrent)
+    rng = np.random.default_rng(1)
+    frames, entering, actions = frames_of(policy, 2)
+    outputs = outputs_named(["value", "log_prob_right"])
+    run = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering))
+    expected = [scalar(run, torch.from_numpy(actions)).numpy() for scalar in outputs]
+    cuts = find_cuts(policy)[-2:]
+    for cut in (*cuts, *find_cuts(policy, ["hidden_state"])):
+        found = attributed(policy, cut, outputs, num=2)
+        np.testing.assert_allclose(found.outputs, expected, rtol=1e-4, atol=1e-5)
+        head = Attributor(policy, FLOAT32, cut, outputs, Integration())
+        begun = head.begin(frames, entering)
+        held = begun.activations.numpy().reshape(2, *cut.shape)
+        empty = Beginning(torch.zeros_like(begun.activations), begun.also_read)
+        np.testing.assert_allclose(found.baselines, head.outputs_at(empty, actions), atol=1e-6)
+        signed = bool((held < 0).any())
+        directions = rng.random((4, num_slots(cut.shape[0], signed))).astype(np.float32)
+        reducer = Reducer(directions / directions.sum(axis=1, keepdims=True), signed)
+        for values, change, gap in zip(found.values, found.outputs - found.baselines, found.gaps):
+            coefficients, residual = reducer.attributions(cells_first(values), cells_first(held))
+            sums = (coefficients.sum(axis=1) + residual).reshape(2, -1).sum(axis=1)
+            raw = values.reshape(2, -1).sum(axis=1, dtype=np.float64)
+            np.testing.assert_allclose(sums, raw, rtol=1e-6, atol=1e-7)
+            assert (np.abs(raw - change) <= 0.01 * np.maximum(np.abs(change), 0.1) + 1e-6).all()
+            assert (gap <= 0.01).all()
+
+
+def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_each_other():
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, ["embedder.block3.res1.resadd"])
+    outputs = outputs_named(["value", "log_prob_up", "log_prob_right", "taken"])
+    found = attributed(policy, cut, outputs)
+    assert len(np.unique(found.steps)) > 2, "nothing was refined"
+    frames, entering, actions = frames_of(policy)
+    for number, frame in ((0, 1), (2, 3)):
+        alone = Attributor(policy, FLOAT32, cut, outputs[number:number + 1], Integration())
+        some = slice(frame, frame + 1)
+        single = alone.attribute(alone.begin(frames[some], entering[some]), actions[some],
+                                 np.ones(1))
+        assert single.steps[0, 0] == found.steps[number, frame]
+        np.testing.assert_allclose(single.values[0, 0], found.values[number, frame],
+                                   atol=1e-5 * np.abs(found.values[number, frame]).max())
+
+
+def test_refinement_goes_on_until_gaps_are_small_and_counts_its_nodes():
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, ["block2"])
+    coarse = attributed(policy, cut, integration=Integration(4, tolerance=None))
+    fine = attributed(policy, cut, integration=Integration(4))
+    assert (coarse.steps == 4).all() and coarse.gaps.max() > 0.01
+    assert fine.gaps.max() <= 0.01 and fine.steps.max() > 4
+    assert (fine.steps[coarse.gaps > 0.01] > 4).all()
+    truth = attributed(policy, cut, integration=Integration(128, tolerance=None)).values
+    errors = [np.abs(each.values - truth).sum() for each in (coarse, fine)]
+    assert errors[1] < errors[0]
+
+
+def test_the_baseline_may_be_a_mean():
+    policy = agent("impala", True)
+    for name in ("block2", "block3"):
+        (cut,) = find_cuts(policy, [name])
+        frames, entering, actions = frames_of(policy)
+        zero = Attributor(policy, FLOAT32, cut, VALUE, Integration())
+        begun = zero.begin(frames, entering)
+        mean = begun.activations.mean(dim=0).numpy()
+        found = attributed(policy, cut, baseline=mean)
+        same = Beginning(torch.from_numpy(mean).expand_as(begun.activations), begun.also_read)
+        np.testing.assert_allclose(found.baselines, zero.outputs_at(same, actions), rtol=1e-6)
+        assert found.gaps.max() <= 0.01
+
+
+@pytest.mark.parametrize(("embedder", "name", "stem"), (
+    ("impala", "block1", "conv maxpool"), ("impala", "block3", "flatten fc"),
+    ("impala", "embedder.block3.res2.resadd", "relu3 flatten fc"), ("nature", "relu1", "conv2"),
+    ("clear", "2a", "conv2b"), ("clear", "2b", ""), ("impala", "embedder.fc", "relufc")))
+def test_modules_on_whose_outputs_the_path_stays_straight_run_once_a_frame(
+        embedder, name, stem, monkeypatch):
+    policy = agent(embedder, False)
+    (cut,) = find_cuts(policy, [name])
+    attributor = Attributor(policy, FLOAT32, cut, VALUE, Integration(8, tolerance=None))
+    modules = dict(policy.named_modules())
+    names = {module: path.rpartition(".")[2] for path, module in modules.items()}
+    assert " ".join(names[module] for module in attributor._stem) == stem
+    fast = attributed(policy, cut, integration=Integration(8, tolerance=None)).values
+    monkeypatch.setattr("interventions.resumed._chain", lambda node: ())
+    plain = attributed(policy, cut, integration=Integration(8, tolerance=None)).values
+    np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
+
+
+def walked(policy, num=5):
+    """Frames of an episode, the states that enter them, and values, step by step."""
+    frames, _, actions = frames_of(policy, num)
+    states, values = [policy.initial_state().detach()[None]], []
+    for frame in frames:
+        run = run_policy(policy, FLOAT32, frame[None], states[-1])
+        states.append(run.hidden_states)
+        values.append(run.values.item())
+    return frames, torch.cat(states), np.array(values), actions
+
+
+def window_of(attributor, frames, states, row, lags):
+    rows = row - np.arange(lags)
+    begun = attributor.begin(frames, states[:-1].numpy()).activations
+    is_there = torch.from_numpy(rows >= 0)[None]
+    held = begun[np.maximum(rows, 0)][None] * is_there.reshape(1, lags, *[1] * (begun.ndim - 1))
+    return Window(held, is_there, states[max(rows[-1], 0)][None])
+
+
+@pytest.mark.parametrize("name", ("block3", "embedder.block3.res1.resadd"))
+def test_attributions_over_time_add_up_and_see_each_step_once(name):
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, [name])
+    frames, states, values, actions = walked(policy)
+    over_time = AttributorOverTime(policy, FLOAT32, cut, VALUE, Integration())
+    for row, lags in ((4, 3), (4, 1), (1, 3)):
+        window = window_of(over_time, frames, states, row, lags)
+        found = over_time.attribute_over_time(window, actions[row:row + 1], np.ones(1))
+        assert found.outputs[0, 0] == pytest.approx(values[row], abs=1e-5)
+        state = policy.initial_state().detach()[None]
+        for _ in range(min(lags, row + 1)):  # the start of the path: nothing is ever seen
+            empty = torch.zeros(1, *cut.layer.shape)
+            run = over_time._head.finish(empty, (state,))
+            state = run.hidden_states
+        assert found.baselines[0, 0] == pytest.approx(run.values.item(), abs=1e-5)
+        change = found.outputs - found.baselines
+        sums = found.values.sum(axis=(2, 3, 4, 5)) + found.older
+        np.testing.assert_allclose(sums, change, atol=0.01 * max(np.abs(change).max(), 0.1))
+        assert (found.older == 0).all() == (row < lags)
+        by_lag = np.abs(found.values).sum(axis=(0, 1, 3, 4, 5))
+        assert (by_lag[:row + 1] > 0).all() and (by_lag[row + 1:] == 0).all()
+
+
+def test_one_step_with_the_state_held_is_attribution_to_this_frame():
+    policy = agent("impala", True)
+    (cut,) = find_cuts(policy, ["block3"])
+    frames, states, _, actions = walked(policy)
+    outputs = outputs_named(["value", "taken"])
+    over_time = AttributorOverTime(policy, FLOAT32, cut, outputs, Integration())
+    found = over_time.attribute_over_time(window_of(over_time, frames, states, 3, 1),
+                                          actions[3:4], np.ones(2), hold_state=True)
+    plain = Attributor(policy, FLOAT32, cut, outputs, Integration())
+    expected = plain.attribute(plain.begin(frames[3:4], states[3:4].numpy()), actions[3:4],
+                               np.ones(2))
+    np.testing.assert_allclose(found.values[:, :, 0], expected.values, atol=1e-6)
+    assert (found.older == 0).all() and (found.steps == expected.steps).all()
+
+
+def test_a_gap_is_a_share_of_the_change_or_of_a_tenth_of_the_deviation():
+    gaps = gaps_of(np.array([[1.1, 0.1]]), np.array([[2.0, 1.0]]), np.array([[1.0, 1.0]]),
+                   np.array([5.0]))
+    np.testing.assert_allclose(gaps, [[0.1 / 1.0, 0.1 / 0.5]])
+
+
+def test_bfloat16_is_refused():
+    policy = agent("impala", True)
+    with pytest.raises(UserError, match="float32"):
+        Attributor(policy, Compute(torch.device("cpu"), True), find_cuts(policy)[0], VALUE,
+                   Integration())
+
+
+def test_outputs_are_what_their_names_say():
+    policy = small_policy()
+    frames, entering, actions = frames_of(policy, 3)
+    run = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering))
+    probs = run.log_probs.exp().numpy()
+    taken = torch.from_numpy(actions)
+    found = {scalar.name: scalar(run, taken).numpy() for scalar in outputs_named(output_names())}
+    assert len(outputs_named(["policy"])) == 15
+    for number, name in enumerate(ACTION_NAMES):
+        np.testing.assert_allclose(found[f"log_prob_{name}"], np.log(probs[:, number]), rtol=1e-5)
+    np.testing.assert_allclose(found["log_prob_other"], np.log(probs[:, 9:].sum(axis=1)),
+                               rtol=1e-5)
+    lefts = [number for number, (x, _) in enumerate(ACTION_DIRECTIONS) if x < 0]
+    downs = [number for number, (_, y) in enumerate(ACTION_DIRECTIONS) if y < 0]
+    assert [ACTION_NAMES[number] for number in downs] == ["downleft", "down", "downright"]
+    np.testing.assert_allclose(found["log_prob_any_left"], np.log(probs[:, lefts].sum(axis=1)),
+                               rtol=1e-5)
+    np.testing.assert_allclose(found["log_prob_still"], np.log(probs[:, [4, *range(9, 15)]].sum(
+        axis=1)), rtol=1e-5)
+    np.testing.assert_allclose(found["taken"], np.log(probs[np.arange(3), actions]), rtol=1e-5)
+    np.testing.assert_allclose(found["logit_sum_down"], run.logits.numpy()[:, downs].sum(axis=1),
+                               rtol=1e-5)
+    np.testing.assert_allclose(found["value"], run.values.numpy())
+    with pytest.raises(UserError, match="did you mean 'log_prob_upright'"):
+        outputs_named(["log_prob_uprigt"])
+
+
+def test_units_have_one_cell_and_no_place():
+    (cut,) = find_cuts(agent("impala", True), ["gru"])
+    assert cut.shape == (12, 1, 1)
+    with pytest.raises(UserError, match="no cells"):
+        cut.centres()
+    assert dataclasses.replace(cut, name="x") == Cut("x", cut.layer)

@@ -1,0 +1,536 @@
+"""``attribution.features`` and ``attribution.attribute`` on a real recording."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import FLOAT32, ROOT, killed_at, record_arguments, small_policy, wait_for
+
+import record
+from agents.acting import run_policy
+from agents.agent_file import load_agent, save_agent
+from agents.networks import ImpalaEmbedder, Policy
+from agents.rollout_files import RolloutFolder
+from attribution import attribute, features
+from attribution.attributing.attribution_files import AttributionFolder, FeaturesFolder
+from attribution.attributing.examples import SUBDIVISIONS
+from attribution.walking.trajectories import gather_trajectories
+from common.files import sha256
+from interventions.hidden_states_folder import HiddenStatesFolder
+
+NUM_OBSERVATIONS = 160
+MADE = ("--outputs", "value", "taken", "--layers", "input", "block3", "hidden_state")
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "model_0.pth"
+    save_agent(path, small_policy())
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(agent, tmp_path_factory) -> Path:
+    """The data folder of 8 episodes of that agent."""
+    logdir = tmp_path_factory.mktemp("recording")
+    assert record.main(record_arguments(agent, logdir, 8, "--no_action_noise",
+                                        "--no_videos")) == 0
+    return logdir / "data"
+
+
+def features_arguments(agent, data, folder, *more) -> list[str]:
+    return ["--agent_file", str(agent), "--data_dir", str(data), "--output_dir", str(folder),
+            "--num_observations", str(NUM_OBSERVATIONS), "--nmf_features", "3", "--device", "cpu",
+            "--seed", "1", "--layers", *(more or ("block3", "hidden_state"))]
+
+
+def attribution_arguments(agent, data, features_dir, folder, *more) -> list[str]:
+    return ["--agent_file", str(agent), "--data_dir", str(data), "--features_dir",
+            str(features_dir), "--output_dir", str(folder), "--num_trajectories", "2",
+            "--num_steps", "80", "--device", "cpu", *more]
+
+
+@pytest.fixture(scope="module")
+def found(agent, data, tmp_path_factory) -> Path:
+    """A folder of features of one map and of the hidden state."""
+    folder = tmp_path_factory.mktemp("features") / "out"
+    assert features.main(features_arguments(agent, data, folder)) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(agent, data, found, tmp_path_factory) -> Path:
+    """A folder of attributions of two outputs to them, and of gradients by the frame."""
+    folder = tmp_path_factory.mktemp("attribution") / "out"
+    assert attribute.main(attribution_arguments(agent, data, found, folder, *MADE)) == 0
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file()}
+
+
+def test_features_of_a_recording_are_written_and_read(found, data, agent):
+    folder = FeaturesFolder(found, "block3")
+    read = folder.read()
+    assert read.reducer.directions.shape == (3, 5) and not read.reducer.signed
+    assert read.number == 3 and read.mean_activations.shape == (5, 8, 8)
+    assert read.found["stride"] == 8 and read.found["first_pixel"] == 0
+    assert read.found["value_deviation"] > 0 and not read.found["partial"]
+    assert folder.example_kinds() == [*SUBDIVISIONS, "thumbnail"]
+    for kind in folder.example_kinds():
+        assert folder.examples(kind).observations.max() < NUM_OBSERVATIONS
+    units = FeaturesFolder(found, "hidden_state")
+    assert units.read().reducer.signed and units.read().reducer.directions.shape == (3, 24)
+    assert units.example_kinds() == []
+
+    # Observations are spread evenly over the episodes, without terminal rows.
+    recording = RolloutFolder(data)
+    lengths = recording.index()["episode"].value_counts().sort_index().to_numpy() - 1
+    counts = np.bincount(read.observations[:, 0], minlength=len(lengths))
+    assert counts.sum() == NUM_OBSERVATIONS and len(np.unique(read.observations, axis=0)) == 160
+    assert (read.observations[:, 1] < lengths[read.observations[:, 0]]).all()
+    spare = counts[counts < lengths]
+    assert np.ptp(spare) <= 1 and counts.max() - spare.min() <= 1
+    frames = np.concatenate([
+        recording.episode(episode).frames[rows] for episode, rows in (
+            (episode, read.observations[read.observations[:, 0] == episode, 1])
+            for episode in range(len(lengths)))])
+    policy = load_agent(agent)
+    kept = {}
+    hook = policy.embedder.relu3.register_forward_hook(
+        lambda _, inputs, output: kept.update(mean=output.mean(dim=0)))
+    run_policy(policy, FLOAT32, frames, policy.initial_states(len(frames)))
+    hook.remove()
+    np.testing.assert_allclose(read.mean_activations, kept["mean"].numpy(), atol=1e-5)
+
+
+def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, data, agent):
+    folder = AttributionFolder(made)
+    assert folder.layers() == ["block3", "hidden_state"]
+    steps, policy = folder.trajectories(), load_agent(agent)
+    expected = gather_trajectories(RolloutFolder(data), 2, 80)
+    np.testing.assert_array_equal(steps.row, expected.row)
+    episodes = {number: RolloutFolder(data).episode(number) for number in set(steps.episode)}
+    for layer, grid in (("block3", (8, 8)), ("hidden_state", (1, 1))):
+        assert folder.outputs(layer) == ["taken", "value"]
+        for number in range(2):
+            part = steps.part(number)
+            at = list(zip(part.episode, part.row))
+            run = run_policy(policy, FLOAT32, np.stack([episodes[e].frames[r] for e, r in at]),
+                             torch.from_numpy(np.stack([episodes[e].hidden_states[r]
+                                                        for e, r in at])))
+            for output, said in (("value", run.values),
+                                 ("taken", run.log_probs[np.arange(len(at)), part.action])):
+                read = folder.attributed(layer, output, number)
+                assert read.cells.shape == (80, *grid, 4)
+                np.testing.assert_allclose(read.output, said.numpy(), atol=1e-5)
+                change = read.output - read.baseline
+                allowed = 0.01 * np.maximum(
+                    np.abs(change), 0.1 * folder.summary(layer, output)["deviation"]) + 1e-5
+                assert (np.abs(read.totals.sum(axis=1) - change) <= allowed).all()
+                np.testing.assert_allclose(read.cells.astype(np.float64).sum(axis=(1, 2)),
+                                           read.totals, atol=2e-3 * np.abs(read.totals).max())
+            activations = folder.activations(layer, number)
+            assert activations.shape == (80, *grid, 3) and (activations >= 0).all()
+            assert activations.any()
+    summary = folder.summary("block3", "value")
+    assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
+
+
+def test_the_same_command_again_changes_nothing_and_more_can_be_added(
+        made, found, agent, data, tmp_path, capsys):
+    folder = tmp_path / "out"
+    shutil.copytree(made, folder)
+    before = contents(folder)
+    arguments = attribution_arguments(agent, data, found, folder, "--outputs")
+    assert attribute.main([*arguments, "value", "taken"]) == 0
+    assert contents(folder) == before
+    written = {path: path.stat().st_mtime_ns for path in folder.glob("*/taken/*")}
+    assert attribute.main([*arguments, "taken", "log_prob_up", "--layers",
+                             "hidden_state"]) == 0
+    after = contents(folder)
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    assert {name: after[name] for name in before} == before
+    assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {
+        "hidden_state/log_prob_up"}
+    assert features.main(features_arguments(agent, data, found)) == 0
+    assert "block3: already there" in capsys.readouterr().out
+
+
+def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_path, capsys):
+    output = tmp_path / "out"
+
+    def run(*more):
+        return attribute.main(attribution_arguments(agent, data, found, output, *MADE, *more))
+
+    def written(layer):
+        return {path: path.stat().st_mtime_ns for path in output.glob(f"{layer}/*/trajectory_*")}
+
+    other = shutil.copytree(found, tmp_path / "other")
+    directions = FeaturesFolder(other, "block3").directions_file
+    np.save(directions, 2 * np.load(directions))
+    with killed_at(AttributionFolder, "add", 4):  # when the first layer is done
+        assert run("--shard", "2/3") == 130
+    before = written("block3")
+    assert run("--shard", "3/3") == 0  # has no trajectory
+    assert {path.stem for path in written("*")} == {"trajectory_00001"}
+    for more, words in ((["--join"], "out lacks shards 1/3, 2/3"),
+                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
+                        (["--shard", "1/3", "--memory_steps", "2"], "with another memory_steps"),
+                        (["--shard", "1/3", "--features_dir", str(other)],
+                         "with another features"),
+                        (["--shard", "1/3", "--outputs", "value"], "with another outputs"),
+                        (["--shard", "1/3", "--layers", "block3", "hidden_state"],
+                         "with another layers"),
+                        (["--shard", "1/3", "--gradient_activation"],
+                         "with another gradient_activation"),
+                        (["--shard", "1/3", "--tolerance", "0.02"], "with another tolerance"),
+                        ([], "holds shards that are not joined; run this with --join")):
+        assert run(*more) == 2
+        assert words in capsys.readouterr().err
+    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
+    assert not list(output.rglob("summary.json"))
+    pieces = written("*")
+    assert before.items() <= pieces.items()
+    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
+    assert written("*") == pieces and contents(output) == contents(made)
+
+
+def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run(
+        found, agent, data, tmp_path, capsys):
+    output, alone = tmp_path / "out", tmp_path / "alone"
+
+    def run(folder, *more):
+        return attribute.main(attribution_arguments(
+            agent, data, found, folder, "--layers", "input", "hidden_state", "--num_trajectories",
+            "3", "--num_steps", "6", "--memory_steps", "2", "--gradient_activation", *more))
+
+    def written():
+        return {path: path.stat().st_mtime_ns for path in output.rglob("trajectory_*")}
+
+    assert run(alone) == 0
+    pieces = {}
+    for method in ("add_over_time", "add_gradient_activation"):
+        with killed_at(AttributionFolder, method, 2):  # at the second trajectory
+            assert run(output, "--shard", "1/2") == 130
+        pieces, before = written(), pieces
+        assert before.items() < pieces.items()
+    for part, numbers in ((1, [0, 2]), (2, [0, 1, 2])):
+        assert run(output, "--shard", f"{part}/2") == 0
+        pieces, before = written(), pieces
+        assert before.items() < pieces.items()
+        assert {path.relative_to(output) for path in pieces} == {
+            path.relative_to(alone) for number in numbers
+            for path in alone.rglob(f"trajectory_{number:05d}.npz")}
+    assert not list(output.rglob("settings.json"))  # the join's
+    assert run(output, "--join", "--memory_steps", "1") == 2
+    assert "have another memory_steps; give --join with their flags" in capsys.readouterr().err
+    assert run(output, "--join") == run(output, "--shard", "2/2") == 0
+    assert written() == pieces and contents(output) == contents(alone)
+
+    # Shards also divide what a finished folder lacks.
+    for name in ("memory_2", "gradient_activation"):
+        (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
+        assert run(output, "--shard", "2/2") == 0
+        assert run(output, "--join") == 2
+        assert "out lacks shard 1/2" in capsys.readouterr().err
+        assert run(output, "--shard", "1/2") == run(output, "--join") == 0
+        assert contents(output) == contents(alone)
+    assert run(output, "--overwrite") == 0
+    assert contents(output) == contents(alone) and not pieces.items() & written().items()
+
+
+def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):
+    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
+                                      "--num_trajectories", "1", "--memory_steps", "3")
+    assert attribute.main(arguments) == 0
+    folder = AttributionFolder(tmp_path / "out")
+    assert folder.lags("block3", "value") == [3] and folder.outputs("block3") == ["value"]
+    read, plain = folder.over_time("block3", "value", 3, 0), folder.attributed(
+        "block3", "value", 0)
+    assert read.totals.shape == (80, 3, 4)
+    np.testing.assert_allclose(read.output, plain.output, atol=1e-4)
+    change = read.output - read.baseline
+    np.testing.assert_allclose(read.totals.sum(axis=(1, 2)) + read.older, change,
+                               atol=0.01 * np.abs(change).max())
+    rows = folder.trajectories().row
+    assert (read.totals[rows == 0, 1:] == 0).all() and (read.older[rows < 3] == 0).all()
+    assert (read.totals[rows > 1] != 0).any(axis=(0, 2)).all() and read.older[rows == 5].any()
+    without = tmp_path / "model_3.pth"
+    save_agent(without, Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
+    other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
+    assert attribute.main(attribution_arguments(without, other, found, tmp_path / "no",
+                                                  "--memory_steps", "3")) == 2
+    assert "--memory_steps is for agents with memory" in capsys.readouterr().err
+
+
+def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, data, found,
+                                                                          tmp_path, capsys):
+    arguments = attribution_arguments(
+        agent, data, found, tmp_path / "out", "--layers", "input", "block3", "--outputs", "value",
+        "taken", "--num_trajectories", "1", "--gradient_activation")
+    assert attribute.main(arguments) == 0
+    assert "gradients by the frame" in capsys.readouterr().out
+    folder = AttributionFolder(tmp_path / "out")
+    assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
+    assert "gap_median" not in folder.summary("input", "value")
+    steps, policy = folder.trajectories(), load_agent(agent)
+    reducer = FeaturesFolder(found, "block3").read().reducer
+    for at in (0, 7, 41):
+        episode = RolloutFolder(data).episode(int(steps.episode[at]))
+        row = int(steps.row[at])
+        image = torch.from_numpy(episode.frames[row]).permute(2, 0, 1)[None].float().div(
+            255).requires_grad_()
+        kept = []
+        hook = policy.embedder.relu3.register_forward_hook(
+            lambda _, inputs, output, kept=kept: kept.append(output))
+        run = policy.step(policy.embed(image), torch.from_numpy(episode.hidden_states[[row]]))
+        hook.remove()
+        for output, scalar in (("value", run.values[0]),
+                               ("taken", run.log_probs[0, int(steps.action[at])])):
+            by_frame, by_layer = torch.autograd.grad(scalar, (image, kept[0]), retain_graph=True)
+            stored = folder.gradients(output, 0)
+            ours = stored.gradients[at].astype(np.float32) * stored.largest[at]
+            np.testing.assert_allclose(ours, by_frame[0].permute(1, 2, 0).numpy(),
+                                       atol=1e-3 * by_frame.abs().max().item())
+            assert stored.output[at] == pytest.approx(scalar.item(), abs=1e-4)
+            activations = kept[0].detach().numpy()
+            products = np.moveaxis(by_layer.numpy() * activations, 1, -1).reshape(64, -1)
+            coefficients, residual = reducer.attributions(
+                products, np.moveaxis(activations, 1, -1).reshape(64, -1))
+            expected = np.concatenate([coefficients, residual[:, None]], axis=1)
+            read = folder.gradient_activation("block3", output, 0)
+            np.testing.assert_allclose(read.cells[at].reshape(64, -1), expected,
+                                       atol=2e-3 * np.abs(expected).max())
+            np.testing.assert_allclose(read.totals[at], expected.sum(axis=0),
+                                       atol=1e-4 * np.abs(expected).sum())
+    before = contents(folder.path)
+    assert attribute.main(arguments) == 0 and contents(folder.path) == before
+    assert features.main(features_arguments(agent, data, tmp_path / "f", "input")) == 2
+    assert "the layer 'input' is the frame itself" in capsys.readouterr().err
+
+
+def test_independent_components_are_the_features_of_the_hidden_state(agent, data, tmp_path,
+                                                                     capsys):
+    units, num = 12, 4
+    rng = np.random.default_rng(0)
+    components = np.linalg.qr(rng.normal(size=(units, units)))[0].astype(np.float32)
+    matrix = rng.normal(size=(num, num)).astype(np.float32)
+    written = HiddenStatesFolder(tmp_path / "hx", 7)
+    std = rng.random(units).astype(np.float32) + 0.5
+    variances = np.linspace(2, 0.1, units).astype(np.float32)
+    for name, array in {"mean": np.zeros(units, np.float32), "std": std,
+                        "components": components, "variances": variances,
+                        "unmixing": np.linalg.inv(matrix), "mixing": matrix}.items():
+        written.store(name, array)
+    flags = ("--precomp_dir", str(tmp_path / "hx"), "--num_episodes", "7")
+    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
+                                            "--nmf_features", "8")) == 0
+    read = FeaturesFolder(tmp_path / "out", "hidden_state").read()
+    directions = (matrix.T @ (np.sqrt(variances[:num])[:, None] * components[:num])) * std
+    for name, direction in zip(read.found["names"], read.reducer.directions, strict=True):
+        _, number, sign = name.split()
+        signed = directions[int(number)] * (1 if sign == "+" else -1)
+        slots = np.concatenate([np.maximum(signed, 0), np.maximum(-signed, 0)])
+        np.testing.assert_allclose(direction, slots / slots.sum(), atol=1e-5)
+    assert sorted(read.found["names"]) == sorted(
+        f"IC {number} {sign}" for number in range(num) for sign in "+−")
+    attribution_of = read.found["attribution"]
+    assert attribution_of == sorted(attribution_of, reverse=True)
+    assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
+        "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix_hx",
+        "ica_mixing_matrix_hx")}
+    assert attribute.main(attribution_arguments(
+        agent, data, tmp_path / "out", tmp_path / "a", "--num_trajectories", "1")) == 0
+    attributed = AttributionFolder(tmp_path / "a").attributed("hidden_state", "value", 0)
+    np.testing.assert_allclose(attributed.totals.sum(axis=1),
+                               attributed.output - attributed.baseline, atol=0.02)
+    capsys.readouterr()
+    assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
+                                            "--nmf_features", "9", "--overwrite")) == 2
+    assert "4 components make 8 features of the layer hidden_state" in capsys.readouterr().err
+
+
+def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
+    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
+                                      "--published_mode", "--num_trajectories", "1", "--outputs",
+                                      "value", "policy")
+    assert attribute.main(arguments) == 0
+    folder = AttributionFolder(tmp_path / "out")
+    assert {"value", "logit_0", "logit_sum_right"} <= set(folder.outputs("block3"))
+    assert not any(name.startswith("log_prob") for name in folder.outputs("block3"))
+    read = folder.attributed("block3", "value", 0)
+    assert (read.steps == 10).all() and folder.settings()["rule"] == "right"
+
+
+def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data, tmp_path):
+    arguments = features_arguments(agent, data, tmp_path / "features", "block3")
+    assert features.main([*arguments, "--baseline", "mean", "--integrate_steps", "1"]) == 0
+    read = FeaturesFolder(tmp_path / "features", "block3").read()
+    assert read.found["gap_99"] <= read.settings["tolerance"] == 0.01  # one node was refined
+    assert attribute.main(attribution_arguments(
+        agent, data, tmp_path / "features", tmp_path / "out", "--num_trajectories", "1")) == 0
+    attributed = AttributionFolder(tmp_path / "out").attributed("block3", "value", 0)
+    policy = load_agent(agent)
+    mean = torch.from_numpy(read.mean_activations).flatten()[None]
+    embedding = policy.embedder.relufc(policy.embedder.fc(mean))
+    episode = RolloutFolder(data).episode(0)
+    said = policy.step(embedding, torch.from_numpy(episode.hidden_states[:1])).values
+    np.testing.assert_allclose(attributed.baseline[0], said.item(), atol=1e-5)
+
+
+def test_dry_runs_write_nothing(agent, data, found, tmp_path, capsys):
+    assert features.main([*features_arguments(agent, data, tmp_path / "a"), "--dry_run"]) == 0
+    assert attribute.main([*attribution_arguments(agent, data, found, tmp_path / "b"),
+                             "--dry_run"]) == 0
+    said = capsys.readouterr().out
+    assert "160 observations of 8 episodes" in said and "2 trajectories of 80, 80 steps" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_fewer_observations_than_asked_for_are_said(agent, data, tmp_path, capsys):
+    arguments = [*features_arguments(agent, data, tmp_path / "out", "block3"), "--dry_run",
+                 "--num_observations", "100000"]
+    assert features.main(arguments) == 0
+    frames = len(RolloutFolder(data).index()) - 8
+    assert f"has {frames} frames, fewer than the 100000" in capsys.readouterr().err
+    assert features.main([*arguments, "--nmf_features", "100"]) == 2
+    assert "100 features need 1600" in capsys.readouterr().err
+
+
+def damaged(data: Path, folder: Path, **changes) -> Path:
+    """A copy of a recording with another description."""
+    shutil.copytree(data, folder)
+    file = folder / "recording.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def test_recordings_that_do_not_fit_are_refused(agent, data, tmp_path, capsys):
+    other = tmp_path / "model_1.pth"
+    policy = load_agent(agent)
+    with torch.no_grad():
+        policy.fc_value.bias += 1
+    save_agent(other, policy)
+    short = damaged(data, tmp_path / "short")
+    np.save(short / "episode_00003" / "hx.npy", np.zeros((5, 12), np.float32))
+    units = damaged(data, tmp_path / "units")
+    length = len(np.load(units / "episode_00003" / "ob.npy"))
+    np.save(units / "episode_00003" / "hx.npy", np.zeros((length + 1, 7), np.float32))
+    for file, folder, words in (
+            (other, data, "was recorded with another agent than"),
+            (agent, damaged(data, tmp_path / "swapped", swap={"name": "1_to_2"}),
+             "swapped directions"),
+            (agent, damaged(data, tmp_path / "patched", patches={"name": "zero"}), "patched"),
+            (agent, short, "hx.npy has 5 rows"), (agent, units, "have 7 units"),
+            (agent, tmp_path / "none", "record.py")):
+        assert features.main(features_arguments(file, folder, tmp_path / "out")) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said
+        assert not (tmp_path / "out").exists()
+
+
+def test_features_and_folders_of_something_else_are_refused(agent, data, found, made, tmp_path,
+                                                            capsys):
+    settings = json.loads((found / "block3" / "settings.json").read_text())
+    for key, value, words in (("agent_sha256", "f" * 64, "of the agent ffffffffffff"),
+                              ("game", "coinrun", "of the game coinrun, and this one is fruitbot"),
+                              ("layer", "embedder.relu9", "of the layer embedder.relu9")):
+        copy = tmp_path / key
+        shutil.copytree(found, copy)
+        (copy / "block3" / "settings.json").write_text(json.dumps({**settings, key: value}))
+        assert attribute.main(attribution_arguments(agent, data, copy, tmp_path / "out",
+                                                      "--layers", "block3")) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+    copy = tmp_path / "others"
+    shutil.copytree(found, copy)
+    np.save(copy / "block3" / "directions.npy", np.full((3, 5), 0.2, np.float32))
+    assert attribute.main(attribution_arguments(agent, data, copy, made, "--layers",
+                                                  "block3")) == 2
+    said = capsys.readouterr().err
+    assert FeaturesFolder(copy, "block3").read().checksum[:12] in said
+    assert FeaturesFolder(found, "block3").read().checksum[:12] in said
+    again = damaged(data, tmp_path / "again")
+    log_probs = np.load(again / "episode_00003" / "lp.npy")
+    np.save(again / "episode_00003" / "lp.npy", log_probs - 1)
+    assert attribute.main(attribution_arguments(agent, again, found, made)) == 2
+    said = capsys.readouterr().err
+    assert "another recording behind it" in said and "episode 3 changed" in said
+    np.save(copy / "block3" / "directions.npy", np.full((3, 4), 0.25, np.float32))
+    assert attribute.main(attribution_arguments(agent, data, copy, tmp_path / "out", "--layers",
+                                                  "block3")) == 2
+    assert "do not fit each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "words"), (
+    (("--layers", "blok3"), "did you mean 'block3'"),
+    (("--layers", "embedder.block1.res1.relu1"), "goes around"),
+    (("--layers", "block2"), "no finished features of the layer 'block2'"),
+    (("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
+    (("--episodes", "99"), "no episode 99"), (("--precision", "bfloat16"), "float32"),
+    (("--features_dir", "nowhere"), "holds no finished features")))
+def test_what_attributions_cannot_be_of_is_said_in_a_sentence(more, words, agent, data, found,
+                                                              tmp_path, capsys):
+    assert attribute.main(attribution_arguments(agent, data, found, tmp_path / "out",
+                                                  *more)) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1, said
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_not_finite_are_named_by_layer_and_frame(agent, data, tmp_path, capsys):
+    policy = load_agent(agent)
+    with torch.no_grad():
+        for name, parameter in policy.embedder.named_parameters():
+            if name.startswith(("block1", "block2")) and name.endswith("weight"):
+                parameter.fill_(1e6)
+    file = tmp_path / "model_2.pth"
+    save_agent(file, policy)
+    recording = damaged(data, tmp_path / "data")
+    description = json.loads((recording / "recording.json").read_text())
+    (recording / "recording.json").write_text(json.dumps(
+        {**description, "agent_sha256": sha256(file)}))
+    assert features.main(features_arguments(file, recording, tmp_path / "out", "block3")) == 2
+    assert ("activations of the layer block3 are NaN or infinite in row "
+            in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("script", ("features", "attribution"))
+def test_a_killed_run_goes_on_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
+                                                           monkeypatch):
+    def arguments(folder):
+        if script == "features":
+            return features_arguments(agent, data, folder, "block1")
+        return attribution_arguments(agent, data, found, folder, "--num_trajectories", "4",
+                                     "--outputs", "policy")
+
+    monkeypatch.setattr(features, "PASSES_A_PART", 1)
+    code = ("import sys, torch\n"
+            "from attribution import attribute, features\n"
+            f"torch.set_num_threads({torch.get_num_threads()})\n"
+            "features.PASSES_A_PART = 1\n"
+            f"{script}.main(sys.argv[1:])")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    pattern = "block1/.parts*/*.npz" if script == "features" else "block3/*/trajectory_*.npz"
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments(killed)], cwd=ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(not path.name.startswith(".") for path in killed.glob(pattern)), process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list(killed.glob("*/*/summary.json")) and not list(killed.glob("*/directions.npy"))
+    main = {"features": features, "attribution": attribute}[script].main
+    assert main(arguments(whole)) == 0 == main(arguments(killed))
+    assert contents(killed).keys() == contents(whole).keys()
+    different = [name for name, content in contents(whole).items()
+                 if contents(killed)[name] != content]
+    assert not different

@@ -1,0 +1,194 @@
+"""The article's table: its numbers are those of the studies; where there are none it says why."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+from attribution import table
+from attribution.article.claims import CLAIMS
+from attribution.attributing.attribution_files import Attributed, AttributionFolder, FeaturesFolder
+from attribution.checking.check_files import OBJECTS, ChecksFolder
+from attribution.checking.object_files import ObjectsFolder
+from attribution.failing.files import CausesFolder
+from attribution.walking.advantages import advantages_of
+from attribution.walking.trajectories import Trajectories
+from common.files import save_json
+
+LENGTHS = (40, 25)  # of two trajectories
+EPISODES = (15, 30, 40)  # ends, in steps of the first; the third is cut
+LAYERS = ("block2", "block3")
+GRID, NUM_FEATURES = (3, 4), 5
+
+
+def steps_of(rng):
+    """The first trajectory holds three episodes, the last of them cut; the second one is another's
+    beginning."""
+    number = np.concatenate([np.searchsorted(EPISODES, np.arange(LENGTHS[0]), side="right"),
+                             np.full(LENGTHS[1], 7)])
+    total = sum(LENGTHS)
+    ended = np.zeros(total, bool)
+    ended[[EPISODES[0] - 1, EPISODES[1] - 1]] = True
+    zeros = np.zeros(total, np.int32)
+    return Trajectories(
+        np.repeat(np.arange(2), LENGTHS).astype(np.int32), number.astype(np.int32), zeros,
+        zeros.astype(np.int64), zeros.astype(np.int16), (10.0 * ended).astype(np.float32), ended,
+        rng.normal(5, 1, total).astype(np.float32), rng.normal(5, 1, total).astype(np.float32),
+        np.zeros((total, 15), np.float32))
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """Attributions alone, of random numbers; the cells by layer, and the steps."""
+    rng, path = np.random.default_rng(0), tmp_path / "agent"
+    steps, cells = steps_of(rng), {}
+    folder = AttributionFolder(path / "attribution")
+    folder.open({"game": "coinrun",
+                 "unit": {"reward_scale": 0.5, "gamma": 0.9, "lmbda": 0.8}}, False)
+    folder.add_trajectories(steps)
+    for place, layer in enumerate(LAYERS):
+        features = FeaturesFolder(path / "features", layer)
+        features.open({"baseline": "zero"}, False)
+        features.finish(rng.random((NUM_FEATURES, 8)).astype(np.float32),
+                        np.zeros((8, *GRID), np.float32), np.zeros((9, 2), np.int32), {}, {
+            "signed": False, "grid": GRID, "largest_entry": [0.5, 0.6, 0.7, 0.8, 0.9],
+            "value_mean": 5.0, "value_deviation": 1.0, "baseline_mean": 4.0 + place,
+            "baseline_deviation": 0.5, "observations": 9, "residual_share": 0.125})
+        folder.open_layer(features.read(), {"place": place})
+        cells[layer] = rng.normal(size=(sum(LENGTHS), *GRID, NUM_FEATURES + 1)).astype(np.float16)
+        for number, part in enumerate(np.split(cells[layer], [LENGTHS[0]])):
+            nothing = np.zeros(len(part), np.float32)
+            folder.add(layer, "value", number, Attributed(
+                part, part.sum((1, 2), dtype=np.float32), nothing, nothing, nothing,
+                nothing.astype(np.int16)))
+        folder.add_summary(layer, "value", {})
+    return path, {layer: each.astype(np.float64) for layer, each in cells.items()}, steps
+
+
+def made(path, tmp_path, *more):
+    """Findings by row and measure, and the lines of the table."""
+    assert table.main(["--studies", str(path), "--output_dir", str(tmp_path / "table"), *more]) == 0
+    found = pd.read_csv(tmp_path / "table" / "findings.csv")
+    lines = (tmp_path / "table" / "table.md").read_text().splitlines()[2:]
+    return found.set_index(["row", "measure"]), [line for line in lines if line.startswith("| R")]
+
+
+def test_numbers_of_attributions_are_those_of_their_files(studies, tmp_path):
+    path, cells, steps = studies
+    found, lines = made(path, tmp_path)
+    assert [line.split(" ")[1] for line in lines] == [f"R{row}" for row in range(1, 13)]
+    for layer in LAYERS:
+        sizes = np.abs(cells[layer])
+        pairs = np.sort(sizes[..., :-1].reshape(len(sizes), -1), axis=1)
+        share = pairs[:, -10:].sum(1) / pairs.sum(1)
+        row = found.loc[2, f"share of the 10 largest pairs, {layer}"]
+        np.testing.assert_allclose([row["value"], row["low_95"], row["high_95"]],
+                                   np.quantile(share, (0.5, 0.25, 0.75)), rtol=1e-4)
+        advantages = advantages_of(steps, 0.5, 0.9, 0.8)
+        residual = sizes[..., -1].sum((1, 2)) / sizes.sum((1, 2, 3))
+        assert found.loc[12, f"rank correlation, {layer}"]["value"] == pytest.approx(
+            spearmanr(residual, np.abs(advantages)).statistic, rel=1e-4)
+    assert found.loc[4, "mean of G(0), block2 (one deviation to either side)"]["low_95"] == 3.5
+    assert found.loc[3, "largest entry, block3"]["value"] == pytest.approx(0.7)
+    assert found.loc[10, "share of the residual, block3"]["value"] == 0.125
+    known = slice(0, EPISODES[1])
+    left = np.concatenate([np.arange(15)[::-1], np.arange(15)[::-1]])
+    assert found.loc[10, "share of V's variance by the steps left"]["value"] == pytest.approx(
+        np.corrcoef(steps.value[known], left)[0, 1] ** 2, rel=1e-5)
+    value = steps.value.astype(float)
+    jump = max(abs(value[t] - (value[t - 1] + value[t + 1]) / 2) for t in range(1, len(value) - 1)
+               if len({*steps.episode[t - 1:t + 2]}) == 1)
+    assert found.loc[6, "largest"]["value"] == pytest.approx(jump / value.std(), rel=1e-4)
+
+
+def test_a_row_without_a_study_says_which(studies, tmp_path):
+    path, *_ = studies
+    _, lines = made(path, tmp_path)
+    for row, script in ((1, "attribution.checks"), (5, "attribution.failure_causes"),
+                        (7, "failure_causes"), (8, "--invisible"), (9, "fewer than six agents"),
+                        (11, "attribution.objects")):
+        assert "no number: " in lines[row - 1] and script in lines[row - 1]
+    assert lines[5].count("\\|V(t)") == 1 and all(line.count(" | ") == 3 for line in lines)
+
+
+def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp_path, capsys):
+    path, *_ = studies
+    _, lines = made(path, tmp_path)
+    assert "largest entry, block3" in lines[2] and "block2" not in lines[2]
+    _, lines = made(path, tmp_path, "--layers", "block2")
+    assert "largest entry, block2" in lines[2] and "block3" not in lines[2]
+    capsys.readouterr()
+    assert table.main(["--studies", str(path), "--layers", "blok2"]) == 2
+    assert "'block2'" in capsys.readouterr().err.replace("block2?", "'block2'")
+    two = ["--studies", str(path), str(path), "--labels", "one", "other"]
+    assert table.main([*two, "--layers", "block3", "block2", "--output_dir", str(tmp_path)]) == 0
+    cells = (tmp_path / "table.md").read_text().splitlines()[4].split(" | ")
+    assert "block3" in cells[-2] and "block2" not in cells[-2] and "block2" in cells[-1]
+    assert table.main([*two, "--layers", "block3", "block2", "block2"]) == 2
+    assert "3 layers for 2 agents" in capsys.readouterr().err
+    assert table.main(["--studies", str(path), str(path)]) == 2
+    assert "--labels" in capsys.readouterr().err
+    assert table.main(["--studies", str(tmp_path)]) == 2
+    assert "no attributions" in capsys.readouterr().err
+
+
+def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path):
+    path, *_ = studies
+    objects = {"layer": "block3", "output": "value", "frames": 100, "density_high_95": 3.5}
+    (path / "checks").mkdir()
+    pd.DataFrame([
+        {**objects, "kind": "coin", "density": 2.25, "density_low_95": 1.1, "attribution_sign": .4},
+        {**objects, "kind": "saw", "density": 1.2, "density_low_95": 0.9, "attribution_sign": -.2},
+        {**objects, "kind": "lava", "frames": 3},
+    ]).to_csv(ChecksFolder(path / "checks").table_file(OBJECTS), index=False)
+    none = {"name": None, "hallucinations": None}
+    coin = {"name": "coin", "hallucinations": 7.5, "hallucinations_low_95": 5.0,
+            "hallucinations_high_95": 9.0}
+    save_json(ObjectsFolder(path / "objects").names_file("block2"), {
+        "features": [none, coin, {**coin, "name": "saw", "hallucinations": 8.5}], "score": 0.8,
+        "score_low_95": 0.7, "score_high_95": 0.9, "score_chance": 0.5})
+    save_json(ObjectsFolder(path / "objects").compared_file("block2"),
+              {"difference": 0.03, "low_95": -0.01, "high_95": 0.07})
+    causes = CausesFolder(path / "causes", "coinrun")
+    causes.path.mkdir()
+    pd.DataFrame([
+        {"arm": arm, "label": arm, "control": False, "cause": "saw", "levels": 50,
+         "failures": int(50 * rate), "rate": rate, "low_95": 0.01, "high_95": 0.2}
+        for arm, rate in (("original", 0.06), ("edited_no_saw", 0.3))]).to_csv(
+            causes.causes_file, index=False)
+    effect = {"outcome": "saw", "unaltered": 0.06, "altered": 0.3, "effect": 0.24, "low_95": 0.1,
+              "high_95": 0.4, "p": 0.001, "control": False}
+    pd.DataFrame([
+        {**effect, "label": "no saw", "p_holm": 0.01, "p_control": 0.04, "claimed": True},
+        {**effect, "label": "saw invisible", "claimed": False},
+        {**effect, "label": "no saw", "control": True, "claimed": False, "p_control": 0.5}]).to_csv(
+            causes.effects_file, index=False)
+    pd.DataFrame([{"label": "no saw", "hazard": "saw", "blindness": 0.4, "low_95": 0.2,
+                   "high_95": 0.6}]).to_csv(causes.blindness_file, index=False)
+    found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
+    assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
+            in lines[2])
+    assert lines[5].count("in 1 000") == 1 and lines[5].endswith(
+        "median of the features (lowest to highest): 8 (7.500 to 8.500) |")
+    one = found.loc[(6, "block2, feature 2 (coin): frames in 1 000 with it strongly active away "
+                        "from one")]
+    assert one[["value", "low_95", "high_95"]].tolist() == [7.5, 5, 9]
+    found, lines = made(path, tmp_path, "--labels", "mine")
+    assert "block2" not in lines[2] + lines[5]
+    assert (found["agent"] == "mine").all()
+    assert "coin, block3: density: 2.250 (1.100 to 3.500): **holds**" in lines[0]
+    assert "saw, block3: density: 1.200 (0.900 to 3.500): does not hold" in lines[0]
+    assert "lava" not in lines[0] and "enemy" not in lines[0]
+    assert "fails by saw: 0.060 (0.010 to 0.200)" in lines[4] and "0.300" not in lines[4]
+    assert lines[6].count("fails by saw") == 1 and len(found.loc[7]) == 2
+    assert ("no saw: fails by saw: 0.060 to 0.300 (change +0.24, 0.100 to 0.400): **holds**"
+            in lines[6])
+    assert "no saw: blindness for saw: 0.400 (0.200 to 0.600)" in lines[7]
+    assert "object score, block2: 0.800 (0.700 to 0.900; base 0.500)" in lines[10]
+    assert set(found.index.get_level_values("row")) == set(CLAIMS) - {9}
+    damaged = json.loads((path / "objects" / "block2" / "names.json").read_text())
+    del damaged["features"]
+    save_json(path / "objects" / "block2" / "names.json", damaged)
+    assert table.main(["--studies", str(path), "--output_dir", str(tmp_path / "t")]) == 2

@@ -1,0 +1,245 @@
+"""Trajectories of a recording, and advantages along them."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import write_recording
+
+import record
+from agents.agent_file import load_agent, read_origin
+from agents.rollout_files import RolloutFolder
+from agents.training import TrainSettings
+from attribution.attributing.recordings import Recording
+from attribution.walking.advantages import (
+    AUTO,
+    LAMBDA,
+    Unit,
+    advantages_of,
+    calibration_of,
+    estimated_scale,
+    scale_of_rewards,
+    unit_of,
+)
+from attribution.walking.bookmarks import best_of_episodes, failures, spikes
+from attribution.walking.trajectories import (
+    FAILURES,
+    Trajectories,
+    chosen_episodes,
+    gather_trajectories,
+    read_trajectories,
+    save_trajectories,
+)
+from common.errors import UserError
+from common.settings import load_settings
+from envs.procgen_env import RewardNormalizer
+
+LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
+GAMMA = 0.9
+PRETRAINED = Path(__file__).parents[1] / "pretrained"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> RolloutFolder:
+    """A recording of four episodes; the second brings nothing."""
+    path = tmp_path_factory.mktemp("recording") / "data"
+    write_recording(path, LENGTHS)
+    folder, rng = RolloutFolder(path), np.random.default_rng(5)
+    for number, length in enumerate(LENGTHS):
+        steps = folder.steps(number)
+        steps["reward"] = np.round(rng.uniform(0.1, 2, length), 2) * (number != 1)
+        steps.loc[0, "reward"] = 0
+        steps["done"] = steps["done"].astype(int)
+        steps.to_csv(folder.steps_file(number))
+    return folder
+
+
+def test_trajectories_are_consecutive_episodes_without_terminal_rows_and_are_cut(folder):
+    steps = gather_trajectories(folder, 2, 10)
+    # Episodes 0 and 1 whole and two steps of the third; the next trajectory: the fourth episode.
+    assert steps.episode.tolist() == [0] * 5 + [1] * 3 + [2] * 2 + [3] * 4
+    assert steps.row.tolist() == [*range(5), *range(3), *range(2), *range(4)]
+    assert steps.trajectory.tolist() == [0] * 10 + [1] * 4
+    assert steps.bounds.tolist() == [0, 10, 14]
+    assert np.flatnonzero(steps.ended).tolist() == [4, 7, 13]
+    rows = [folder.steps(number) for number in range(4)]
+    assert steps.earned[:5].tolist() == pytest.approx(rows[0]["reward"][1:].tolist())
+    assert steps.earned[9] == pytest.approx(rows[2]["reward"][2])
+    assert steps.next_value[[4, 9]].tolist() == pytest.approx([0, rows[2]["value"][2]])
+    assert steps.level.tolist() == steps.episode.tolist()
+    np.testing.assert_array_equal(steps.log_probs[5:8], folder.episode(1).log_probs[:3])
+    part = steps.part(1)
+    assert (len(part), part.bounds.tolist(), part.episode[0]) == (4, [0, 4], 3)
+
+
+def test_advantages_are_the_sum_written_out_over_three_episodes_and_a_cut(folder):
+    steps = gather_trajectories(folder, 1, 10)
+    scale, expected = 0.5, []
+    for number, first, last in ((0, 0, 5), (1, 0, 3), (2, 0, 2)):
+        rows = folder.steps(number)
+        reward, value, done = (rows[name].to_numpy(float) for name in ("reward", "value", "done"))
+        deltas = [scale * reward[t + 1] + (0 if done[t + 1] else GAMMA * value[t + 1]) - value[t]
+                  for t in range(first, last)]
+        expected += [sum((GAMMA * LAMBDA) ** k * delta for k, delta in enumerate(deltas[t:]))
+                     for t in range(last)]
+    np.testing.assert_allclose(advantages_of(steps, scale, GAMMA), expected, atol=1e-6)
+
+
+def test_advantages_of_a_trajectory_do_not_depend_on_the_next(folder):
+    both = gather_trajectories(folder, 2, 7)
+    alone = [advantages_of(both.part(number), 1.0) for number in (0, 1)]
+    np.testing.assert_allclose(advantages_of(both, 1.0), np.concatenate(alone))
+
+
+def test_failures_come_first_when_they_are_asked_for(folder):
+    assert chosen_episodes(folder) == [0, 1, 2, 3]
+    assert chosen_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
+    assert chosen_episodes(folder, (3, 1)) == [3, 1]
+    with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
+        chosen_episodes(folder, (7,))
+
+
+def test_trajectories_are_read_as_they_were_written(folder, tmp_path):
+    steps = gather_trajectories(folder, 2, 6)
+    save_trajectories(tmp_path / "trajectories.npz", steps)
+    again = read_trajectories(tmp_path / "trajectories.npz")
+    for name, array in vars(steps).items():
+        assert getattr(again, name).dtype == array.dtype
+        np.testing.assert_array_equal(getattr(again, name), array)
+    np.savez(tmp_path / "other.npz", **{**vars(steps), "row": steps.row[:3]})
+    with pytest.raises(UserError, match="does not hold the arrays of trajectories"):
+        read_trajectories(tmp_path / "other.npz")
+    with pytest.raises(UserError, match=r"no trajectories file .*none\.npz"):
+        read_trajectories(tmp_path / "none.npz")
+
+
+def test_rewards_are_scaled_as_in_training():
+    """By the deviation of the trainer's own running return."""
+    rng = np.random.default_rng(0)
+    rows, normalizer = [], RewardNormalizer(1)
+    for episode in range(200):
+        length = int(rng.integers(5, 60))
+        rewards = rng.random(length) * (rng.random(length) < 0.1)
+        rewards[0] = 0
+        rows.append(pd.DataFrame({"episode": episode, "reward": rewards}))
+        for t in range(1, length):
+            normalizer(rewards[t:t + 1], np.array([t == length - 1]))
+    found = scale_of_rewards(pd.concat(rows, ignore_index=True))
+    assert found == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-3)
+    assert normalizer.scale == pytest.approx(1 / np.sqrt(normalizer.variance), rel=1e-6)
+    assert scale_of_rewards(pd.DataFrame({"episode": [0, 0], "reward": [0.0, 0]})) == 1
+
+
+def test_scale_of_rare_large_rewards_is_that_after_clipping():
+    """As in CoinRun: 10 for a coin, which is a value of 10 however rare coins are."""
+    normalizer = RewardNormalizer(1)
+    reward = np.zeros(200)
+    reward[-1] = 10
+    for _ in range(20):
+        last = [normalizer(reward[t:t + 1], np.array([t == 199])) for t in range(1, 200)][-1]
+    assert 1 / np.sqrt(normalizer.variance) > 1.3
+    assert normalizer.scale == last / 10 == 1
+    rows = pd.concat([pd.DataFrame({"episode": episode, "reward": reward})
+                      for episode in range(20)], ignore_index=True)
+    assert scale_of_rewards(rows) == 1
+
+
+def recording_of_values(values_of, length=40, episodes=30) -> pd.DataFrame:
+    rng, rows = np.random.default_rng(1), []
+    for episode in range(episodes):
+        reward = np.zeros(length)
+        reward[-1] = rng.uniform(1, 9)
+        to_come = np.array([reward[-1] * GAMMA ** (length - 2 - t) for t in range(length - 1)])
+        rows.append(pd.DataFrame({
+            "episode": episode, "reward": reward, "value": [*values_of(to_come), 99.0],
+            "done": [0] * (length - 1) + [1]}))
+    return pd.concat(rows, ignore_index=True)
+
+
+def test_calibration_finds_values_of_another_unit():
+    right = calibration_of(recording_of_values(lambda to_come: to_come), 1.0, GAMMA)
+    assert (right.slope, right.r2) == (pytest.approx(1), pytest.approx(1))
+    assert (right.is_off, right.num_steps) == (False, 30 * 39)
+    small = calibration_of(recording_of_values(lambda to_come: to_come / 5), 1.0, GAMMA)
+    assert small.slope == pytest.approx(5) and small.is_off
+    assert not calibration_of(recording_of_values(lambda to_come: to_come / 5), 0.2, GAMMA).is_off
+    noise = np.random.default_rng(2)
+    constant = calibration_of(recording_of_values(
+        lambda to_come: to_come.mean() + noise.normal(0, 0.01, len(to_come))), 1.0, GAMMA)
+    assert constant.slope == pytest.approx(1, abs=0.1) and constant.r2 < 0.9
+    flat = calibration_of(recording_of_values(lambda to_come: 0 * to_come), 1.0, GAMMA)
+    assert np.isnan(flat.slope) and flat.is_off
+
+
+def test_calibration_warns_of_a_unit_that_is_off_by_a_fifth():
+    rows = recording_of_values(lambda to_come: to_come)
+    right, off = (calibration_of(rows, scale, GAMMA) for scale in (1.0, 0.8))
+    assert right.low_95 == pytest.approx(1) and right.high_95 == pytest.approx(1)
+    assert off.slope == pytest.approx(0.8) and off.is_off
+    # Of two episodes one of which failed, no slope can be told: the interval says so.
+    few = rows[rows["episode"] < 2].copy()
+    few.loc[few["episode"] == 1, "reward"] = 0
+    uncertain = calibration_of(few, 1.0, GAMMA)
+    assert uncertain.low_95 == 0 and uncertain.high_95 == pytest.approx(1)
+    assert uncertain.slope < 0.9 and not uncertain.is_off
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.74])
+def test_estimate_of_the_unit_is_that_of_the_values_at_rewarded_ends(unit):
+    """Also where half of the episodes fail, which makes values too high for the returns."""
+    rows = recording_of_values(lambda to_come: unit * to_come, episodes=20)
+    rows.loc[rows["episode"] % 2 == 0, "reward"] = 0
+    assert estimated_scale(rows, GAMMA) == pytest.approx(unit, rel=1e-6)
+    assert scale_of_rewards(rows) != pytest.approx(unit, rel=0.1)  # of this recording's rewards
+
+
+@pytest.mark.parametrize(("agent", "game"), [
+    ("coinrun_hard", ["--distribution_mode", "hard"]),
+    ("maze_confined", ["--env_name", "maze", "--cheese_region", "5"]),
+    ("maze_anywhere", ["--env_name", "maze"])])
+def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_path):
+    """In the unit of its file, the value one step before a coin or cheese is the reward."""
+    file = PRETRAINED / agent / "model.pth"
+    assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
+                        "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
+    recording = Recording(tmp_path / "data", load_agent(file), file)
+    unit = unit_of(file, AUTO, recording.all_steps())
+    run = load_settings(file.parent, TrainSettings).agent
+    assert unit == Unit(read_origin(file).reward_scale, run.gamma, run.lmbda)
+    steps = gather_trajectories(recording.folder, 8, 1000)
+    solved = steps.ended & (steps.earned > 0)
+    assert solved.sum() >= 4
+    advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
+    reward = 10 * unit.reward_scale
+    assert np.abs(np.median(advantages[solved])) < 0.05 * reward
+    assert not calibration_of(recording.all_steps(), unit.reward_scale, unit.gamma).is_off
+    assert estimated_scale(recording.all_steps()) == pytest.approx(unit.reward_scale, rel=0.1)
+
+
+def test_estimate_from_few_rewarded_ends_is_checked_against_the_slope():
+    rows = recording_of_values(lambda to_come: to_come, episodes=3)
+    assert estimated_scale(rows, GAMMA) == 1 != scale_of_rewards(rows)
+    normalised = scale_of_rewards(rows)
+    rows["value"] *= normalised
+    assert estimated_scale(rows, GAMMA) == normalised
+
+
+def test_the_best_steps_are_one_an_episode(folder):
+    steps = gather_trajectories(folder, 2, 10)
+    scores = np.full(len(steps), -1.0)
+    scores[[1, 3, 6, 11, 12]] = 2, 5, 3, 4, 4
+    assert best_of_episodes(scores, steps, 16).tolist() == [3, 11, 6]  # nothing in the third
+    assert best_of_episodes(scores, steps, 2).tolist() == [3, 11]
+
+
+def test_spikes_are_within_episodes_and_failures_bring_nothing(folder):
+    steps = gather_trajectories(folder, 2, 10)
+    found = spikes(steps)
+    assert found[2] == pytest.approx(abs(steps.value[2] - (steps.value[1] + steps.value[3]) / 2))
+    assert np.flatnonzero(found == 0).tolist() == [0, 4, 5, 7, 8, 9, 10, 13]
+    assert failures(steps, 16).tolist() == [7]
+    nothing = dataclasses.replace(steps, earned=np.zeros_like(steps.earned))
+    assert isinstance(nothing, Trajectories)
+    assert failures(nothing, 2).tolist() == [4, 7]

@@ -1,0 +1,53 @@
+// The moment that is shown: actions, rewards, and the whole in one sentence.
+
+import { rounded, shown } from '../../shared/lib/statistics.js'
+
+/** The action that was taken, and the probability of every action, by its number. */
+export function actionsAt(page) {
+  const { manifest, steps, row } = page
+  const count = manifest.actions.length
+  const probabilities = Array.from(steps.probabilities.subarray(row * count, (row + 1) * count))
+  return { taken: steps.action[row], probabilities }
+}
+
+/** What arrived with the frame: the reward of the action before it; whether an episode begins. */
+export function arrivedWith(page) {
+  const { steps, row, view } = page
+  return {
+    reward: view.step > 0 ? steps.earned[row - 1] : 0,
+    isNew: view.step === 0 || steps.episode[row] !== steps.episode[row - 1]
+  }
+}
+
+/** What the action ends: null if it ends no episode, else {cause} of a failure, null where unknown. */
+export function endOf(page) {
+  const { steps, row, view } = page
+  if (!steps.ended[row]) return null
+  return { cause: page.failuresOf(view.trajectory).get(view.step) ?? null }
+}
+
+/** Probabilities by direction: [[right, up, sum, actions]] of the nine directions and of other keys. */
+export function pad(actions, probabilities) {
+  const cells = []
+  for (const up of [1, 0, -1]) {
+    for (const right of [-1, 0, 1]) {
+      const action = actions.findIndex(({ direction }) => direction[0] === right && direction[1] === up)
+      cells.push({ right, up, action, probability: probabilities[action] ?? 0 })
+    }
+  }
+  const own = new Set(cells.map(({ action }) => action))
+  const other = probabilities.reduce((sum, value, action) => (own.has(action) ? sum : sum + value), 0)
+  return { cells, other, isOther: (action) => !own.has(action) }
+}
+
+export function sentence(page) {
+  const { manifest, steps, row, view } = page
+  const { taken, probabilities } = actionsAt(page)
+  const { reward, isNew } = arrivedWith(page)
+  const end = endOf(page)
+  return `${page.trajectoryName(view.trajectory)}, frame ${view.step + 1}: ${isNew ? 'new episode, ' : ''}`
+    + `${reward ? `reward ${rounded(reward)}, ` : ''}next action ${manifest.actions[taken].name} `
+    + `(${Math.round(probabilities[taken] * 100)} %), value ${shown(steps.value[row])}, `
+    + `advantage ${shown(steps.advantage[row])}`
+    + (end === null ? '' : end.cause === null ? ', the episode ends' : `, the episode fails: ${end.cause}`)
+}
