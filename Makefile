@@ -50,7 +50,7 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.scopes
 	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.mazes
-	$(BIN)/python -m benchmarks.attribution
+	$(BIN)/python -m benchmarks.attributions
 	$(BIN)/python -m benchmarks.failures
 	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.growth

@@ -1,10 +1,10 @@
 """Speed and size of features, attributions and their page: the shipped agent of CoinRun, in
 float32. ``benchmarks.attribution_page`` measures the page itself.
 
-    python -m benchmarks.attribution                    everything, about 20 minutes
-    python -m benchmarks.attribution loop               one part: features, attribution, outputs,
+    python -m benchmarks.attributions                    everything, about 20 minutes
+    python -m benchmarks.attributions loop               one part: features, attribution, outputs,
                                                         export, demo or loop
-    python -m benchmarks.attribution --num_frames 512   in small: times are of as many frames
+    python -m benchmarks.attributions --num_frames 512   in small: times are of as many frames
 
 ``features`` and ``attribution`` are the scripts on three layers, with the memory that they took.
 ``outputs``: the value and 15 outputs of the policy at block3, beside the value alone. ``export``:
