@@ -25,7 +25,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -409,7 +409,8 @@ class ResultStore:
     # Writing
 
     def open(self, settings: dict, overwrite: bool = False, shard: Shard = WHOLE,
-             divided: dict | None = None, join: bool = False) -> None:
+             divided: dict | None = None, join: bool = False,
+             needed: Collection[tuple] = ()) -> None:
         """Create the folder, or resume with the items that it holds; results are removed.
 
         Args:
@@ -418,6 +419,8 @@ class ResultStore:
             shard: part of the items that this process computes.
             divided: what else decides which shard computes which item.
             join: resume with the items of all shards, which must have finished.
+            needed: entry and key of each item without which joined shards are not finished. Where
+                items may be added to a folder, later shards must not stop at its results.
 
         Raises:
             FolderInUse: if another process writes to the folder.
@@ -441,7 +444,8 @@ class ResultStore:
         self._shared = SharedFolder(
             self.settings_file, settings, schema.patterns(), schema.what, schema.flag, overwrite,
             (*schema.informative, *([growing] if growing else [])), shard, divided,
-            lambda: is_whole and self._has_results(), join)
+            lambda: is_whole and self._has_results() and all(self.has(*item) for item in needed),
+            join)
         if self._shared.is_open:
             for entry in schema.results.values():
                 for path in self.path.glob(entry.pattern()):

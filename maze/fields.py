@@ -27,6 +27,7 @@ from common.cli import (
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import versions
+from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
 from maze.field.arms import (
@@ -42,7 +43,7 @@ from maze.field.arms import (
     reference_pictures,
 )
 from maze.field.fields import MEMORIES, START
-from maze.field.files import UNPATCHED, FieldsFolder
+from maze.field.files import FIELDS_FILES, UNPATCHED, add_arm
 from maze.field.plots import Style, write_film
 from maze.level.environment import as_played, draw, game_of
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
@@ -105,13 +106,14 @@ def main(argv: list[str] | None = None) -> None:
         print(f"arms: {', '.join(arms)}")
         return
     facings = (0, 1) if args.facing == "both" else (int(args.facing),)
-    folder = FieldsFolder(args.output_dir)
-    folder.open({
+    store = ResultStore(args.output_dir, FIELDS_FILES)
+    store.open({
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "facing": args.facing, "memory": args.memory, "region": args.region,
         "components": args.components, "margin": args.margin, "precision": compute.precision,
         "versions": versions()}, args.overwrite, args.shard,
-        {"levels": list(levels), "arms": arms}, args.join)
+        {"levels": list(levels), "arms": arms}, args.join,
+        [("field", arm, level) for arm in arms for level in levels])
     everywhere = [*levels.values()]
     levels = {name: levels[name] for name in args.shard.of(list(levels))}
     look = Look(policy, compute, facings, args.memory)
@@ -125,15 +127,16 @@ def main(argv: list[str] | None = None) -> None:
             functools.partial(as_played, everywhere))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
-        folder.add_arm(name, opened.metadata)
-        found[name], sizes = fields_of_arm(folder, name, opened.patches, levels, look, std)
+        add_arm(store, name, opened.metadata)
+        found[name], sizes = fields_of_arm(store, name, opened.patches, levels, look, std)
         moved += sizes
-    folder.finish()
+    store.finish()
     if args.shard != WHOLE:
-        print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {folder.path}")
+        print(f"the fields of {len(levels)} levels in {len(arms)} arms are in {store.path}")
         return
     table, sizes = outcome_table(found, levels, args.region), moved_table(moved)
-    folder.save_tables(table, sizes)
+    store.write("moved", value=sizes)
+    store.write("differences", value=table)
     for row in sizes[sizes["pictures"] == 0].itertuples():
         print(f"{row.arm}: the patch at {row.layer} was never in force")
     style = Style(args.components, args.margin)
@@ -141,18 +144,19 @@ def main(argv: list[str] | None = None) -> None:
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in found.items():
         marked = marked_squares(asked[arm].patches) if arm in asked else ()
-        draw_arm(folder, arm, fields, found[UNPATCHED], views,
+        draw_arm(store, arm, fields, found[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):
-        stills = folder.stills_file(film, name) if args.num_stills else None
-        if not folder.film_file(film, name).exists() or (stills and not stills.exists()):
+        stills = store.file_of("stills", film, name) if args.num_stills else None
+        if not store.has("film", film, name) or (stills and not stills.exists()):
             figures = {  # of which those of one are drawn, one after the other
                 COEFFICIENTS: over_arms(found, name, views[name], style),
                 CHECKPOINTS: over_checkpoints(checkpoints, levels[name], look, views[name], style),
                 CHEESE: over_cheese(levels[name], look, style)}[film]
-            write_film(folder.film_file(film, name), figures, stills, args.num_stills)
+            write_film(store.file_of("film", film, name), figures, stills, args.num_stills)
     print(summary(table))
-    print(f"wrote {folder.table_file} and the fields of {len(levels)} levels in {len(arms)} arms")
+    print(f"wrote {store.file_of('differences')} and the fields of {len(levels)} levels in "
+          f"{len(arms)} arms")
 
 
 def by_name(states: Sequence[MazeState]) -> dict[str, MazeState]:

@@ -29,7 +29,7 @@ from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.scopes import patched
 from common.errors import UserError
-from common.files import read_arrays
+from common.results import ResultStore
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from interventions.patch_text import Opening, open_patches, parse_patch
 from maze import fields
@@ -49,7 +49,7 @@ from maze.field.fields import (
     stamp_frames,
     vector_field,
 )
-from maze.field.files import FieldsFolder, load_field
+from maze.field.files import FIELDS_FILES, read_field
 from maze.field.plots import Panel, Style, compared, plot_fields, plot_maps
 from maze.field.reaching import Chain, path_probability, reaching
 from maze.level.environment import draw, stock_state
@@ -426,8 +426,8 @@ def finished(feed_forward, tmp_path_factory) -> Path:
 
 
 def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finished, feed_forward):
-    policy, folder = load_agent(feed_forward), FieldsFolder(finished)
-    table = folder.table()
+    policy, store = load_agent(feed_forward), ResultStore(finished, FIELDS_FILES)
+    table = store.read("differences")
     arms = list(dict.fromkeys(table["arm"]))
     assert arms[0] == "unpatched" and len(arms) == 2
     for arm, patches in zip(arms, ([], [parse_patch(PATCH)])):
@@ -435,7 +435,7 @@ def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finish
             state = stock_state("easy", int(level))
             with patched(policy, patches):
                 expected = both_facings(policy, FLOAT32, state)
-            read = [load_field(folder.field_file(arm, level, side, True)) for side in (0, 1)]
+            read = [read_field(store, arm, key) for key in (level, f"{level}_facing_1")]
             for field, (found, moved) in zip(expected, read):
                 np.testing.assert_array_equal(found.squares, field.squares)
                 np.testing.assert_array_equal(found.log_probs, field.log_probs)
@@ -449,7 +449,7 @@ def test_fields_of_a_script_are_those_of_the_agent_with_and_without_patch(finish
                 difference(*expected).mean_total_variation, rel=1e-4)
     change = table[table["arm"] == arms[1]]["mean_total_variation"]
     assert (change > 0).all()
-    arrays = read_arrays(folder.field_file(arms[0], "0"), "field")
+    arrays = store.read("field", arms[0], "0")
     assert arrays["squares"].min() == 0 and arrays["squares"].max() == 2  # inner coordinates
     np.testing.assert_allclose(arrays["probs"].sum(axis=1), 1, rtol=1e-5)
     sizes = pd.read_csv(finished / "moved.csv")
@@ -501,7 +501,7 @@ def test_shards_and_a_join_give_the_files_of_one_run(finished, feed_forward, tmp
                                      "--films", "cheese", "checkpoints", "--num_stills", "3",
                                      *more))
 
-    with killed_at(field_arms, "save_field", 2):
+    with killed_at(field_arms, "write_field", 2):
         assert run("--shard", "2/3") == 130
     assert run("--shard", "3/3") == 0  # has no level
     for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),
@@ -527,7 +527,7 @@ def test_a_folder_takes_more_levels_but_no_others_of_the_same_name(feed_forward,
     kept = (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
     assert fields.main(arguments(feed_forward, output, "--num_pictures", "0")) == 0
     assert kept == (output / "unpatched" / "field_0.npz").stat().st_mtime_ns
-    assert FieldsFolder(output).table()["level"].tolist() == ["0", "14"]
+    assert ResultStore(output, FIELDS_FILES).read("differences")["level"].tolist() == ["0", "14"]
     state = stock_state("easy", 0)
     edited = tmp_path / "level_0.json"
     save_levels(edited, [state.with_cheese(None)])
@@ -545,7 +545,7 @@ def test_levels_of_one_seed_have_names_of_their_own(feed_forward, tmp_path):
     output = tmp_path / "out"
     assert fields.main(arguments(feed_forward, output, "--num_pictures", "0",
                                  levels=str(path))) == 0
-    table = FieldsFolder(output).table()
+    table = ResultStore(output, FIELDS_FILES).read("differences")
     assert table["level"].tolist() == ["0", "0_2"]
     assert table["kind"].tolist() == ["fork", "none"]
     assert table["p_cheese"].isna().tolist() == [False, True]
@@ -581,24 +581,26 @@ def test_fields_of_an_agent_with_memory_have_no_exact_probabilities(agent_path, 
     output = tmp_path / "out"
     assert fields.main(arguments(agent_path, output, "--memory", "walked", "--num_pictures", "1",
                                  levels="0")) == 0
-    table = FieldsFolder(output).table()
+    table = ResultStore(output, FIELDS_FILES).read("differences")
     assert table["exact_cheese"].isna().all() and table["p_cheese"].notna().all()
-    assert load_field(output / "unpatched" / "field_0.npz")[0].memory == "walked"
+    field, _ = read_field(ResultStore(output, FIELDS_FILES), "unpatched", "0")
+    assert field.memory == "walked"
 
 
 def test_damaged_fields_are_refused(finished, tmp_path):
-    path = finished / "unpatched" / "field_0.npz"
-    arrays = read_arrays(path, "field")
-    damaged = tmp_path / "field_0.npz"
+    arrays = ResultStore(finished, FIELDS_FILES).read("field", "unpatched", "0")
+    store = ResultStore(tmp_path, FIELDS_FILES)
+    damaged = store.file_of("field", "arm", "0")
+    damaged.parent.mkdir()
     for name, values in (("squares", arrays["squares"] + 1), ("log_probs", arrays["log_probs"][1:]),
                          ("values", arrays["values"] * np.nan), ("rows", arrays["rows"][1:]),
                          ("memory", np.array("none of them")), ("facing", np.array(2)),
                          ("moved_layers", np.array(["gru"]))):
         np.savez(damaged, **{**arrays, name: values})
         with pytest.raises(UserError, match="damaged"):
-            load_field(damaged)
+            read_field(store, "arm", "0")
     np.savez(damaged, **arrays)
-    load_field(damaged)
+    read_field(store, "arm", "0")
 
 
 def test_pictures_show_the_arrows_of_the_field_as_thick_as_squares_are_wide(tmp_path):
@@ -666,9 +668,9 @@ def test_a_patch_at_the_decision_square_changes_the_field_there_alone(feed_forwa
     assert fields.main(arguments(
         feed_forward, output, "--patch", "zero@embedder.block1.conv,at=decision_square",
         "--num_pictures", "0", levels="0")) == 0
-    folder = FieldsFolder(output)
-    before, after = (load_field(folder.field_file(arm, "0"))[0]
-                     for arm in dict.fromkeys(folder.table()["arm"]))
+    store = ResultStore(output, FIELDS_FILES)
+    before, after = (read_field(store, arm, "0")[0]
+                     for arm in dict.fromkeys(store.read("differences")["arm"]))
     change = difference(before, after)
     changed = [Square(*square) for square in change.squares[change.total_variation > 0].tolist()]
     assert changed == [before.grid.decision_square()]

@@ -22,11 +22,12 @@ from agents.scopes import Size, patched
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
+from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from maze.field.decisions import outcomes
 from maze.field.differences import difference
 from maze.field.fields import NO_MEMORY, WALKED, Field, frame_source, vector_field
-from maze.field.files import UNPATCHED, FieldsFolder, load_field, save_field
+from maze.field.files import UNPATCHED, key_of, read_field, write_field
 from maze.field.plots import Panel, Style, compared, field_figure, plot_fields, plot_maps
 from maze.field.reaching import Chain, path_probability
 from maze.level.environment import draw, stock_state
@@ -84,7 +85,7 @@ def reference_pictures(env: EnvConfig, without: Collection[int], size: int,
         "of": "levels that are not measured, the mouse anywhere", "seed": seed})
 
 
-def fields_of_arm(folder: FieldsFolder, arm: str, patches: Sequence[Patch],
+def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
                   levels: Mapping[str, MazeState], look: Look, std: Mapping[str, Tensor]
                   ) -> tuple[dict[str, Fields], list[dict]]:
     """The fields of an arm by level, those of them that the folder lacks being computed.
@@ -104,16 +105,16 @@ def fields_of_arm(folder: FieldsFolder, arm: str, patches: Sequence[Patch],
     for name, state in with_progress(levels.items(), len(levels), "level"):
         sides = []
         for facing in look.facings:
-            path = folder.field_file(arm, name, facing, len(look.facings) > 1)
-            if not path.exists():
+            key = key_of(name, facing, look.facings)
+            if not store.has("field", arm, key):
                 with patched(look.policy, patches, std) as scope:
                     field = look.at(state, facing)
-                save_field(path, field, scope.moved())
-            field, sizes = load_field(path)
+                write_field(store, arm, key, field, scope.moved())
+            field, sizes = read_field(store, arm, key)
             if field.grid.to_rows() != state.grid.to_rows():
-                raise UserError(f"{path} is of another level than the one of seed "
-                                f"{state.level_seed} that is asked for; choose another "
-                                "--output_dir, or give --overwrite")
+                raise UserError(f"{store.file_of('field', arm, key)} is of another level "
+                                f"than the one of seed {state.level_seed} that is asked for; "
+                                "choose another --output_dir, or give --overwrite")
             sides.append(field)
             moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
                       for number, size in enumerate(sizes)]
@@ -158,7 +159,7 @@ def outcome_table(found: Mapping[str, Mapping[str, Fields]], levels: Mapping[str
     return pd.DataFrame(rows)
 
 
-def draw_arm(folder: FieldsFolder, arm: str, fields: Mapping[str, Fields],
+def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
              unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
              style: Style) -> None:
     """The pictures of an arm that the folder lacks."""
@@ -166,12 +167,12 @@ def draw_arm(folder: FieldsFolder, arm: str, fields: Mapping[str, Fields],
         sides = fields[name]
         grid = sides[0].grid
         panel = Panel(arm, grid, sides[0], view)
-        if not folder.picture_file(arm, name).exists():
+        if not store.has("field_figure", arm, name):
             panels = [panel] if arm == UNPATCHED else compared(
                 Panel(UNPATCHED, grid, unpatched[name][0], view), panel)
-            plot_fields(folder.picture_file(arm, name), panels, style, f"level {name}")
-        if not folder.maps_file(arm, name).exists():
-            plot_maps(folder.maps_file(arm, name), grid, maps_of(sides), style,
+            plot_fields(store.file_of("field_figure", arm, name), panels, style, f"level {name}")
+        if not store.has("maps_figure", arm, name):
+            plot_maps(store.file_of("maps_figure", arm, name), grid, maps_of(sides), style,
                       f"level {name}, {arm}")
 
 
