@@ -172,7 +172,7 @@ class Scrubbing:
                              ("random", {name: values.mean(axis=0)
                                          for name, values in self.random.items()})):
             for feature, values in of.items():
-                ends = bootstrap.interval(values.T, np.ones(values.T.shape, dtype=bool))
+                ends = bootstrap.interval(values.T)
                 rows += [(channels, feature, *row)
                          for row in zip(self.outcomes, values.mean(axis=0), *ends)]
         return pd.DataFrame(rows, columns=["channels", "feature", "outcome", "mean", "low_95",

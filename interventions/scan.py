@@ -182,7 +182,7 @@ class Scan:
         check_starts(len(names))
         table = self.table()
         table["low_95"], table["high_95"] = ClusterBootstrap(self.levels, seed).interval(
-            self.effects, np.ones(self.effects.shape, dtype=bool))
+            self.effects)
         sums = np.zeros((len(names), len(self.parts)))
         np.add.at(sums, of_level, self.effects.T)
         means = sums / np.bincount(of_level)[:, None]  # (L, S)

@@ -29,11 +29,18 @@ class ClusterBootstrap:
         self._draws = np.random.default_rng(seed).multinomial(
             len(names), even, RESAMPLINGS)  # (R, E), how often an episode was drawn
 
-    def interval(self, values: np.ndarray, counted: np.ndarray) -> np.ndarray:
-        """Lower and upper end (2, T) for values (T, N), of which those ``counted`` (T, N) count.
+    def interval(self, values: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
+        """Compute the 95 % percentile interval of the mean of each row.
 
-        NaN at a step that fewer than two episodes reach.
+        Args:
+            values: (T, N).
+            counted: bool (T, N), the values that the means are taken over; all if not given.
+
+        Returns:
+            Lower and upper ends (2, T), NaN for a row with values of fewer than two episodes.
         """
+        if counted is None:
+            counted = np.ones(values.shape, bool)
         sums = self._by_episode(np.where(counted, values, 0))  # (E, T)
         counts = self._by_episode(counted)
         drawn = self._draws @ counts  # (R, T)

@@ -139,8 +139,7 @@ def paired_effects(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Se
             raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {arm} is NaN or "
                             "infinite on some level; leave these levels out of all arms")
     differences = _differences(before, after)  # (N, C)
-    low, high = ClusterBootstrap(levels, seed).interval(
-        differences.T, np.ones(differences.T.shape, dtype=bool))
+    low, high = ClusterBootstrap(levels, seed).interval(differences.T)
     num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
     rows = [(arm.name, arm.label, arm.pattern, arm.control, moved[arm.name], name)
             for arm in arms for name in names]

@@ -131,7 +131,7 @@ def deletion_table(curves: Curves, episodes: np.ndarray, deviation: float,
         own = areas[:, 0, number]
         for place, other in enumerate(ORDERS[1:], start=1):
             better = (own - areas[:, place, number]) * (1 if kind == "insertion" else -1)
-            low, high = bootstrap.interval(better[None], np.ones((1, len(better)), bool))[:, 0]
+            low, high = bootstrap.interval(better[None])[:, 0]
             rows.append((kind, other, own.mean(), areas[:, place, number].mean(), better.mean(),
                          low, high, bool(low > 0)))
     return pd.DataFrame(rows, columns=["kind", "other", "area", "other_area", "better", "low_95",

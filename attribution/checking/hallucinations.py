@@ -59,7 +59,7 @@ def hallucinations(activations: np.ndarray, touched: np.ndarray, episodes: np.nd
     place, strength = elsewhere.argmax(axis=1), elsewhere.max(axis=1)
     counted = strength > threshold
     low, high = ClusterBootstrap(episodes, seed).interval(
-        counted[None].astype(float), np.ones((1, len(counted)), bool))[:, 0]
+        counted[None].astype(float))[:, 0]
     order = np.argsort(-strength, kind="stable")
     order = order[counted[order]]
     _, first = np.unique(episodes[order], return_index=True)

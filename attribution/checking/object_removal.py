@@ -111,9 +111,7 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         shifted = (held * np.roll(cells, len(cells) // 2, axis=0)).sum(axis=(1, 2))
         agrees, by_chance = (np.sign(change) * np.sign(-each) > 0 for each in (inside, shifted))
         bootstrap = ClusterBootstrap(where, seed)
-        every = np.ones((2, len(agrees)), bool)
-        low, high = bootstrap.interval(
-            np.stack([agrees, agrees.astype(float) - by_chance]), every)
+        low, high = bootstrap.interval(np.stack([agrees, agrees.astype(float) - by_chance]))
         ranks = rank_correlation(-inside, change, where, bootstrap)
         share = (np.abs(held) * cells).sum(axis=(1, 2)) / np.maximum(
             whole[seen], np.finfo(np.float32).tiny)

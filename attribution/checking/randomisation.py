@@ -101,7 +101,6 @@ def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episode
         correlations: (S, N).
         episodes: of each frame (N,).
     """
-    low, high = ClusterBootstrap(episodes, seed).interval(
-        correlations, np.ones(correlations.shape, bool))
+    low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),
                          "low_95": low, "high_95": high})

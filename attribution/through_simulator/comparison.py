@@ -112,7 +112,7 @@ def deletion_table(names: Sequence[str], curves: np.ndarray, num_maps: int, epis
     for place, name in enumerate(names):
         for number, kind in enumerate(KINDS):
             better = (areas[:, place, number] - random[:, number]) * (1 if number else -1)
-            low, high = bootstrap.interval(better[None], np.ones((1, len(better)), bool))[:, 0]
+            low, high = bootstrap.interval(better[None])[:, 0]
             rows.append((name, kind, areas[:, place, number].mean(), random[:, number].mean(),
                          better.mean(), low, high, bool(low > 0)))
     return pd.DataFrame(rows, columns=["map", "kind", "area", "random_area", "better", "low_95",

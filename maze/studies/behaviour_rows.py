@@ -29,8 +29,7 @@ TARGET_LABELS = {GOT: PLAYED_LABEL, EXACT: EXACT_LABEL}
 def mean(values: pd.Series, seed: int) -> tuple[float, float, float]:
     """A mean over levels with its bootstrap 95 % interval, NaN for fewer than two."""
     numbers = values.to_numpy(np.float64)[None]
-    low, high = ClusterBootstrap(np.arange(len(values)), seed).interval(
-        numbers, np.ones(numbers.shape, bool))
+    low, high = ClusterBootstrap(np.arange(len(values)), seed).interval(numbers)
     return float(numbers.mean()), float(low[0]), float(high[0])
 
 

@@ -192,7 +192,7 @@ def _score_rows(scores: np.ndarray, base: np.ndarray, bootstrap: ClusterBootstra
     """Rows of scores and of gains over the base rate, and the gains of each level."""
     gains = np.stack([scores[0] - base[0], base[1] - scores[1]])  # (S, N)
     values = np.concatenate([scores, gains])
-    low, high = bootstrap.interval(values, np.ones(values.shape, bool))
+    low, high = bootstrap.interval(values)
     names = (*SCORES, *(f"{name}_gain" for name in SCORES))
     bases = (*base.mean(axis=1), None, None)
     return [{"quantity": name, "feature": _NONE, "value": value.mean(), "low_95": one,

@@ -45,7 +45,7 @@ def by_part(targets: pd.DataFrame, seed: int) -> pd.DataFrame:
                 continue
             change = (after - before).to_numpy()
             ends = ClusterBootstrap(part["seed"].to_numpy(), seed).interval(
-                change[None], np.ones((1, len(change)), bool))[:, 0]
+                change[None])[:, 0]
             rows.append((name, label, outcome, part["seed"].nunique(), len(part), before.mean(),
                          after.mean(), change.mean(), *ends, after.mean() / before.mean(),
                          (change > 0).mean()))

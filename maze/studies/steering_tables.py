@@ -175,7 +175,7 @@ def plot_coefficients(path: Path, groups: Sequence[Group], measured: Sequence[Me
             after = found.after[..., place]  # (D, A, N)
             before = np.broadcast_to(found.before[:, place], (len(after), 1, after.shape[2]))
             values = np.concatenate([before, after], axis=1)[:, order]
-            low, high = bootstrap.interval(values[0], np.ones(values[0].shape, dtype=bool))
+            low, high = bootstrap.interval(values[0])
             means = values.mean(axis=2)
             axes.fill_between(x[order], means[1:].min(axis=0), means[1:].max(axis=0),
                               color="#DDDDDD", label=f"range of {len(means) - 1} controls' means")
