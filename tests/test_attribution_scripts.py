@@ -505,7 +505,7 @@ def test_numbers_that_are_not_finite_are_named_by_layer_and_frame(agent, data, t
             in capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("script", ("features", "attribution"))
+@pytest.mark.parametrize("script", ("features", "attribute"))
 def test_a_killed_run_goes_on_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
                                                            monkeypatch):
     def arguments(folder):
@@ -528,7 +528,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_files(script, agent, data, 
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not list(killed.glob("*/*/summary.json")) and not list(killed.glob("*/directions.npy"))
-    main = {"features": features, "attribution": attribute}[script].main
+    main = {"features": features, "attribute": attribute}[script].main
     assert main(arguments(whole)) == 0 == main(arguments(killed))
     assert contents(killed).keys() == contents(whole).keys()
     different = [name for name, content in contents(whole).items()
