@@ -6,7 +6,7 @@ import csv
 import html
 import io
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,12 @@ def markdown_escaped(text: str) -> str:
     """Text that somebody chose, such as a name, for a Markdown file: without any markup in it."""
     text = " ".join(html.escape(text, quote=False).split())
     return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table, followed by an empty line."""
+    cells = [header, ["---"] * len(header), *rows]
+    return [*("| " + " | ".join(row) + " |" for row in cells), ""]
 
 
 def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:

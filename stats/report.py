@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, markdown_table
 from stats.effects import (
     CLAIMED,
     DIVERGENCE,
@@ -75,7 +75,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, w
     claimed = directions[directions["claimed"]]
     if len(claimed):
         labels = {outcome.name: outcome.label for outcome in outcomes}
-        lines += _markdown(
+        lines += markdown_table(
             ("alteration", "outcome", "unaltered", "altered", "change (95 %)", "p (Holm)",
              "controls' changes", "p (controls)"),
             [(row.label, labels[row.outcome], _number(row.unaltered), _number(row.altered),
@@ -93,7 +93,7 @@ def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, w
     sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
     more = {"norm": "norm", "relative": "as a share of the output's norm"}
     more = {name: label for name, label in more.items() if name in table}
-    lines += _markdown(("alteration", "moved", "controls: lowest, median, highest",
+    lines += markdown_table(("alteration", "moved", "controls: lowest, median, highest",
                         *more.values()), [
         (row.label, _number(row.moved), ", ".join(
             _number(value) for value in sizes.get_group(row.pattern).quantile([0, 0.5, 1])),
@@ -115,7 +115,7 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
         + ". Smallest effect: that a single comparison of so many levels finds in four of five "
         "runs, before the correction. The change of the median has a bootstrap interval of its "
         "own.", "",
-        *_markdown(
+        *markdown_table(
             ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
              "median unaltered", "median altered", "change of the median (95 %)"),
             [(row.label, labels[row.outcome], row.verdict, _effect(row), _number(row.margin),
@@ -168,7 +168,7 @@ def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording)
                      f"({pattern.replace('_', ' ')})",
                      *(f"{_number(spread.loc[each.name, 'min'])} to "
                        f"{_number(spread.loc[each.name, 'max'])}" for each in outcomes)))
-    return _markdown(("alteration", *(each.label for each in outcomes)), rows)
+    return markdown_table(("alteration", *(each.label for each in outcomes)), rows)
 
 
 def _effect(row) -> str:
@@ -181,8 +181,3 @@ def _effect(row) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}"
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]

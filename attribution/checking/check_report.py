@@ -17,7 +17,7 @@ from attribution.checking.check_files import (
 )
 from attribution.checking.deletion import KINDS as CURVES
 from attribution.checking.deletion import RANDOM
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, markdown_table
 
 MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # of gaps: their median and 99 % quantile
 CORRELATION_BAR = 0.5  # of maps of a network that is random throughout
@@ -144,7 +144,7 @@ def _markdown(table: pd.DataFrame, columns: Mapping[str, str]) -> list[str]:
     header = ("layer", "output", *columns.values())
     rows = [[_text(value) for value in row]
             for row in table[["layer", "output", *columns]].itertuples(index=False)]
-    return [*("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)), ""]
+    return markdown_table(header, rows)
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from attribution.failing.counting import ANY, PER
 from attribution.failing.files import ORIGINAL
 from common.palette import BLUE, DPI, VERMILION
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, markdown_table
 from stats.effects import MIN_CONTROLS_TO_CLAIM
 from stats.significance import LEVEL
 
@@ -51,13 +51,13 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, film
         rows.append((f"{part['arm'].nunique()} random edits like {pattern}, lowest to highest",
                      *(f"{100 * found.loc[cause, 'min']:.2f} to {100 * found.loc[cause, 'max']:.2f}"
                        for cause in causes)))
-    lines += _markdown(("arm", *causes), rows)
+    lines += markdown_table(("arm", *causes), rows)
     lines += _differences(effects, controls)
     hazards = shown.dropna(subset="steps_in_view")
     if len(hazards):
         lines += [f"## Failures per {PER:,} steps with that hazard in view (95 %, bootstrap)", "",
                   "An agent that dies early meets fewer hazards.", ""]
-        lines += _markdown(("arm", *dict.fromkeys(hazards["cause"])), [
+        lines += markdown_table(("arm", *dict.fromkeys(hazards["cause"])), [
             (label, *(_per_steps(row) for row in part.itertuples()))
             for label, _, part in _by_arm(hazards)])
     if len(blind):
@@ -65,7 +65,7 @@ def report(rates: pd.DataFrame, effects: pd.DataFrame, blind: pd.DataFrame, film
                   "(edited - original) / (invisible - original), of the rate of failures by the "
                   "hazard that is invisible: 1 is an agent to which the edit does what taking the "
                   "hazard out of all frames does.", ""]
-        lines += _markdown(("agent", "hazard", "blindness (95 %, bootstrap)"), [
+        lines += markdown_table(("agent", "hazard", "blindness (95 %, bootstrap)"), [
             (markdown_escaped(row.label), row.hazard,
              "not defined" if math.isnan(row.blindness) else
              f"{row.blindness:.2f} ({row.low_95:.2f} to {row.high_95:.2f})")
@@ -102,7 +102,7 @@ def _differences(effects: pd.DataFrame, controls: str) -> list[str]:
                   "none.", ""]
     elif fewest < MIN_CONTROLS_TO_CLAIM:
         lines += [f"Nothing can be claimed with fewer than {MIN_CONTROLS_TO_CLAIM} controls.", ""]
-    lines += _markdown(
+    lines += markdown_table(
         ("arm", "cause", "original", "altered", "difference", "p", "p (Holm)",
          "controls' differences", "p (controls)"), [
             (markdown_escaped(row.label), row.outcome, _percent(row.unaltered),
@@ -185,8 +185,3 @@ def _or_none(value: float, form: str) -> str:
 
 def _bold(text: str, bold: bool) -> str:
     return f"**{text}**" if bold else text
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from attribution.through_simulator.comparison import CHANCE
 from attribution.through_simulator.maps import BLOCK
 from common.palette import COLOURS, DARK_GREY, DPI
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, markdown_table
 from stats.significance import LEVEL
 
 
@@ -35,7 +35,7 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
              "agent plays on. A map is right if the change of the output has the sign opposite to "
              "that of the map in the object's pixels. Below: share of hidden objects a frame; "
              "interval by bootstrap over episodes. **Claimed** leaves 0 out and has p (Holm) and p "
-             f"(controls) <= {LEVEL}; controls are the maps of other frames.", "", *_table(
+             f"(controls) <= {LEVEL}; controls are the maps of other frames.", "", *markdown_table(
                  ("map", "compared with", "steps later", "right", "other", "difference (95 %)",
                   "controls", "p (Holm)", "p (controls)", "verdict"),
                  [(row.map, row.compared_with, str(row.lag), f"{row.right:.3f}",
@@ -62,14 +62,9 @@ def report(what: str, tables: dict[str, pd.DataFrame]) -> str:
 
 
 def _frame(table: pd.DataFrame, columns: Sequence[str]) -> list[str]:
-    return _table(tuple(column.replace("_", " ") for column in columns), [
+    return markdown_table(tuple(column.replace("_", " ") for column in columns), [
         tuple("" if value != value else f"{value:.3g}" if isinstance(value, float) else str(value)
               for value in row) for row in table[list(columns)].itertuples(index=False)])
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]
 
 
 def plot(path: Path, tables: dict[str, pd.DataFrame], curves: np.ndarray,

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
+from common.tables import markdown_table
 from generative.made_to_order.counting import (
     LEAST,
     NUM_DRAWS,
@@ -54,7 +55,7 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
         f"Beyond is by more than {LEAST} deviations, since units that saturate differ by rounding. "
         f"A start is typical if its density among recorded start vectors is above that of "
         f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
-        *_table(("", *(f"penalty {penalty:g}" for penalty in penalties)), [
+        *markdown_table(("", *(f"penalty {penalty:g}" for penalty in penalties)), [
             (title, *(of(best[best["penalty"] == penalty]) for penalty in penalties))
             for title, of in (
                 (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
@@ -82,7 +83,8 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
         lines += ["## In the real game", "",
                   "The recording of the nearest recorded start is replayed up to it, then the "
                   f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
-                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "", *_table(
+                  f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "",
+                  *markdown_table(
                       ("", *(f"penalty {penalty:g}" for penalty in penalties),
                        "best recorded start"), [
                           ("shown", *(share_text(best[best["penalty"] == penalty]["real_percentile"]
@@ -108,7 +110,7 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
             "Mean and median over orders with 95 % bootstrap intervals over targets. **Claimed** "
             f"is what leaves 0 out of its interval and has p (Holm) and p (controls) <= {LEVEL}. "
             f"Controls of the score: the best of other {NUM_SUBSETS} draws of recorded starts. "
-            "Controls of the percentile: the starts of other orders.", "", *_table(
+            "Controls of the percentile: the starts of other orders.", "", *markdown_table(
                 ("arm", "compared with", "mean", "median", "p (Holm)", "controls", "p (controls)",
                  "verdict"),
                 [(RECORDED + " start" if row.arm == RECORDED else row.arm, _TITLES[row.outcome],
@@ -131,14 +133,9 @@ def _orders(best: pd.DataFrame) -> list[str]:
                      f"{row.recorded_score:.2f}", "yes" if row.typical else f"{row.excess:.2f}",
                      f"{row.nearest_episode}, {row.nearest_frame} ({row.nearest_cosine:.2f})",
                      "" if np.isnan(real) else f"{real:.2f}"))
-    return ["## Orders", "", *_table(
+    return ["## Orders", "", *markdown_table(
         ("order", "penalty", "film", "target", "score", "best recorded", "typical, or excess",
          "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]
 
 
 def plot(path: Path, counted: Counted) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from common.files import atomic_path
 from common.palette import BLUE, COLOURS, DPI, VERMILION
-from common.tables import markdown_escaped
+from common.tables import markdown_escaped, markdown_table
 from maze.level.features import NAMES
 from maze.studies.behaviour_rows import (
     EXACT,
@@ -49,7 +49,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, rows: Sequence
              f"game's own flag. The region is the last {region} rows and columns. First: whether "
              "the mouse was at the cheese or on another square of the region first. Shares have "
              "Wilson's 95 % interval; means over levels have a bootstrap interval.", ""]
-    lines += _markdown(
+    lines += markdown_table(
         ("levels", "episodes", PLAYED_LABEL, EXACT_LABEL, "cheese first", "region first", "neither",
          "P(cheese) at the decision square", "steps"),
         [(name, str(len(group)), _with_ends(*share(group[GOT].sum(), len(group))),
@@ -60,7 +60,7 @@ def report(table: pd.DataFrame, regressions: pd.DataFrame | None, rows: Sequence
     if regressions is not None:
         lines += _regression_lines(regressions)
     lines += ["## Rows of the table of findings", "", "Filled by this run:", ""] if rows else []
-    lines += _markdown(
+    lines += markdown_table(
         ("row", "levels or target", "measure", "ours (95 %)", "base", "p (Holm)", "levels"),
         [(str(row.row), row.levels, row.measure, _with_ends(row.value, row.low_95, row.high_95),
           _number(row.base), _number(row.p_holm), str(row.num_levels)) for row in rows]
@@ -83,7 +83,7 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
             "value", ascending=False)["features"]
         lines += [f"Target: {TARGET_LABELS[target]}. Base rate: accuracy "
                   f"{_base(single, 'accuracy'):.3f}, log-loss {_base(single, 'log_loss'):.3f}.", ""]
-        lines += _markdown(
+        lines += markdown_table(
             ("feature", "accuracy", "gain", "log-loss", "gain", "coefficient"),
             [(name, *_score_cells(single[single["features"] == name]),
               _number(_one(single[single["features"] == name], "coefficient").value))
@@ -102,7 +102,7 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
                 vif = part[(part["quantity"] == "vif") & (part["feature"] == row.feature)]
                 rows.append((name, row.feature, "", "", "", "", _interval(row),
                              _inflation(vif["value"].iloc[0])))
-        lines += _markdown(("set", "feature", "accuracy", "gain", "log-loss", "gain",
+        lines += markdown_table(("set", "feature", "accuracy", "gain", "log-loss", "gain",
                             "coefficient, or intercept (95 %)", "VIF"), rows)
     lines += ["## Signs over subsets of the features", "",
               f"Of {NUM_SUBSETS} random subsets of all {len(NAMES)} features, those with a feature:"
@@ -111,7 +111,7 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
     for target, found in table[table["model"] == ALL].groupby("target", sort=False):
         wide = found.pivot(index="feature", columns="quantity", values="value")
         lines += [f"Target: {TARGET_LABELS[target]}.", ""]
-        lines += _markdown(("feature", "positive", "negative", "VIF"), [
+        lines += markdown_table(("feature", "positive", "negative", "VIF"), [
             (name, f"{wide.loc[name, 'share_positive']:.2f}",
              f"{wide.loc[name, 'share_negative']:.2f}", _inflation(wide.loc[name, "vif"]))
             for name in found["feature"].drop_duplicates()])
@@ -241,8 +241,3 @@ def _number(value: float) -> str:
 
 def _inflation(value: float) -> str:
     return "given away by the others" if np.isnan(value) else f"{value:.3g}"
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]

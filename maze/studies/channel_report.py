@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from common.palette import BLUE, DPI, VERMILION
+from common.tables import markdown_table
 from interventions.tracking import SCORES
 from maze.studies.multiplied import OUTCOMES
 from maze.studies.tracks import CENTRED, CHEESE, PUBLISHED, THINGS
@@ -43,9 +44,9 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
              *(f"{by_thing[thing].loc[(name, channel), 'contrast']:.2f}" for thing in THINGS[1:]),
              "yes" if row["tracks"] else "no")
             for (name, channel), row in by_thing[CHEESE].iterrows()]
-    lines += _table(("layer", "channel", "hit rate", "contrast", "specificity", "at the cheese",
-                     "elsewhere", "contrast: mouse", "contrast: wall",
-                     "above chance here, too"), rows)
+    lines += markdown_table(
+        ("layer", "channel", "hit rate", "contrast", "specificity", "at the cheese", "elsewhere",
+         "contrast: mouse", "contrast: wall", "above chance here, too"), rows)
     cheese = found[found["thing"] == CHEESE].groupby("mapping")["contrast"].mean()
     if len(cheese):
         lines += [f"Mean contrast of these with the cells of the published mapping: "
@@ -54,7 +55,7 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
     lines += ["## Probes", "", "Linear, trained, chosen and tested on different levels; 95 % "
               "intervals over levels. Base: without reading the layer. Shuffled: labels shuffled "
               "between levels.", ""]
-    lines += _table(("layer", "target", "metric", "score (95 %)", "base", "shuffled"), [
+    lines += markdown_table(("layer", "target", "metric", "score (95 %)", "base", "shuffled"), [
         (row.layer, row.target, _METRICS[row.metric],
          f"{row.score:.3f} ({row.low_95:.3f} to {row.high_95:.3f})", f"{row.base:.3f}",
          f"{row.shuffled:.3f}") for row in probes.itertuples()])
@@ -66,11 +67,6 @@ def report(scores: pd.DataFrame, layer: str, effects: pd.DataFrame, probes: pd.D
                           f"channels of {layer}, multiplied, at the decision squares of "
                           f"{num_forks} forks among the levels that are reported.")
     return "\n".join(lines) + "\n" + found.replace("\n#", "\n##").replace("# ", "## ", 1)
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    cells = [header, ["---"] * len(header), *rows]
-    return [*("| " + " | ".join(row) + " |" for row in cells), ""]
 
 
 def plot(path: Path, scores: pd.DataFrame, probes: pd.DataFrame) -> None:
