@@ -280,7 +280,7 @@ class Journal:
                 row = json.loads(line)
                 self._check(row)
             except (ValueError, AttributeError, RecursionError):
-                raise UserError(f"line {number} is none of its rows") from None
+                raise UserError(f"line {number} does not have the fields of a row") from None
             rows.append(row)
         return rows
 

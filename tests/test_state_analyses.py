@@ -575,6 +575,17 @@ def test_files_added_to_an_output_keep_it_from_being_replaced(tmp_path):
     assert {path.name for path in folder.iterdir()} == {"a.png", "settings.json"}
 
 
+def test_outputs_written_under_the_name_clarity_can_be_replaced(tmp_path):
+    folder, output = tmp_path / "page", Output("page of attribution.page")
+    folder.mkdir()
+    (folder / "index.html").write_text("old")
+    (folder / "settings.json").write_text(json.dumps(
+        {"made_by": "page of clarity.page", "files": ["index.html"]}))
+    output.check(folder)
+    with pytest.raises(UserError, match="holds the page of attribution.page, not the figures"):
+        Output("figures of a.py").check(folder)
+
+
 @pytest.mark.parametrize("analysis", PLOTS)
 def test_all_figures_are_drawn_and_no_cluster_is_skipped(analysis, precomputed, data, tmp_path):
     main, folder, clusters, name = PLOTS[analysis]
