@@ -280,7 +280,7 @@ class Journal:
                 row = json.loads(line)
                 self._check(row)
             except (ValueError, AttributeError, RecursionError):
-                raise UserError(f"line {number} does not have the fields of a row") from None
+                raise UserError(f"line {number} is not a row of this file") from None
             rows.append(row)
         return rows
 

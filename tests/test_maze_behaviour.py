@@ -358,7 +358,7 @@ def test_a_folder_takes_more_levels_but_no_other_agent_nor_damage(finished, agen
     lines = copied.file_of("levels").read_text().splitlines(keepends=True)
     copied.file_of("levels").write_text("".join([lines[0], '{"number": 1}\n', *lines[2:]]))
     assert behaviour.main(few) == 2
-    assert "levels.jsonl is damaged: line 2 does not have the fields of a row" in capsys.readouterr().err
+    assert "levels.jsonl is damaged: line 2 is not a row of this file" in capsys.readouterr().err
 
 
 def test_cheese_is_confined_before_levels_are_chosen_and_played(agent, tmp_path):

@@ -417,5 +417,5 @@ def test_a_row_that_a_kill_cut_short_is_dropped(tmp_path):
     with pytest.raises(ValueError):
         store.append("levels", row={"number": "3", "path": []})
     path.write_text('{"number":1}\n' + path.read_text())
-    with pytest.raises(UserError, match=r"levels\.jsonl is damaged: line 1 does not have the fields of a row"):
+    with pytest.raises(UserError, match=r"levels\.jsonl is damaged: line 1 is not a row"):
         store.rows("levels")

@@ -582,7 +582,7 @@ def test_outputs_written_under_the_name_clarity_can_be_replaced(tmp_path):
     (folder / "settings.json").write_text(json.dumps(
         {"made_by": "page of clarity.page", "files": ["index.html"]}))
     output.check(folder)
-    with pytest.raises(UserError, match="holds the page of attribution.page, not the figures"):
+    with pytest.raises(UserError, match=r"attribution\.page, not the figures of a\.py"):
         Output("figures of a.py").check(folder)
 
 
