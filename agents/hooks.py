@@ -250,6 +250,26 @@ class Patch:
         return self.cells
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apply(Patch):
+    """Replace the selected entries by a function of them.
+
+    Attributes:
+        function: maps the output of the layer, float32 (R, *shape), to values of the same shape.
+            If channels or cells are selected, it maps only those, (R, K, M); M is 1 for units.
+    """
+
+    kind: ClassVar[str] = "function"
+
+    function: Callable[[Tensor], Tensor]
+
+    def bind(self, site: Site) -> Change:
+        if site.channels is not None or site.cells is not None:
+            return lambda entries, at: self.function(entries)
+        return lambda entries, at: self.function(
+            entries.reshape(-1, *site.layer.shape)).reshape(entries.shape)
+
+
 def _numbers(values: list[int] | tuple[int, ...] | None, policy: Policy) -> Tensor | None:
     return None if values is None else torch.tensor(values, dtype=torch.int64,
                                                             device=policy.device)

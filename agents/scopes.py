@@ -1,12 +1,15 @@
-"""Scopes: inside one, layers of an agent are patched, or their outputs recorded.
+"""Hooks: patch layers of an agent, or cache their activations, inside a ``with`` block.
 
-For example, with channel 55 of a layer set to zero, and what the heads then read::
+Halve the output of a residual block, and cache the hidden state that the heads then read::
 
-    with patched(policy, [Zero("embedder.block2.res1.resadd", channels=(55,))]) as scope, \\
-            recorded(policy, ["hidden_state"]) as activations:
+    with patched(policy, {"embedder.block2": lambda output: 0.5 * output}) as scope, \\
+            cached(policy, ["hidden_state"]) as cache:
         run_policy(policy, compute, frames, hidden)
-    activations["hidden_state"]  # (N, D)
-    scope.moved()
+    cache["hidden_state"]  # (N, D)
+    scope.moved()          # size of the change
+
+A patch can also act on some channels, cells, steps or levels only: a list of ``Patch`` objects
+takes the place of the mapping (``interventions.patches`` has the types).
 
 Scopes nest in any order. On one output, patches act in the order given, those of outer scopes
 first; then it is recorded, so what is recorded is what the rest of the network gets. On leaving,
@@ -23,14 +26,14 @@ import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from agents.hooks import PADDING, Pass, Patch, Rows
+from agents.hooks import PADDING, Apply, Pass, Patch, Rows
 from agents.layers import STATE, Layer, find_layer, layers_named
 from agents.networks import Policy
 from common.errors import UserError
@@ -310,18 +313,22 @@ def _stack_for(policy: Policy) -> _Stack:
 
 
 @contextlib.contextmanager
-def patched(policy: Policy, patches: Sequence[Patch],
+def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Tensor], Tensor]],
             std: Mapping[str, np.ndarray | Tensor] | None = None) -> Iterator[Scope]:
-    """Apply patches to every pass of a policy, of whatever caller, until the scope is left.
+    """Apply patches to every forward pass of a policy inside the ``with`` block.
 
     Args:
-        patches: in order; those of one output are applied one after the other.
+        patches: functions by layer name, which map a layer's output (R, *shape) in float32 to
+            values of the same shape; or ``Patch`` objects. Patches of one output are applied in
+            this order.
         std: standard deviations of units by layer, arrays that broadcast to the layer's shape, in
             which ``Scope.moved`` measures; see ``ReferenceSet.std``.
 
     Raises:
         UserError: if a patch does not fit the policy, or two set the same entries.
     """
+    if isinstance(patches, Mapping):
+        patches = [Apply(layer, function) for layer, function in patches.items()]
     placed = [(patch, layer) for patch in patches for layer in layers_named(policy, patch.layer)]
     _check_set_once(placed)
     with outside_scopes(policy):  # what a patch computes beforehand is of the network as it is
@@ -332,9 +339,9 @@ def patched(policy: Policy, patches: Sequence[Patch],
 
 
 @contextlib.contextmanager
-def recorded(policy: Policy, layers: Sequence[str], *, before: bool = False,
-             on: torch.device | str = "cpu", graph: bool = False) -> Iterator[Activations]:
-    """Record the outputs of layers.
+def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
+           on: torch.device | str = "cpu", graph: bool = False) -> Iterator[Activations]:
+    """Cache the activations of layers inside the ``with`` block.
 
     Args:
         layers: names as of ``find_layer``.

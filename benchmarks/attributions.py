@@ -31,7 +31,7 @@ import record
 from agents.agent_file import load_agent
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, Output, outputs_named
-from agents.scopes import recorded
+from agents.scopes import cached
 from attribution import attribute, features
 from attribution import page as attribution_page
 from attribution.attributing.integration import Attributor, Integration
@@ -111,7 +111,7 @@ def plain_loop(policy: Policy, cut: Cut, outputs: tuple[Output, ...], rows: Rows
                     return (place * activations.detach()).requires_grad_()
 
                 hook = module.register_forward_hook(scaled)
-                with recorded(policy, [cut.layer.name], graph=True) as kept:
+                with cached(policy, [cut.layer.name], graph=True) as kept:
                     run = policy.step(policy.embed(to_images(frames[some])), entering[some])
                 hook.remove()
                 point = kept[cut.layer.name]

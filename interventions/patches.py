@@ -383,22 +383,6 @@ class Interchange(Patch):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Apply(Patch):
-    """a' = f(a).
-
-    Attributes:
-        function: entries (R, K, M) in float32 to such entries; M is 1 for units.
-    """
-
-    kind: ClassVar[str] = "function"
-
-    function: Callable[[Tensor], Tensor]
-
-    def bind(self, site: Site) -> Change:
-        return lambda entries, at: self.function(entries)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class ChangeState(Patch):
     """The hidden state that leaves a step, changed by a function that also sees the one that
     enters.

@@ -13,7 +13,7 @@ from agents.acting import run_policy
 from agents.layers import all_layers
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
 from agents.outputs import output_names, outputs_named
-from agents.scopes import recorded
+from agents.scopes import cached
 from attribution.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
 from attribution.attributing.layers import Cut, find_cuts, is_cut, short_names
 from attribution.attributing.over_time import AttributorOverTime, Window
@@ -123,7 +123,7 @@ def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
     for seed in range(2):
         policy = agent(embedder, False, seed)
         pixels = torch.rand(12, 3, 64, 64, requires_grad=True)
-        with recorded(policy, [cut.layer.name for cut in cuts], graph=True) as kept:
+        with cached(policy, [cut.layer.name for cut in cuts], graph=True) as kept:
             policy.embed(pixels)
         for cut in cuts:
             cell = kept[cut.layer.name][..., (cut.shape[1] + 1) // 2, cut.shape[2] // 2]

@@ -14,6 +14,7 @@ import train
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
 from agents.edits import Edit, with_edits
+from agents.hooks import Apply
 from agents.outputs import outputs_named
 from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
@@ -27,7 +28,6 @@ from attribution.attributing.recordings import Recording
 from attribution.editing.random_edits import random_edits
 from attribution.editing.weights import in_weights, pool_behind
 from common.errors import UserError
-from interventions.patches import Apply
 from maze.field.page_export import check_agent
 
 RNG = np.random.default_rng(0)

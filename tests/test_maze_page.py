@@ -15,7 +15,7 @@ from conftest import FLOAT32, ROOT
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
-from agents.scopes import patched, recorded
+from agents.scopes import cached, patched
 from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.errors import UserError
@@ -516,7 +516,7 @@ def test_a_channel_is_coloured_by_its_cells(page, exported, fork):
     places = np.stack([across, down], 1) / 48 + 1 / 96
     maps = {}
     for title, texts in (("Original", []), ("Patched", ["multiply@embedder.block3.maxpool=-1"])):
-        with patched(policy, opened(policy, fork, texts)), recorded(policy, [layer]) as found:
+        with patched(policy, opened(policy, fork, texts)), cached(policy, [layer]) as found:
             run_policy(policy, FLOAT32, draw([fork]), policy.initial_states(1))
         maps[title] = found[layer][0, channel].numpy()
     for title, numbers in maps.items():

@@ -26,7 +26,7 @@ import saliency_experiments
 from agents.agent_file import load_agent
 from agents.episodes import play_episodes
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
-from agents.scopes import recorded
+from agents.scopes import cached
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
@@ -310,7 +310,7 @@ def test_targets_are_what_their_names_say(simulator):
         start = simulator.start_from(start_vectors, LatentSampler("mode"))
         steps = simulator.imagine(start, LatentSampler("mode"), STEP + 1).steps
         last = steps[STEP]
-        with recorded(policy, ["embedder.block1.conv"]) as activations:
+        with cached(policy, ["embedder.block1.conv"]) as activations:
             policy.embed(last.images)
     left, up = ACTION_NAMES.index("left"), ACTION_NAMES.index("up")
     expected = [

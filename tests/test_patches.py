@@ -14,12 +14,12 @@ import record_gen_samples
 import render
 from agents.acting import embed_frames
 from agents.agent_file import load_agent, weights_sha256
-from agents.hooks import Rows
+from agents.hooks import Apply, Rows
 from agents.layers import find_layer, layers_named
 from agents.networks import to_images
 from agents.reference_set import ReferenceSet
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched, recorded, rows_of_pass
+from agents.scopes import cached, patched, rows_of_pass
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from generative.sample_files import SampleFolder
@@ -57,7 +57,7 @@ def rows_of(number):
 @torch.no_grad()
 def outputs(policy, frames, layers):
     """Outputs of layers without patches, as numpy."""
-    with recorded(policy, layers) as activations:
+    with cached(policy, layers) as activations:
         policy.embed(to_images(torch.from_numpy(frames)))
     return {name: tensor.numpy() for name, tensor in activations.items()}
 
@@ -141,7 +141,7 @@ FORMULAS = {
     "interchange": (lambda **where: kinds.Interchange(
                         pairs=lambda rows: PAIRS[rows.episode], **where),
                     lambda a, k, r, s, p, rows: p[rows.episode][:, k]),
-    "function": (lambda **where: kinds.Apply(function=torch.sin, **where),
+    "function": (lambda **where: Apply(function=torch.sin, **where),
                  lambda a, k, r, s, p, rows: np.sin(a))}
 
 
@@ -167,8 +167,8 @@ def test_every_kind_is_its_formula(known, number, channels):
     for name in FORMULAS if number < 1500 else ("noise a picture", "interchange"):
         make, formula = FORMULAS[name]
         with (patched(policy, [make(layer=LAYER, channels=channels)]) as scope,
-              recorded(policy, [LAYER], before=True) as before,
-              recorded(policy, [LAYER]) as after, rows_of_pass(policy, rows)):
+              cached(policy, [LAYER], before=True) as before,
+              cached(policy, [LAYER]) as after, rows_of_pass(policy, rows)):
             embed_frames(policy, torch.from_numpy(frames), FLOAT32)
         a = before[LAYER].numpy()
         expected = a.copy()
@@ -199,7 +199,7 @@ def test_one_vector_a_layer_is_added_to_all_of_them():
     names = [layer.name for layer in layers_named(policy, "all")]
     vectors = {name: np.full(find_layer(policy, name).shape, 0.25, np.float32) for name in names}
     with (patched(policy, [kinds.Add("all", vectors, coefficient=-2.0)]),
-          recorded(policy, names, before=True) as before, recorded(policy, names) as after):
+          cached(policy, names, before=True) as before, cached(policy, names) as after):
         policy.step(embed_frames(policy, frames, FLOAT32), policy.initial_states(1))
     assert {"embedder.block1.conv", "embedder.relufc", "gru"} <= set(names)
     assert not {"fc_policy", "fc_value", "hidden_state"} & set(names)
@@ -217,7 +217,7 @@ def test_channels_of_a_resampled_layer_may_have_a_source_each():
         return random_frames(number, seed=level)
 
     patch = kinds.Resample(LAYER, sources, draw="channel", channels=(1, 5), seed=3)
-    with (patched(policy, [patch]), recorded(policy, [LAYER]) as after,
+    with (patched(policy, [patch]), cached(policy, [LAYER]) as after,
           rows_of_pass(policy, rows)):
         embed_frames(policy, torch.from_numpy(random_frames(4)), FLOAT32)
     assert asked == [(0, 2, 3), (1, 2, 3)]  # once a level

@@ -1,5 +1,7 @@
 """Scopes: layers are patched and recorded inside them, and nothing is left outside."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,10 @@ from conftest import FLOAT32, small_policy, tiny_policy
 from agents.acting import embed_frames, run_policy
 from agents.agent_file import load_agent
 from agents.episodes import play_episodes
-from agents.hooks import PADDING, Rows
+from agents.hooks import PADDING, Apply, Rows
 from agents.layers import all_layers, find_layer
 from agents.networks import to_images
-from agents.scopes import patched, recorded, rows_of_pass
+from agents.scopes import cached, patched, rows_of_pass
 from common.errors import UserError
 from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
@@ -20,7 +22,6 @@ from generative.simulator import Simulator
 from generative.straight_through import LatentSampler
 from interventions.patches import (
     Add,
-    Apply,
     ChangeState,
     Clamp,
     Multiply,
@@ -86,7 +87,7 @@ def test_the_centre_of_a_cell_is_that_of_what_it_sees(architecture, recurrent):
     for layer in all_layers(policy):
         if layer.is_map:
             image = torch.rand(1, 3, 64, 64, requires_grad=True)
-            with recorded(policy, [layer.name], graph=True) as activations:
+            with cached(policy, [layer.name], graph=True) as activations:
                 policy.embed(image)
             cell = layer.shape[1] // 2
             activations[layer.name][0, :, cell, cell].sum().backward()
@@ -117,13 +118,36 @@ def test_squares_have_the_cells_of_both_mappings():
 # Scopes.
 
 
+@torch.no_grad()
+def test_functions_by_layer_name_map_outputs_in_the_layers_own_shape():
+    policy, frames, shapes = small_policy(), frames_of(5), []
+    flip = functools.partial(torch.flip, dims=(-1,))
+
+    def noted_flip(output):
+        shapes.append(tuple(output.shape))
+        return flip(output)
+
+    with cached(policy, [LAYER]) as plain:
+        run(policy, frames)
+    with (patched(policy, {LAYER: noted_flip, "fc_value": lambda output: output + 2}) as scope,
+          cached(policy, [LAYER, "fc_value"], before=True) as before,
+          cached(policy, [LAYER, "fc_value"]) as after):
+        values = run(policy, frames).values
+    assert shapes == [plain[LAYER].shape] and len(shapes[0]) == 4
+    assert torch.equal(after[LAYER], flip(plain[LAYER]))
+    assert torch.equal(after["fc_value"], before["fc_value"] + 2)
+    assert torch.equal(after["fc_value"][:, 0], values)
+    assert [size.layer for size in scope.moved()] == [LAYER, "fc_value"]
+    assert_untouched(policy)
+
+
 @BOTH
 @torch.no_grad()
 def test_without_patches_outputs_are_bit_identical(architecture, recurrent):
     policy, frames = small_policy(architecture, recurrent), frames_of(5)
     before = run(policy, frames)
     names = [layer.name for layer in all_layers(policy)]
-    with patched(policy, []), recorded(policy, names) as activations:
+    with patched(policy, []), cached(policy, names) as activations:
         inside = run(policy, frames)
     for output in (inside, run(policy, frames)):
         assert torch.equal(output.logits, before.logits)
@@ -153,10 +177,10 @@ def test_scopes_end_with_an_exception_and_leave_the_others_as_they_were():
 def test_patches_act_outer_first_and_in_order_and_recordings_see_the_result():
     policy, frames = small_policy(), frames_of(2)
     plain = run(policy, frames).logits
-    with (recorded(policy, ["fc_policy"]) as outer, patched(policy, [Add("fc_policy", 1.0)]),
-          recorded(policy, ["fc_policy"], before=True) as computed,
+    with (cached(policy, ["fc_policy"]) as outer, patched(policy, [Add("fc_policy", 1.0)]),
+          cached(policy, ["fc_policy"], before=True) as computed,
           patched(policy, [Multiply("fc_policy", 3.0), Add("fc_policy", -2.0)]),
-          recorded(policy, ["fc_policy_out"]) as inner):
+          cached(policy, ["fc_policy_out"]) as inner):
         logits = run(policy, frames).logits
     expected = (plain + 1) * 3 - 2
     assert torch.equal(logits, expected)
@@ -170,8 +194,8 @@ def test_names_of_one_output_are_one_list_of_patches():
     policy, frames = small_policy(), frames_of(2)
     with (patched(policy, [Add("embedder.block2.res1", 1.0), Multiply(LAYER, 3.0),
                            Add(f"{LAYER}_out", -2.0)]) as scope,
-          recorded(policy, [LAYER], before=True) as before,
-          recorded(policy, ["embedder.block2.res1", LAYER]) as after):
+          cached(policy, [LAYER], before=True) as before,
+          cached(policy, ["embedder.block2.res1", LAYER]) as after):
         run(policy, frames)
     torch.testing.assert_close(after[LAYER], (before[LAYER] + 1) * 3 - 2)
     assert torch.equal(after[LAYER], after["embedder.block2.res1"])
@@ -195,12 +219,12 @@ def test_scopes_left_in_another_order_end_cleanly_and_warn():
 @torch.no_grad()
 def test_recordings_come_back_in_the_order_of_the_pictures():
     policy, frames = small_policy(), frames_of(1500)
-    with recorded(policy, [LAYER, "embedder.relufc"]) as activations:
+    with cached(policy, [LAYER, "embedder.relufc"]) as activations:
         embeddings = embed_frames(policy, frames, FLOAT32)  # in two pieces
         again = embed_frames(policy, frames[:3], FLOAT32)
     assert torch.equal(activations["embedder.relufc"], torch.cat([embeddings, again]))
     assert [len(call) for call in activations.calls(LAYER)] == [1500, 3]
-    with recorded(policy, [LAYER]) as alone:
+    with cached(policy, [LAYER]) as alone:
         policy.embed(to_images(frames[1498:]))
     torch.testing.assert_close(activations.calls(LAYER)[0][1498:], alone[LAYER])
 
@@ -208,11 +232,11 @@ def test_recordings_come_back_in_the_order_of_the_pictures():
 @torch.no_grad()
 def test_what_is_recorded_or_computed_is_never_written_into():
     policy, frames = small_policy(), frames_of(2)
-    with recorded(policy, ["embedder.block2.maxpool"]) as plain:
+    with cached(policy, ["embedder.block2.maxpool"]) as plain:
         run(policy, frames)
     kept = plain["embedder.block2.maxpool"].clone()
     # With a graph the tensor itself is kept, not a copy.
-    with (recorded(policy, ["embedder.block2.maxpool"], before=True, graph=True) as computed,
+    with (cached(policy, ["embedder.block2.maxpool"], before=True, graph=True) as computed,
           patched(policy, [SetTo("embedder.block2.maxpool", 9.0, channels=(1,))])):
         run(policy, frames)
     assert torch.equal(plain["embedder.block2.maxpool"], kept)
@@ -230,8 +254,8 @@ def test_gradients_flow_through_patches():
         SetTo: lambda a, g: torch.zeros_like(g)}
     for patch in (Add(LAYER, v), Multiply(LAYER, 2.0, -1.0), Project(LAYER, v),
                   Clamp(LAYER, -0.1, 0.1), SetTo(LAYER, 0.3)):
-        with (recorded(policy, [LAYER], before=True, graph=True) as before,
-              patched(policy, [patch]), recorded(policy, [LAYER], graph=True) as after):
+        with (cached(policy, [LAYER], before=True, graph=True) as before,
+              patched(policy, [patch]), cached(policy, [LAYER], graph=True) as after):
             policy.embed(to_images(frames_of(2))).square().sum().backward(
                 inputs=list(policy.parameters())[:1], retain_graph=True)
             a, b = before[LAYER], after[LAYER]
@@ -247,8 +271,8 @@ def test_gradients_flow_through_patches():
 @torch.no_grad()
 def test_patches_keep_the_precision_of_the_output():
     policy, frames = small_policy(), frames_of(2)
-    with (patched(policy, [Add(LAYER, 0.5)]), recorded(policy, [LAYER], before=True) as before,
-          recorded(policy, [LAYER]) as after, torch.autocast("cpu", torch.bfloat16)):
+    with (patched(policy, [Add(LAYER, 0.5)]), cached(policy, [LAYER], before=True) as before,
+          cached(policy, [LAYER]) as after, torch.autocast("cpu", torch.bfloat16)):
         policy.embed(to_images(frames))
     assert after[LAYER].dtype == before[LAYER].dtype == torch.bfloat16
     torch.testing.assert_close(after[LAYER], (before[LAYER].float() + 0.5).bfloat16())
@@ -303,7 +327,7 @@ def test_a_patch_that_depends_on_rows_needs_to_know_them():
     never = Zero("fc_value", levels=(5,))
     with patched(policy, [late, never]) as scope:
         assert scope.never_in_force() == []  # nothing has run
-        with rows_of_pass(policy, rows), recorded(policy, ["fc_value"]) as recording:
+        with rows_of_pass(policy, rows), cached(policy, ["fc_value"]) as recording:
             run(policy, frames)
         assert scope.never_in_force() == [never]
         assert len(recording["fc_value"]) == 3

@@ -13,7 +13,7 @@ import torch
 from agents.networks import to_images
 from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
-from agents.scopes import recorded
+from agents.scopes import cached
 from common.devices import Compute
 from envs.procgen_env import LevelSlots
 from generative.agent_inside import AgentInside
@@ -57,7 +57,7 @@ def _played(agent: AgentInside, compute: Compute, slots: LevelSlots, hidden: tor
             step: int, layers: tuple[str, ...]) -> tuple[Answers, np.ndarray]:
     """Where an episode has ended, the agent sees its last frame again, in the same state."""
     frames, ended, outputs = slots.frames.copy(), np.zeros(len(hidden), dtype=bool), []
-    with compute.autocast(), recorded(agent.policy, layers, graph=True) as activations:
+    with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
         for t in range(step + 1):
             images = to_images(torch.from_numpy(frames.copy()).to(compute.device),
                                compute.channels_last)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.scopes import recorded
+from agents.scopes import cached
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -107,7 +107,7 @@ def _on_recorded_frames(agent: AgentInside, compute: Compute, batch: AlignedBatc
                         layers: tuple[str, ...]) -> Answers:
     """Answers at the step and the one before, with the recorded states entering."""
     outputs = []
-    with compute.autocast(), recorded(agent.policy, layers, graph=True) as activations:
+    with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
         for t in range(max(step - 1, 0), step + 1):
             hidden: Tensor = batch.hidden_states[t - 1] if t else batch.first_hidden
             outputs.append(agent.step(batch.images[t], hidden))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from agents.scopes import recorded
+from agents.scopes import cached
 from common.devices import Compute
 from common.errors import UserError
 from generative.encoder import on_unit_sphere
@@ -80,7 +80,7 @@ def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: 
     """
     draw = draw or LatentSampler("mode")
     policy = simulator.agent.policy
-    with compute.autocast(), recorded(policy, layers, graph=True) as activations:
+    with compute.autocast(), cached(policy, layers, graph=True) as activations:
         imagination = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
                                         num_steps)
     return imagination, Answers.of(imagination.steps, activations, policy)

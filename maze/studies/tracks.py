@@ -13,7 +13,7 @@ import pandas as pd
 from agents.acting import run_policy
 from agents.layers import Layer
 from agents.networks import Policy
-from agents.scopes import recorded
+from agents.scopes import cached
 from common.devices import Compute
 from common.progress import with_progress
 from interventions.tracking import SCORES, Tracker
@@ -93,7 +93,7 @@ def _maps(policy: Policy, compute: Compute, layers: Sequence[Layer], thing: str,
     """Of each layer the maps (Q, C, H, W), and those without the thing (C, H, W)."""
     frames, without, squares = pictures_with(thing, state)
     frames = np.concatenate([frames, without])
-    with recorded(policy, [layer.name for layer in layers]) as activations:
+    with cached(policy, [layer.name for layer in layers]) as activations:
         run_policy(policy, compute, frames, policy.initial_states(len(frames)))
     for layer in layers:
         maps = activations[layer.name].float().numpy()
