@@ -8,7 +8,7 @@ setup(
     description="Understanding recurrent PPO agents on Procgen with gradients through a learned "
                 "copy of their environment",
     license="MIT",
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     packages=find_packages(exclude=["tests", "tests.*"]),
     # The root as an entry of the import path, last: so the rooms are found as packages from
     # everywhere, also beside an output folder of the same name.

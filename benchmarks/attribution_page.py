@@ -36,7 +36,7 @@ from attribution.page_export.files import (
     write_page,
 )
 from attribution.walking.trajectories import Trajectories
-from common.browser import opened_page, running_browser
+from tools.browser import opened_page, running_browser
 
 NUM_FEATURES, NUM_OBSERVATIONS, NUM_ACTIONS = 8, 256, 15
 GRIDS = {"block1": (32, 2), "block2": (16, 4), "block3": (8, 8)}  # cells along a side, and stride

@@ -31,7 +31,7 @@ from analysis.panel_export.files import (
     panel_size,
     write_panel,
 )
-from common.browser import SHOWN, opened_page, running_browser, served
+from tools.browser import SHOWN, opened_page, running_browser, served
 
 NUM_SAMPLES, NUM_STEPS, NUM_TYPES, NUM_ICS, NUM_RECORDED = 4000, 10, 18, 16, 20_000
 FRAME = 64

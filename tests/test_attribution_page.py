@@ -33,12 +33,12 @@ from attribution.failing.recorded import recorded_causes
 from attribution.page_export import contents
 from attribution.page_export.files import FORMAT, LEVELS, TILES
 from attribution.walking.advantages import Unit, advantages_of, estimated_scale, unit_of
-from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
 from common.settings import save_settings
 from envs.procgen_env import EnvConfig
+from tools.browser import SHOWN, opened_page, running_browser, served
 
 NAME = "<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> & 'x' \u2028"
 MAP, UNITS = "block3", "embedder.relufc"

@@ -17,6 +17,7 @@ BELOW["generative"] = {"interventions", *BELOW["interventions"]}
 for _room in ("analysis", "maze", "attribution"):
     BELOW[_room] = {"generative", *BELOW["generative"]}
 BELOW["pipeline"] = set(BELOW)
+BELOW["tools"] = set(BELOW)
 BELOW["benchmarks"] = {*BELOW, None}  # None: scripts of the root, which they run
 ROOMS = frozenset(BELOW)
 TRAINING = {"agents.training", "agents.ppo"}  # of agents, which only scripts and benchmarks touch

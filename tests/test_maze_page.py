@@ -16,7 +16,6 @@ from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
 from agents.scopes import cached, patched
-from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
@@ -33,6 +32,7 @@ from maze.level.search import Filters, find_levels
 from maze.level.text import from_text
 from maze.level.text import to_text as maze_text
 from maze.studies.vectors import THINGS, differences
+from tools.browser import SHOWN, opened_page, running_browser, served
 
 NAME = "<img src=x onerror=\"window.owned=1\"></option><script>window.owned=1</script> & 'x'"
 SHIPPED = "maze_confined"

@@ -25,9 +25,9 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_export.files import PanelFolder
-from common.browser import SHOWN, opened_page, running_browser, served
 from common.doctor import chromium
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
+from tools.browser import SHOWN, opened_page, running_browser, served
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this machine; "
                                 "apt-get install chromium")

@@ -30,7 +30,7 @@ from envs.objects import GameObject
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from interventions.files import comparison_store
-from pipeline import code_closure, pictures
+from pipeline import code_closure
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
@@ -40,6 +40,7 @@ from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
 from stats.claims import Claim, FindingsFolder
 from stats.effects import check_starts
+from tools import pictures
 from tools.compare_outputs import digests
 
 NAME = "<img src=x onerror=alert(1)> & 'it'"

@@ -2,7 +2,7 @@
 run_pipeline.py has written:
 
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
-    python -m pipeline.pictures OUTPUT
+    python -m tools.pictures OUTPUT
 
 What a picture shows is chosen by a rule, not by hand, see docs/figures.md. A picture whose stages
 are not finished is left out, and they are named.
@@ -27,7 +27,6 @@ from analysis.stories.pages import samples_picture
 from attribution.attributing.attribution_files import AttributionFolder
 from attribution.page_export.files import AttributionPageFolder
 from attribution.walking.bookmarks import failures
-from common.browser import opened_page, running_browser
 from common.cli import Parser, from_zero
 from common.description import read_description
 from common.doctor import chromium
@@ -42,6 +41,7 @@ from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment
 from pipeline.stages import FOLDERS, all_stages
+from tools.browser import opened_page, running_browser
 
 IMAGES = ROOT / "docs" / "images"
 ENDED = 0.5  # probability of the episode's end from which a sample is not shown
