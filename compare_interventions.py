@@ -37,12 +37,11 @@ from common.parameters import ParameterSet
 from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
 from envs.procgen_env import EnvConfig, LevelEdit
-from generative.arms import simulated_starts
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
-from generative.sampling import Sampler, SamplingPlan
+from generative.sampling import Sampler, SamplingPlan, simulated_starts
 from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.controls import KINDS

@@ -46,6 +46,13 @@ from generative.fidelity import (
     FidelityCard,
     OtherAgent,
 )
+from generative.figures import (
+    LINES,
+    TITLES_OF_AGENT,
+    plot_card,
+    plot_losses,
+    plot_objects,
+)
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
     CARD_NAME,
@@ -68,15 +75,8 @@ from generative.loss_over_time import (
     table_of,
     truth_and_imagination,
 )
-from generative.loss_over_time_figure import (
-    LINES,
-    TITLES_OF_AGENT,
-    plot_card,
-    plot_losses,
-    plot_objects,
-)
+from generative.networks import LatentSampler
 from generative.runs import leakage_reason, open_simulator, run_of
-from generative.straight_through import LatentSampler
 
 SHOWN_STEPS = range(1, 11)
 CARD_STEPS = (0, 1, 2, 5, 10, 15, 16, 32)

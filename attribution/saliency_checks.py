@@ -38,9 +38,9 @@ from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
-from generative.made_to_order.recorded_starts import drawn_windows
 from generative.runs import open_simulator
 from generative.saliency.gradients import SaliencyFunction
+from generative.start_optimisation.recorded_starts import drawn_windows
 
 RANDOM_ORDERS = 2
 CHECKS = Output("checks of saliency maps (attribution.saliency_checks)", ("*.csv", "*.png", "*.md"))

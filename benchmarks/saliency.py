@@ -25,6 +25,7 @@ from benchmarks.measuring import peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
+from generative.networks import LatentSampler
 from generative.runs import prepared
 from generative.saliency.files import SaliencyWriter
 from generative.saliency.gradients import (
@@ -39,7 +40,6 @@ from generative.saliency.run import SaliencyMaker, SaliencyPlan, write_saliency
 from generative.sample_files import SampleOrigin, SampleWriter
 from generative.sampling import imagined_from
 from generative.simulator import Simulator
-from generative.straight_through import LatentSampler
 
 NUM_SAMPLES = (1, 4)  # that share a pass
 REPEATS = 2

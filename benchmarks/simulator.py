@@ -30,19 +30,19 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-import generative.decoder
+import generative.networks
 import record
 from agents.provenance import agent_sha256
 from benchmarks.measuring import Apart, best_of, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
-from generative.alignment import AlignedBatch, align
+from generative.batches import AlignedBatch, align
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import LossScales, SimulatorLosses, simulator_losses
+from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining, measure
 
 ROOT = Path(__file__).parent.parent
@@ -75,7 +75,7 @@ def plain_transposed_conv(layer: torch.nn.ConvTranspose2d, x: Tensor) -> Tensor:
 
 def as_plain():
     """While it is open, the decoder's first layer is computed as what it is."""
-    return mock.patch.object(generative.decoder, "_transposed_conv_of_one_pixel",
+    return mock.patch.object(generative.networks, "_transposed_conv_of_one_pixel",
                              plain_transposed_conv)
 
 

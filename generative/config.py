@@ -155,7 +155,7 @@ class TrainingConfig:
             (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
             15 % of the batches.
         image_rarity: how much more an image's error counts at pixels of a rare colour, see
-            ``generative.rarity``; 0 for not at all.
+            ``generative.losses``; 0 for not at all.
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
             from the first step on, as in a simulation, so that its errors are trained away over
             all steps.

@@ -28,8 +28,8 @@ from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from envs.procgen_env import LevelSlots
 from generative.dataset import RolloutDataset
+from generative.networks import Draw
 from generative.simulator import Simulator
-from generative.straight_through import Draw
 from stats.association import by_episode
 from stats.bootstrap import ClusterBootstrap
 

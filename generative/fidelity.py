@@ -22,8 +22,8 @@ from torch.nn import functional
 from agents.acting import embed_frames
 from agents.networks import Policy
 from common.devices import Compute
-from generative.agent_inside import AgentInside, AgentOutput
 from generative.dataset import RolloutDataset
+from generative.frozen_agent import AgentOutput, FrozenAgent
 from generative.simulator import Simulator
 
 MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = FRAME_KINDS = (
@@ -217,7 +217,7 @@ class OtherAgent:
     """
 
     def __init__(self, policy: Policy, dataset: RolloutDataset, compute: Compute):
-        self._inside = AgentInside(policy, policy.hidden_state_size, policy.fc_policy.out_features)
+        self._inside = FrozenAgent(policy, policy.hidden_state_size, policy.fc_policy.out_features)
         self._dataset, self._compute = dataset, compute
         self._entering: dict[int, Tensor] = {}  # (L, D) by episode
 
@@ -229,7 +229,7 @@ class OtherAgent:
         return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
 
     def sequence(self, images: Tensor, hidden: Tensor) -> AgentOutput:
-        """See ``AgentInside.sequence``."""
+        """See ``FrozenAgent.sequence``."""
         with self._compute.autocast():
             return self._inside.sequence(images, hidden)
 

@@ -47,8 +47,7 @@ from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.progress import with_progress
-from generative.agent_inside import AgentInside
-from generative.alignment import AlignedBatch, align, as_frames
+from generative.batches import AlignedBatch, align, as_frames
 from generative.dataset import FRAME_SHAPE, RolloutDataset
 from generative.fidelity import (
     MSE,
@@ -66,9 +65,10 @@ from generative.fidelity import (
     measure_kept_objects,
     psnr,
 )
+from generative.frozen_agent import FrozenAgent
 from generative.losses import balanced_kl, until_first_terminal
+from generative.networks import LatentSampler
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentSampler
 from stats.association import correlation
 from stats.bootstrap import ClusterBootstrap
 
@@ -394,7 +394,7 @@ _OTHER_VALUES = "other_agent_values"  # likewise, of an agent that is not inside
 _INCLUDED = "included"  # 1 where the fidelity card includes a frame
 
 
-def _agent_measures(agent: AgentInside, batch: AlignedBatch, predictions: _Predictions,
+def _agent_measures(agent: FrozenAgent, batch: AlignedBatch, predictions: _Predictions,
                     compute: Compute) -> dict[tuple[str, str], Tensor]:
     """The agent on the frames of each predictor beside itself on the recorded ones, each (T, B)."""
     num_steps, hidden = len(batch.images), batch.first_hidden

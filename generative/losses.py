@@ -1,6 +1,7 @@
-"""Losses of the simulator.
+"""Losses of the simulator, and the weights of pixels in the image loss.
 
-Letters in shape comments: T simulated steps, B batch, S latent variables, K classes of each.
+Letters in shape comments: T simulated steps, B batch, C H W an image, S latent variables, K classes
+of each, D agent hidden state.
 """
 
 from __future__ import annotations
@@ -8,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from common.errors import UserError
-from generative.alignment import AlignedBatch
+from common.progress import with_progress
+from generative.batches import AlignedBatch
 from generative.config import SimulatorConfig
+from generative.dataset import RolloutDataset
 from generative.simulator import ALL_WINDOWS, Simulation, Start
 
 CAMERA_KNEE = 0.25  # pixels per step, where the camera's loss goes from quadratic to linear
@@ -209,3 +213,47 @@ def vector_crowding(vectors: Tensor) -> Tensor:
 def _update_norms(start: Start, env_h: Tensor) -> Tensor:
     before = torch.cat([start.env_h.unsqueeze(0), env_h[:-1]])  # (T, B, H)
     return torch.linalg.vector_norm(env_h - before, dim=-1)  # (T, B)
+
+
+_LEVELS = 8  # of each colour value
+_FRAMES = 2000  # that are counted
+_LARGEST = 30.0  # weight, before the scale: colours that hardly occur are noise
+
+
+class PixelWeights:
+    """Weights of pixels, 1 on average over the frames that were counted.
+
+    Args:
+        shares: of each colour among the pixels (levels³,), sum 1, on the device of the images.
+        rarity: exponent; 0 weighs all pixels alike, 1 all colours.
+    """
+
+    def __init__(self, shares: Tensor, rarity: float):
+        typical = shares.square().sum()  # mean share of a pixel's colour
+        weights = (shares.clamp(min=1e-12) / typical).pow(-rarity).clamp(max=_LARGEST)
+        self._weights = (weights / (weights * shares).sum()).float()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (…, 3, H, W) in [0, 1] to weights (…, H, W)."""
+        return self._weights[_colours((images * 255).round().long())]
+
+
+def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
+    """Shares (levels³,) of the colours in frames of the episodes that these windows show.
+
+    Args:
+        windows: their numbers.
+        seed: of the choice of frames.
+    """
+    chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]
+    total = torch.zeros(_LEVELS ** 3, dtype=torch.float64)
+    for begin in with_progress(range(0, len(chosen), 100), -(-len(chosen) // 100), "batch"):
+        frames = dataset.batch(chosen[begin:begin + 100]).frames[dataset.num_init_steps - 1]
+        total += torch.bincount(_colours(frames.long()).flatten(), minlength=len(total))
+    return total / total.sum()
+
+
+def _colours(values: Tensor) -> Tensor:
+    """Colour values (…, 3, H, W) from 0 to 255 to the number of the colour (…, H, W)."""
+    red, green, blue = (values * _LEVELS // 256).unbind(dim=-3)
+    return (red * _LEVELS + green) * _LEVELS + blue

@@ -27,24 +27,26 @@ from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
-from generative.made_to_order.counting import count as count_starts
-from generative.made_to_order.files import MadeToOrderFolder
-from generative.made_to_order.making import Workshop, make, write_picture
-from generative.made_to_order.recorded_density import RecordedDensity
-from generative.made_to_order.recorded_starts import drawn_windows, recorded_starts
-from generative.made_to_order.report import plot, report
-from generative.made_to_order.search import SearchPlan
-from generative.made_to_order.targets import (
+from generative.runs import open_simulator
+from generative.sample_files import SampleFolder, SampleWriter
+from generative.simulator import Simulator
+from generative.start_optimisation.evaluation import count as count_starts
+from generative.start_optimisation.objectives import (
     AIMS,
     MAXIMISE,
-    Order,
+    Objective,
     Target,
     targets_named,
     wants_directions,
 )
-from generative.runs import open_simulator
-from generative.sample_files import SampleFolder, SampleWriter
-from generative.simulator import Simulator
+from generative.start_optimisation.recorded_starts import (
+    MadeToOrderFolder,
+    RecordedDensity,
+    drawn_windows,
+    recorded_starts,
+)
+from generative.start_optimisation.report import plot, report
+from generative.start_optimisation.search import SearchContext, SearchPlan, make, write_picture
 from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_flags,
@@ -164,8 +166,8 @@ def main(argv: list[str] | None = None) -> int:
                                  args.batch_size)
         folder.save_recorded(starts, names)
     density = RecordedDensity.fit(starts.vectors, starts.episodes)
-    orders = tuple(Order(target, aim) for aim in dict.fromkeys(args.aims) for target in targets)
-    shop = Workshop(simulator, compute, dataset, starts, best_of, density, orders,
+    orders = tuple(Objective(target, aim) for aim in dict.fromkeys(args.aims) for target in targets)
+    ctx = SearchContext(simulator, compute, dataset, starts, best_of, density, orders,
                     tuple(range(len(targets))) * (len(orders) // len(targets)), plan,
                     args.num_starts, num_steps)
     for penalty in dict.fromkeys(args.penalty):
@@ -173,11 +175,11 @@ def main(argv: list[str] | None = None) -> int:
             **description, "orders": [order.name for order in orders], "penalty": penalty,
             "num_starts": args.num_starts, "best_of": best_of, **dataclasses.asdict(plan),
             "recorded_sha256": sha256(folder.recorded_file)})
-        status = make(shop, writer, penalty, not args.no_videos)
+        status = make(ctx, writer, penalty, not args.no_videos)
         if status:
             print(f"stopped; the same command goes on with {writer.folder.path}")
             return status
-    write_counts(shop, folder, list(dict.fromkeys(args.penalty)), recording, args)
+    write_counts(ctx, folder, list(dict.fromkeys(args.penalty)), recording, args)
     print(f"{args.num_starts} starts for each of {len(orders)} orders, and what they are worth, "
           f"are in {folder.path}; begin with {folder.report_file.name}")
     return 0
@@ -203,21 +205,21 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
     return targets, matrices
 
 
-def write_counts(shop: Workshop, folder: MadeToOrderFolder, penalties: list[float],
+def write_counts(ctx: SearchContext, folder: MadeToOrderFolder, penalties: list[float],
                  recording: RolloutFolder | None, args: argparse.Namespace) -> None:
     """Write tables, pictures, figure and report."""
-    counted = count_starts(shop, {penalty: SampleFolder(folder.samples(penalty))
+    counted = count_starts(ctx, {penalty: SampleFolder(folder.samples(penalty))
                                   for penalty in penalties}, recording, args.batch_size, args.seed)
     write_table(folder.starts_file, counted.starts)
     if counted.effects is not None:
         write_table(folder.effects_file, counted.effects)
     best = counted.starts[counted.starts["best"]]
     for order, rows in best.groupby("order"):
-        write_picture(shop, folder, order, dict(zip(rows["penalty"], rows["sample"])))
+        write_picture(ctx, folder, order, dict(zip(rows["penalty"], rows["sample"])))
     with atomic_path(folder.figure_file) as temporary:
         plot(temporary, counted)
     with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(report(shop, counted, recording is not None))
+        temporary.write_text(report(ctx, counted, recording is not None))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from agents.networks import Policy
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from generative.config import SimulatorConfig
-from generative.decoder import Head
+from generative.networks import Head
 from generative.simulator import Simulator
 
 _KEY, _OPTIMIZER, _ARCHITECTURE = "gen_model_state_dict", "optimizer_state_dict", "architecture"

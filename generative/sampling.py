@@ -11,24 +11,28 @@ Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import NO_LEVEL, Rows
+from agents.hooks import NO_LEVEL, Patch, Rows
+from agents.scopes import Scope, patched
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from common.progress import Progress
+from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
-from generative.alignment import AlignedBatch, align, as_frames
+from generative.batches import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
+from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import Draw, LatentSampler, PresetDraw
+from interventions.alterations import Runner
+from interventions.files import ArmRuns
+from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
@@ -324,3 +328,41 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
                                                   sample.rewards):
         marked = mark_action(enlarge(frame, VIDEO_SCALE), action)
         yield mark_reward(mark_terminal(marked, probability), reward)
+
+
+def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
+                     dataset: RolloutDataset | None, num_starts: int, batch_size: int) -> Runner:
+    """Simulates the same starts in every arm, with the agent's most likely actions and the most
+    likely latents.
+
+    Args:
+        dataset: whose frames simulations start from, None for random starts.
+        batch_size: simulations at a time.
+
+    Raises:
+        UserError: if there are fewer starts.
+    """
+    sampler = Sampler(simulator, compute, plan, dataset)
+    sampler.check(num_starts)
+
+    def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
+        with patched(simulator.agent.policy, patches, std) as scope:
+            runs = simulated(sampler, num_starts, batch_size, scope)
+        warn_of_unused(scope)
+        return runs
+    return run
+
+
+def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: Scope) -> ArmRuns:
+    """The runs of one arm in the simulator."""
+    begins = range(0, num_starts, batch_size)
+    samples = [sample.arrays for begin in with_progress(begins, len(begins), "batch")
+               for sample in sampler.simulate(range(begin, min(begin + batch_size, num_starts)))]
+    return ArmRuns(
+        np.arange(num_starts),
+        np.array([len(sample.values) for sample in samples]),
+        np.array([sample.terminals.max() for sample in samples]),
+        np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
+        np.concatenate([sample.values for sample in samples]),
+        np.concatenate([sample.rewards for sample in samples]),
+        *map(np.array, scope.total_moved()))

@@ -6,7 +6,7 @@ feed back into the cell, so everything but the two recurrences runs for all step
 environment gets what the agent does.
 
 The parts have two implementations, which ``SimulatorConfig.architecture`` chooses from: the
-published one, whose state is a vector (``generative.encoder``, ``.cell``, ``.decoder``), and one
+published one, whose state is a vector (``generative.networks``, ``.cell``, ``.decoder``), and one
 whose state has places (``generative.spatial``).
 
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
@@ -27,12 +27,20 @@ from agents.hooks import Rows
 from agents.networks import Policy
 from agents.scopes import refuse_patches, rows_of_pass
 from common.errors import UserError
-from generative.agent_inside import AgentInside
-from generative.alignment import AlignedBatch
-from generative.cell import EnvironmentCell
+from generative.batches import AlignedBatch
 from generative.config import SimulatorConfig
-from generative.decoder import Decoder
-from generative.encoder import BottleneckEncoder, Converter, FrameEmbedding, on_unit_sphere
+from generative.frozen_agent import FrozenAgent
+from generative.networks import (
+    BottleneckEncoder,
+    Converter,
+    Decoder,
+    Draw,
+    EnvironmentCell,
+    FrameEmbedding,
+    clamp_image,
+    most_likely_action,
+    on_unit_sphere,
+)
 from generative.spatial import (
     NoEmbedding,
     PatchBasis,
@@ -41,7 +49,6 @@ from generative.spatial import (
     SpatialEncoder,
     SpatialStart,
 )
-from generative.straight_through import Draw, clamp_image, most_likely_action
 
 ALL_WINDOWS = slice(None)
 
@@ -184,7 +191,7 @@ class Simulator(nn.Module):
             self.frame_embedding = FrameEmbedding(config.image_channels)
             self.cell = EnvironmentCell(config)
             self.decoder = Decoder(config)
-        self.agent = AgentInside(policy, config.agent_hidden_size, config.action_space_size)
+        self.agent = FrozenAgent(policy, config.agent_hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """All but the agent's."""

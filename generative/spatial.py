@@ -33,8 +33,7 @@ from torch.nn import functional
 
 from common.game_constants import FRAME_SIZE
 from generative.config import GRID, SimulatorConfig
-from generative.decoder import DecodedObservation
-from generative.encoder import on_unit_sphere
+from generative.networks import DecodedObservation, on_unit_sphere
 
 NUM_CELLS = GRID * GRID
 PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
@@ -358,7 +357,7 @@ class NoEmbedding(nn.Module):
 
 
 class SpatialCell(nn.Module):
-    """The parts of one environment step; see ``generative.cell.EnvironmentCell``."""
+    """The parts of one environment step; see ``generative.networks.EnvironmentCell``."""
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()
@@ -430,7 +429,7 @@ class SpatialCell(nn.Module):
 
 
 class SpatialDecoder(nn.Module):
-    """Image, reward and terminal from [h, z]; see ``generative.decoder.Decoder``."""
+    """Image, reward and terminal from [h, z]; see ``generative.networks.Decoder``."""
 
     def __init__(self, config: SimulatorConfig, basis: PatchBasis):
         super().__init__()

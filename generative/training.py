@@ -33,14 +33,19 @@ from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
-from generative.alignment import AlignedBatch, align, as_frames, true_camera
-from generative.batches import BatchOrder, BatchReader
+from generative.batches import AlignedBatch, BatchOrder, BatchReader, align, as_frames, true_camera
 from generative.config import SimulatorConfig
+from generative.cuda_graph import RepeatedStep
 from generative.dataset import RolloutDataset, Windows
-from generative.losses import SimulatorLosses, balanced_kl, simulator_losses
+from generative.losses import (
+    PixelWeights,
+    SimulatorLosses,
+    balanced_kl,
+    count_colours,
+    simulator_losses,
+)
+from generative.networks import LatentSampler
 from generative.published import load_published, save_published
-from generative.rarity import PixelWeights, count_colours
-from generative.repeated_step import RepeatedStep
 from generative.runs import (
     PROGRESS_NAME,
     SimulatorRunSettings,
@@ -52,7 +57,6 @@ from generative.runs import (
     prune_checkpoints,
 )
 from generative.simulator import Simulation, Simulator
-from generative.straight_through import LatentSampler
 
 SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4

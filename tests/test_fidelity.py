@@ -50,8 +50,8 @@ from generative.loss_over_time import (
     loss_over_time,
     table_of,
 )
+from generative.networks import LatentSampler
 from generative.runs import open_simulator
-from generative.straight_through import LatentSampler
 
 AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 MODEL = ROOT / "pretrained" / "coinrun_hard_simulator" / "model.pt"

@@ -38,13 +38,12 @@ from common.files import sha256
 from common.palette import BLUE, VERMILION
 from common.parameters import ParameterSet
 from generative import export
-from generative.alignment import align
-from generative.batches import BatchOrder, BatchReader
+from generative.batches import BatchOrder, BatchReader, align
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
-from generative.losses import LossScales, simulator_losses
+from generative.losses import LossScales, PixelWeights, count_colours, simulator_losses
+from generative.networks import LatentSampler
 from generative.published import published_state, save_compact, save_published
-from generative.rarity import PixelWeights, count_colours
 from generative.runs import (
     COLUMNS,
     SimulatorRunSettings,
@@ -53,7 +52,6 @@ from generative.runs import (
     prune_checkpoints,
 )
 from generative.simulator import Simulator
-from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining
 from interventions.config import SwapConfig
 

@@ -36,7 +36,7 @@ from common.files import sha256
 from common.palette import BLUE, VERMILION
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig, LevelSlots
-from generative.agent_inside import AgentInside
+from generative.frozen_agent import FrozenAgent
 from interventions.files import ArmRuns, comparison_store, read_runs
 from interventions.outcomes import (
     OUTCOMES,
@@ -135,7 +135,7 @@ def test_the_simulator_alters_as_the_real_environment_does(recording, agent_path
     entering = torch.from_numpy(np.array(episode.hidden_states[:-1]))
     step = golden_projector().swapped_step([10, 5], [12, None], "ica", "cpu")
     policy = load_agent(agent_path)
-    inside = AgentInside(policy, 64, 15)
+    inside = FrozenAgent(policy, 64, 15)
     with patched(policy, [ChangeState(step)]), torch.no_grad():
         real = run_policy(policy, FLOAT32, frames, entering)
         inside = inside.step(to_images(frames), entering)

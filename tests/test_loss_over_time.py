@@ -35,8 +35,8 @@ from generative.loss_over_time import (
     mean_frame,
     table_of,
 )
+from generative.networks import LatentSampler
 from generative.runs import checkpoints, open_simulator, run_of
-from generative.straight_through import LatentSampler
 from stats.bootstrap import ClusterBootstrap
 
 MODE = LatentSampler("mode")

@@ -32,20 +32,28 @@ from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
 from generative import optimise_start
-from generative.agent_inside import AgentInside
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, WindowPlace
-from generative.encoder import on_unit_sphere
-from generative.made_to_order import counting
-from generative.made_to_order.making import Workshop
-from generative.made_to_order.real_game import play_on
-from generative.made_to_order.recorded_density import RecordedDensity, log_normaliser
-from generative.made_to_order.recorded_starts import RecordedStarts, drawn_windows
-from generative.made_to_order.search import Scale, SearchPlan, rollout, search
-from generative.made_to_order.targets import MAXIMISE, MINIMISE, Order, targets_named
+from generative.frozen_agent import FrozenAgent
+from generative.networks import LatentSampler, on_unit_sphere
 from generative.published import load_published
 from generative.sample_files import SampleFolder
-from generative.straight_through import LatentSampler
+from generative.start_optimisation import evaluation
+from generative.start_optimisation.evaluation import play_on
+from generative.start_optimisation.objectives import (
+    MAXIMISE,
+    MINIMISE,
+    Objective,
+    rollout,
+    targets_named,
+)
+from generative.start_optimisation.recorded_starts import (
+    RecordedDensity,
+    RecordedStarts,
+    drawn_windows,
+    log_normaliser,
+)
+from generative.start_optimisation.search import Scale, SearchContext, SearchPlan, search
 from tools.compare_outputs import digests
 
 STEP, NUM_STEPS, NUM_STARTS = 2, 4, 2  # the first two as in the set `tiny`
@@ -191,8 +199,8 @@ def recorded_around(centre, number=60):
 def found(planted, begin, density, penalty, aim=MAXIMISE, diversity=0.0, iterations=60):
     simulator, _ = planted
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    return search(simulator, FLOAT32, Order(target, aim), begin, Scale(0.0, 0.3), density, penalty,
-                  SearchPlan(1, iterations, 0.05, diversity))
+    return search(simulator, FLOAT32, Objective(target, aim), begin, Scale(0.0, 0.3), density,
+                  penalty, SearchPlan(1, iterations, 0.05, diversity))
 
 
 def test_a_planted_target_is_reached_by_either_aim(planted):
@@ -222,7 +230,7 @@ def test_penalty_keeps_the_simulated_episode_going(simulator):
             steps = rollout(simulator, FLOAT32, start_vectors, 2)[0].steps
         return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
 
-    kept = search(simulator, FLOAT32, Order(target, MAXIMISE), begin[:3], Scale(0.0, 1e9),
+    kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], Scale(0.0, 1e9),
                   everywhere, 1.0, SearchPlan(1, 15, 0.05, 0.0))  # the target counts for nothing
     assert (ends(kept) < 0.8 * ends(begin[:3])).all()
 
@@ -241,7 +249,7 @@ def test_the_best_vector_on_the_way_is_kept(planted):
     simulator, direction = planted
     _, density = recorded_around(direction)
     (target,) = named(simulator.agent.policy, "hidden_state:0")
-    wild = search(simulator, FLOAT32, Order(target, MAXIMISE), direction[None], Scale(0.0, 0.3),
+    wild = search(simulator, FLOAT32, Objective(target, MAXIMISE), direction[None], Scale(0.0, 0.3),
                   density, 0.0, SearchPlan(1, 4, 5.0, 0.0))  # every step leads away from the best
     torch.testing.assert_close(wild[0], direction)
 
@@ -324,58 +332,58 @@ def test_targets_are_what_their_names_say(simulator):
     assert len(named(policy, "policy", "value", "value", "hidden_state")) == 15 + 1 + 64
 
 
-# Searches and comparisons of a shop
+# Searches and comparisons of a context
 
-def shop_of(simulated, episodes, orders, columns, best_of, real=None):
+def context_of(simulated, episodes, orders, columns, best_of, real=None):
     number = len(episodes)
     starts = RecordedStarts(np.arange(number), np.array(episodes), np.zeros(number, int),
                             np.zeros((number, 16), np.float32), simulated,
                             simulated if real is None else real)
-    return Workshop(None, FLOAT32, None, starts, best_of, None, orders, columns,
+    return SearchContext(None, FLOAT32, None, starts, best_of, None, orders, columns,
                     SearchPlan(STEP, 3, 0.1, 0.0), 3, NUM_STEPS)
 
 
 def test_searches_begin_from_the_best_of_the_starts_that_are_not_compared(simulator):
     (target,) = named(simulator.agent.policy, "value")
     simulated = np.array([[5.0], [4], [1], [3], [2], [9], [8], [7]], np.float32)
-    orders = Order(target, MAXIMISE), Order(target, MINIMISE)
-    shop = shop_of(simulated, [0, 0, 1, 1, 2, 3, 4, 5], orders, (0, 0), 3)
+    orders = Objective(target, MAXIMISE), Objective(target, MINIMISE)
+    context = context_of(simulated, [0, 0, 1, 1, 2, 3, 4, 5], orders, (0, 0), 3)
     # the best of each episode, the best episode first
-    assert shop.begins(0).tolist() == [0, 3, 4] and shop.begins(1).tolist() == [2, 4, 1]
-    assert shop.scores(0) == pytest.approx(-shop.scores(1))
-    few = shop_of(simulated, [0] * 8, orders, (0, 0), 3)
+    assert context.begins(0).tolist() == [0, 3, 4] and context.begins(1).tolist() == [2, 4, 1]
+    assert context.scores(0) == pytest.approx(-context.scores(1))
+    few = context_of(simulated, [0] * 8, orders, (0, 0), 3)
     assert few.begins(0).tolist() == [0, 1, 3]  # one episode gives all
 
 
 def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
     rng = np.random.default_rng(0)
     targets = named(simulator.agent.policy, *(f"hidden_state:{unit}" for unit in range(24)))
-    orders = tuple(Order(target, MAXIMISE) for target in targets)
+    orders = tuple(Objective(target, MAXIMISE) for target in targets)
     simulated = rng.normal(size=(400, 24)).astype(np.float32)
-    shop = shop_of(simulated, np.arange(400), orders, tuple(range(24)), 200)
-    best = np.array([shop.scores(number)[-200:].max() for number in range(24)])
+    context = context_of(simulated, np.arange(400), orders, tuple(range(24)), 200)
+    best = np.array([context.scores(number)[-200:].max() for number in range(24)])
     at_random = rng.uniform(size=(24, 24))
     shown = at_random.copy()
     np.fill_diagonal(shown, rng.uniform(0.8, 1, 24))
     for gain, percentiles, claimed in ((1.0, shown, True), (0.0, at_random, False)):
         scores = np.diag(best + gain + 0.1 * rng.normal(size=24))
-        table = counting._effects(shop, {1.0: scores}, {1.0: percentiles}, 3)
+        table = evaluation._effects(context, {1.0: scores}, {1.0: percentiles}, 3)
         own = table[~table["control"]].set_index("outcome")
         assert (own["claimed"] == claimed).all(), own
         assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
         assert own.loc["percentile", "effect"] == pytest.approx(
             np.diag(percentiles).mean() - 0.5)
         controls = table[table["control"]].groupby("outcome").size()
-        assert controls["percentile"] == 23 and controls["score"] == counting.NUM_SUBSETS
+        assert controls["percentile"] == 23 and controls["score"] == evaluation.NUM_SUBSETS
 
 
 def test_controls_are_the_starts_of_other_targets(simulator):
     targets = named(simulator.agent.policy, "value", "log_prob_up")
-    orders = tuple(Order(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
-    shop = shop_of(np.zeros((4, 2), np.float32), range(4), orders, (0, 1, 0, 1), 2)
-    assert counting._shifts(shop) == [1, 3]  # two places on is the same target's other aim
+    orders = tuple(Objective(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
+    context = context_of(np.zeros((4, 2), np.float32), range(4), orders, (0, 1, 0, 1), 2)
+    assert evaluation._shifts(context) == [1, 3]  # two places on is the same target's other aim
     matrix = np.arange(16).reshape(4, 4)  # row the start, column the order
-    assert counting._shifted(matrix, 1).tolist() == [4, 9, 14, 3]
+    assert evaluation._shifted(matrix, 1).tolist() == [4, 9, 14, 3]
 
 
 # The real game
@@ -395,7 +403,7 @@ def greedy(agent_path, tmp_path_factory):
 
 def test_the_agent_plays_on_from_a_recorded_start_as_it_did(greedy, agent_path):
     folder, episodes = greedy
-    agent = AgentInside(load_agent(agent_path), 64, 15)
+    agent = FrozenAgent(load_agent(agent_path), 64, 15)
     last = episodes[1].length - 1  # the last row that shows the level
     places = [WindowPlace(0, 5), WindowPlace(1, 0), WindowPlace(1, last - 1)]
     answers, ended = play_on(agent, FLOAT32, RolloutFolder(folder), places, 3,
@@ -413,7 +421,7 @@ def test_the_agent_plays_on_from_a_recorded_start_as_it_did(greedy, agent_path):
 
 def test_a_recording_that_cannot_be_replayed_is_refused(greedy, agent_path, tmp_path):
     folder, _ = greedy
-    agent = AgentInside(load_agent(agent_path), 64, 15)
+    agent = FrozenAgent(load_agent(agent_path), 64, 15)
     other = shutil.copytree(folder, tmp_path / "other")
     frames = np.load(other / "episode_00001" / "ob.npy")
     frames[4] = 255 - frames[4]
@@ -469,7 +477,7 @@ def test_tables_say_what_the_samples_hold(finished, simulator):
         assert row.nearest_window == recorded_arrays["windows"][cosines.argmax()]
         real = sign * recorded_arrays["real"][:, TARGETS.index(row.target)]
         assert row.beyond_real == (
-            sign * row.value > np.quantile(real, 0.999) + counting.LEAST * simulated.std())
+            sign * row.value > np.quantile(real, 0.999) + evaluation.LEAST * simulated.std())
     free = table[table["penalty"] == 0]
     assert (free["score"] >= free["begin_score"] - 1e-3).all()  # begins are among what is kept
     assert table.groupby(["penalty", "order"])["best"].sum().eq(1).all()
@@ -489,9 +497,9 @@ def test_report_counts_the_rows_of_the_table(finished):
     text = (folder / "report.md").read_text()
     for title, truth in (("quantile of recorded starts, simulated", best["beyond_simulated"]),
                          ("beyond the best of 12 recorded starts",
-                          best["score"] > best["recorded_score"] + counting.LEAST),
+                          best["score"] > best["recorded_score"] + evaluation.LEAST),
                          ("typical start", best["typical"]),
-                         ("| shown", best["real_percentile"] >= counting.SHOWN)):
+                         ("| shown", best["real_percentile"] >= evaluation.SHOWN)):
         (line,) = [line for line in text.splitlines() if title in line and line.startswith("|")]
         assert f"; {truth.sum()} of {len(best)})" in line.split("|")[2], line
     assert "Nothing: fewer than 10 targets" in text

@@ -42,8 +42,8 @@ from common.ranks import LostRank, Ranks
 from common.settings import load_settings
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig
+from generative.networks import LatentSampler
 from generative.runs import SimulatorRunSettings, checkpoints
-from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",

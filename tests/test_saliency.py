@@ -30,26 +30,23 @@ from agents.agent_file import load_agent
 from common.errors import UserError
 from common.parameters import ParameterSet, id_list
 from generative.config import SaliencyConfig, SimulatorConfig
-from generative.encoder import on_unit_sphere
+from generative.networks import LatentSampler, on_unit_sphere
 from generative.published import load_published
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.saliency.gradients import (
+    FRAME_SHARE,
     WITHOUT_ENV_GRADS,
     SaliencyFunction,
     SaliencyPass,
-    saliency_functions,
-    smoothgrad_starts,
-)
-from generative.saliency.pictures import (
-    FRAME_SHARE,
     coloured,
     full_colour,
+    saliency_functions,
     saliency_maps,
+    smoothgrad_starts,
     specificity,
 )
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
-from generative.straight_through import LatentSampler
 from interventions.projector import Projector
 
 MODE = LatentSampler("mode")

@@ -33,9 +33,9 @@ from envs.objects import objects_of, undrawn
 from envs.procgen_env import EnvConfig, LevelSlots, StateView
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
+from generative.networks import LatentSampler
 from generative.published import load_published
 from generative.saliency.gradients import SaliencyFunction
-from generative.straight_through import LatentSampler
 
 (VALUE,) = outputs_named(["value"])
 COINRUN = EnvConfig("coinrun", "easy")

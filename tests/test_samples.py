@@ -25,10 +25,10 @@ from common.parameters import ParameterSet
 from common.video import by_direction, mark_reward, mark_terminal
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
+from generative.networks import LatentSampler, PresetDraw
 from generative.published import load_published
 from generative.sample_files import SampleArrays, SampleFolder, SampleWriter
 from generative.sampling import manual_actions
-from generative.straight_through import LatentSampler, PresetDraw
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 

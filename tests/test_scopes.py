@@ -18,8 +18,8 @@ from common.errors import UserError
 from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
 from generative.config import SimulatorConfig
+from generative.networks import LatentSampler
 from generative.simulator import Simulator
-from generative.straight_through import LatentSampler
 from interventions.patches import (
     Add,
     ChangeState,

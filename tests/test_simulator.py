@@ -19,15 +19,14 @@ from conftest import (
 from agents.agent_file import load_agent
 from agents.scopes import patched
 from common.errors import UserError
-from generative.alignment import align
+from generative.batches import align
 from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset, Windows
-from generative.encoder import on_unit_sphere
 from generative.losses import simulator_losses, until_first_terminal, vector_crowding
+from generative.networks import LatentSampler, clamp_image, most_likely_action, on_unit_sphere
 from generative.published import load_published, published_name, published_state, save_published
 from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
 from generative.simulator import Simulator
-from generative.straight_through import LatentSampler, clamp_image, most_likely_action
 from interventions.patches import ChangeState
 
 MODE = LatentSampler("mode")

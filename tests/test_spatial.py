@@ -15,10 +15,11 @@ from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
 from generative import export
-from generative.alignment import align, true_camera
+from generative.batches import align, true_camera
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset
 from generative.losses import LossScales, simulator_losses
+from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings, checkpoints, open_simulator
 from generative.simulator import Simulator
 from generative.spatial import (
@@ -28,7 +29,6 @@ from generative.spatial import (
     shift,
     state_of,
 )
-from generative.straight_through import LatentSampler
 from generative.training import SimulatorTraining
 
 TINY = ParameterSet("tiny-spatial")

@@ -34,8 +34,8 @@ from common.errors import UserError, script_main
 from common.files import atomic_path, read_array
 from common.video import strip
 from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
-from generative.made_to_order.files import picture_name
 from generative.saliency.files import SaliencyFolder
+from generative.start_optimisation.recorded_starts import picture_name
 from interventions.files import comparison_store
 from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset

@@ -25,10 +25,9 @@ from attribution.attributing.layers import Cut
 from attribution.attributing.recordings import Rows
 from common.devices import Compute
 from common.game_constants import FRAME_SIZE
-from generative.agent_inside import AgentInside
 from generative.dataset import RolloutDataset
-from generative.saliency.gradients import SaliencyFunction, SaliencyPass
-from generative.saliency.pictures import saliency_maps
+from generative.frozen_agent import FrozenAgent
+from generative.saliency.gradients import SaliencyFunction, SaliencyPass, saliency_maps
 from generative.simulator import Simulator
 
 PIXELS = Cut("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
@@ -110,7 +109,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
 def with_agent(simulator: Simulator, policy: Policy) -> Iterator[None]:
     """Put another agent of the same sizes inside a simulator."""
     agent = simulator.agent
-    simulator.agent = AgentInside(policy, simulator.config.agent_hidden_size,
+    simulator.agent = FrozenAgent(policy, simulator.config.agent_hidden_size,
                                   simulator.config.action_space_size)
     try:
         yield

@@ -22,21 +22,19 @@ from common.progress import Progress, with_progress
 from common.signals import deferred_signals
 from generative.saliency.files import SaliencyArrays, SaliencyWriter, Specificity
 from generative.saliency.gradients import (
+    FRAMES_PER_SECOND,
     VALUE_DELTA,
     WITHOUT_ENV_GRADS,
     Coordinates,
     Gradients,
     SaliencyFunction,
     SaliencyPass,
-    combined_vector,
-    smoothgrad_starts,
-)
-from generative.saliency.pictures import (
-    FRAMES_PER_SECOND,
     coloured,
+    combined_vector,
     film,
     full_colour,
     saliency_maps,
+    smoothgrad_starts,
     specificity,
 )
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter

@@ -29,7 +29,7 @@ class AgentOutput:
     values: Tensor
 
 
-class AgentInside(nn.Module):
+class FrozenAgent(nn.Module):
     """A policy whose weights never change and whose state is never masked.
 
     Args:
@@ -51,7 +51,7 @@ class AgentInside(nn.Module):
         self.policy = policy.requires_grad_(False)
         self.train(False)
 
-    def train(self, mode: bool = True) -> AgentInside:
+    def train(self, mode: bool = True) -> FrozenAgent:
         """Stay in evaluation mode, whatever is asked.
 
         Only the kernel of a GRU is left in training mode: without dropout that changes no

@@ -17,12 +17,14 @@ from torch import Tensor
 from agents.layers import STATE, Layer, find_layer
 from agents.networks import Policy, PolicyOutput
 from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
-from agents.scopes import Activations
+from agents.scopes import Activations, cached
+from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from generative.agent_inside import AgentOutput
+from generative.frozen_agent import AgentOutput
+from generative.networks import Draw, LatentSampler
 from generative.saliency.gradients import DIRECTION, saliency_functions
-from generative.simulator import Step
+from generative.simulator import Imagination, Simulator, Step
 from interventions.projector import Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
@@ -64,6 +66,23 @@ def _units(activations: Activations, policy: Policy) -> dict[str, Tensor]:
         found[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
                                    .mean(dim=-1) for output in activations.calls(name)])
     return found
+
+
+def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
+            layers: tuple[str, ...] = (), draw: Draw | None = None,
+            ) -> tuple[Imagination, Answers]:
+    """Simulate from vectors (B, V), with all that depends on them in the graph.
+
+    Args:
+        layers: whose units are recorded.
+        draw: of the latents; the most likely ones if not given.
+    """
+    draw = draw or LatentSampler("mode")
+    policy = simulator.agent.policy
+    with compute.autocast(), cached(policy, layers, graph=True) as activations:
+        imagination = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
+                                        num_steps)
+    return imagination, Answers.of(imagination.steps, activations, policy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +170,7 @@ Target = OutputTarget | DirectionTarget | UnitTarget | MoveTarget
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class Objective:
     """A target and whether it is maximised or minimised.
 
     Attributes:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from common.palette import BLUE, DARK_GREY, DPI, GREEN, ORANGE, VERMILION
 from common.tables import markdown_table
-from generative.made_to_order.counting import (
+from generative.start_optimisation.evaluation import (
     LEAST,
     NUM_DRAWS,
     NUM_SUBSETS,
@@ -22,8 +22,8 @@ from generative.made_to_order.counting import (
     Counted,
     share_text,
 )
-from generative.made_to_order.making import Workshop
-from generative.made_to_order.recorded_density import TYPICAL_SHARE
+from generative.start_optimisation.recorded_starts import TYPICAL_SHARE
+from generative.start_optimisation.search import SearchContext
 from stats.effects import MIN_STARTS
 from stats.significance import LEVEL
 
@@ -32,18 +32,18 @@ _TITLES = {SCORE.name: "the best recorded start, in deviations",
            PERCENTILE.name: "0.5, percentile in the real game"}
 
 
-def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
+def report(ctx: SearchContext, counted: Counted, real_game: bool) -> str:
     """The report as Markdown."""
     best = counted.starts[counted.starts["best"]]
     penalties = list(dict.fromkeys(best["penalty"]))
-    number, step = len(shop.starts.windows), shop.plan.step
+    number, step = len(ctx.starts.windows), ctx.plan.step
     lines = [
         "# Starts made to order", "",
-        f"{len(shop.orders)} orders, {shop.num_starts} starts each, searched for "
-        f"{shop.plan.iterations} iterations through {step + 1} simulated steps; a target is read "
+        f"{len(ctx.orders)} orders, {ctx.num_starts} starts each, searched for "
+        f"{ctx.plan.iterations} iterations through {step + 1} simulated steps; a target is read "
         f"at step {step}, counted from 0. Searches begin from the best of "
-        f"{number - shop.best_of} recorded starts, and are compared with the best of "
-        f"{shop.best_of} others. Scores are deviations of the target over all {number} recorded "
+        f"{number - ctx.best_of} recorded starts, and are compared with the best of "
+        f"{ctx.best_of} others. Scores are deviations of the target over all {number} recorded "
         "starts, simulated, with the sign of the aim. Of each order the best start counts: score "
         "less penalty, which grows where no recorded starts lie and with the probability that the "
         "simulated episode has ended.", "",
@@ -62,7 +62,7 @@ def report(shop: Workshop, counted: Counted, real_game: bool) -> str:
                  lambda rows: share_text(rows["beyond_simulated"])),
                 (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
                  lambda rows: share_text(rows["beyond_real"])),
-                (f"beyond the best of {shop.best_of} recorded starts",
+                (f"beyond the best of {ctx.best_of} recorded starts",
                  lambda rows: share_text(rows["beyond_best"])),
                 ("typical start", lambda rows: share_text(rows["typical"])),
                 ("the simulated episode has ended by the step (probability of 0.5 or more)",
