@@ -178,6 +178,23 @@ class NpyFolder(_Arrays):
 
 
 @dataclasses.dataclass(frozen=True)
+class Npy:
+    """A ``.npy`` file; values are arrays."""
+
+    array: Array
+    is_folder = False
+
+    def write(self, path: Path, value: np.ndarray) -> None:
+        arrays = _Arrays({"array": self.array}).converted({"array": value})
+        np.save(path, arrays["array"], allow_pickle=False)
+
+    def read(self, path: Path, script: str) -> np.ndarray:
+        array = read_array(path, written_by=script)
+        self.array.check("array", array, {})
+        return array
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """A CSV file; values are data frames, of which the declared columns are read.
 

@@ -25,6 +25,7 @@ from common.results import (
     File,
     Journal,
     Json,
+    Npy,
     NpyFolder,
     Npz,
     ResultStore,
@@ -41,6 +42,7 @@ EXAMPLE = Schema(
         "arrays": Entry("arrays/{}/{}.npz", Npz({
             "before": Array(np.float32, "N K"), "after": Array(np.float64, "A N K", finite=False),
             "more": Array(np.int64, "A 3", optional=True)})),
+        "array": Entry("array_{}.npy", Npy(Array(np.float32, "N 2"))),
         "folder": Entry("folders/{}", NpyFolder({"x": Array(np.int64, "N"), "y": Array(bool)})),
         "table": Entry("tables/{}.csv", Table(
             {"name": str, "value": float, "count": int, "is_control": bool}, exact=True)),
@@ -137,6 +139,8 @@ def value_of(form, seed):
         sizes = {dim: int(rng.integers(1, 5)) for field in form.fields.values()
                  for dim in field.dims.split() if not dim.isdigit()}
         return {name: _array(field, sizes, rng) for name, field in form.fields.items()}
+    if isinstance(form, Npy):
+        return _array(form.array, {dim: 3 for dim in form.array.dims.split()}, rng)
     if isinstance(form, Table):
         return pd.DataFrame({name: [_cell(kind, rng) for _ in range(3)]
                              for name, kind in form.columns.items()})
@@ -173,6 +177,8 @@ def same(read, value):
         assert read.keys() == value.keys()
         for name in value:
             np.testing.assert_array_equal(read[name], value[name])
+    elif isinstance(value, np.ndarray):
+        np.testing.assert_array_equal(read, value)
     else:
         assert read == value
     return True
