@@ -17,9 +17,8 @@ from agents.networks import build_policy
 from benchmarks.measuring import best_of
 from common.devices import resolve_compute
 from maze.field.fields import FrameSource, both_facings, drawn_frames, stamp_frames, vector_field
-from maze.field.reaching import reaching
-from maze.level.environment import stock_state
-from maze.level.state import MazeState
+from maze.field.outcomes import reaching
+from maze.level.state import MazeState, stock_state
 
 NUM_LEVELS = 100
 NUM_DRAWN = 10  # levels whose frames are drawn through set_state, too

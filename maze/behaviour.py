@@ -22,12 +22,10 @@ from common.files import versions
 from common.progress import Progress
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
-from maze.level.environment import game_of
-from maze.level.features import NAMES
 from maze.level.flags import add_agent_flags, add_output_flags, filters_of, levels_of
-from maze.level.grid import FORK
+from maze.level.grid import FEATURES, FORK
 from maze.level.regions import add_cheese_region_flag, cheese_region
-from maze.level.state import GAME, WORLD_DIMS
+from maze.level.state import GAME, WORLD_DIMS, game_of
 from maze.studies.behaviour_files import BEHAVIOUR_FILES, paths_of, read_levels
 from maze.studies.behaviour_report import draw_episodes, draw_regressions, report
 from maze.studies.behaviour_rows import EXACT, GOT, of_tables
@@ -129,7 +127,7 @@ def regressed(table: pd.DataFrame, args: argparse.Namespace) -> tuple[pd.DataFra
             check_outcomes(target, name)
     except UserError as error:  # an agent that always gets the cheese is a finding
         return None, f"There are no regressions: {error}."
-    return regressions(forks[list(NAMES)], targets, forks[GOT].to_numpy(), args.seed), ""
+    return regressions(forks[list(FEATURES)], targets, forks[GOT].to_numpy(), args.seed), ""
 
 
 def what_was_run(args: argparse.Namespace, title: str) -> str:

@@ -22,9 +22,9 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.results import ResultStore
 from interventions.flags import REFERENCE_SIZE
-from maze.field.arms import reference_pictures
-from maze.level.environment import game_of
+from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
+from maze.level.state import game_of
 from maze.studies.channel_report import plot, report
 from maze.studies.channel_sets import LAYER, map_layer
 from maze.studies.multiplied import Decisions, effects, factor
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
     multiplied = [channel for layer, channel in chosen if layer == args.layer]
     table = pd.DataFrame()
     if multiplied:
-        reference = reference_pictures(env, {state.level_seed for state in states},
+        reference = reference_frames(env, {state.level_seed for state in states},
                                        REFERENCE_SIZE, args.seed)
         groups = [multiplied[:1], *([multiplied] if len(multiplied) > 1 else [])]
         table = store.compute("effects", function=lambda: effects(

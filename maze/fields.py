@@ -30,26 +30,28 @@ from common.files import versions
 from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
 from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
-from maze.field.arms import (
-    Look,
+from maze.field.fields import MEMORIES, START, reference_frames
+from maze.field.plots import (
+    Style,
     draw_arm,
-    fields_of_arm,
-    kind_of,
-    moved_table,
-    outcome_table,
     over_arms,
     over_checkpoints,
     over_cheese,
-    reference_pictures,
+    write_film,
 )
-from maze.field.fields import MEMORIES, START
-from maze.field.files import FIELDS_FILES, UNPATCHED, add_arm
-from maze.field.plots import Style, write_film
-from maze.level.environment import as_played, draw, game_of
+from maze.field.results import (
+    FIELDS_FILES,
+    UNPATCHED,
+    FieldOptions,
+    add_arm,
+    fields_of_arm,
+    moved_table,
+    outcome_table,
+)
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
-from maze.level.grid import Grid
+from maze.level.grid import Grid, kind_of
 from maze.level.patch_words import marked_squares, register_maze_words
-from maze.level.state import WORLD_DIMS, MazeState
+from maze.level.state import WORLD_DIMS, MazeState, as_played, draw, game_of
 from maze.studies.own_vectors import add_own_vector_flags, own_vectors
 
 COEFFICIENTS, CHECKPOINTS, CHEESE = "coefficients", "checkpoints", "cheese"
@@ -116,9 +118,9 @@ def main(argv: list[str] | None = None) -> None:
         [("field", arm, level) for arm in arms for level in levels])
     everywhere = [*levels.values()]
     levels = {name: levels[name] for name in args.shard.of(list(levels))}
-    look = Look(policy, compute, facings, args.memory)
+    options = FieldOptions(policy, compute, facings, args.memory)
     reference = functools.cache(functools.partial(
-        reference_pictures, env, {state.level_seed for state in everywhere}))
+        reference_frames, env, {state.level_seed for state in everywhere}))
     found, moved = {}, []
     for name in arms:
         opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}, True
@@ -128,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
         add_arm(store, name, opened.metadata)
-        found[name], sizes = fields_of_arm(store, name, opened.patches, levels, look, std)
+        found[name], sizes = fields_of_arm(store, name, opened.patches, levels, options, std)
         moved += sizes
     store.finish()
     if args.shard != WHOLE:
@@ -151,8 +153,9 @@ def main(argv: list[str] | None = None) -> None:
         if not store.has("film", film, name) or (stills and not stills.exists()):
             figures = {  # of which those of one are drawn, one after the other
                 COEFFICIENTS: over_arms(found, name, views[name], style),
-                CHECKPOINTS: over_checkpoints(checkpoints, levels[name], look, views[name], style),
-                CHEESE: over_cheese(levels[name], look, style)}[film]
+                CHECKPOINTS: over_checkpoints(checkpoints, levels[name], options, views[name],
+                                              style),
+                CHEESE: over_cheese(levels[name], options, style)}[film]
             write_film(store.file_of("film", film, name), figures, stills, args.num_stills)
     print(summary(table))
     print(f"wrote {store.file_of('differences')} and the fields of {len(levels)} levels in "

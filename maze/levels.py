@@ -16,19 +16,17 @@ from common.files import versions
 from common.progress import with_progress
 from common.results import Entry, File, ResultStore, Schema, Table
 from common.video import write_strip
-from maze.level.environment import draw
-from maze.level.features import NAMES, features
-from maze.level.files import LevelEntry, save_levels
 from maze.level.flags import (
-    add_edit_flags,
-    add_filter_flags,
+    EDIT_FLAGS,
+    add_flags,
     add_level_flags,
     edited,
     levels_of,
     text_level,
 )
-from maze.level.grid import FORK
-from maze.level.state import MazeState
+from maze.level.grid import FEATURES, FORK, fork_features
+from maze.level.levels import LevelEntry, save_levels
+from maze.level.state import MazeState, draw
 
 LEVEL_FILES = Schema(
     "levels", "python -m maze.levels", items={"level": Entry("level_{}.json", File())},
@@ -42,8 +40,7 @@ _SHOWN_LETTERS = 60  # of a long field
 def parser() -> Parser:
     flags = Parser(__doc__)
     add_level_flags(flags, num_mazes=10)
-    add_filter_flags(flags)
-    add_edit_flags(flags)
+    add_flags(flags, EDIT_FLAGS)
     flags.add_argument("--fields", action="store_true",
                        help="print every field of the states by name, and write nothing")
     flags.add_argument("--dry_run", action="store_true",
@@ -72,7 +69,7 @@ def row_of(state: MazeState) -> dict[str, object]:
         if row["kind"] == FORK:
             decision = grid.decision_square()
             row |= {"decision_row": decision.row, "decision_column": decision.column,
-                    **features(grid)}
+                    **fork_features(grid)}
     except UserError:
         row["kind"] = None
     return {**row, "not_as_in_training": "; ".join(grid.departures_from_training())}
@@ -81,7 +78,7 @@ def row_of(state: MazeState) -> dict[str, object]:
 def table_of(states: list[MazeState]) -> pd.DataFrame:
     """The rows of all levels, whole numbers as such."""
     columns = ("level_seed", "distribution_mode", "maze_dim", "kind", "cheese_row",
-               "cheese_column", "decision_row", "decision_column", *NAMES, "not_as_in_training")
+               "cheese_column", "decision_row", "decision_column", *FEATURES, "not_as_in_training")
     table = pd.DataFrame([row_of(state) for state in states], columns=columns)
     places = [name for name in columns if name.endswith(("_row", "_column"))]
     return table.astype(dict.fromkeys(places, "Int64"))

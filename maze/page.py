@@ -9,19 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.agent_file import load_agent
+from agents.networks import Policy
 from agents.provenance import agent_sha256
 from common.cli import Parser
 from common.errors import UserError, script_main
 from common.output_folder import Output
-from maze.field.page_export import (
-    MazePageFolder,
-    PageAgent,
-    PageLevel,
-    check_agent,
-    check_level,
-    write_page,
-)
-from maze.level.search import chosen_levels
+from maze.field.page_export import MazePageFolder, check_agent, write_page
+from maze.level.levels import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
 
 OUTPUT = Output("page of maze/page.py", MazePageFolder.PATTERNS)
@@ -51,64 +45,68 @@ def main(argv: list[str] | None = None) -> None:
     begin = time.perf_counter()
     output = MazePageFolder(args.output_dir)
     OUTPUT.check(output.path)
-    agents = agents_of(args.agent_file, args.name)
-    levels = levels_of(args.levels, args.distribution_mode)
+    agents = load_agents(args.agent_file, args.name)
+    levels = load_levels(args.levels, args.distribution_mode)
     if args.dry_run:
-        print("\n".join(f"{level.state.distribution_mode} {level.name}" for level in levels))
+        print("\n".join(f"{state.distribution_mode} {name}" for name, state in levels))
         return
     modes = dict.fromkeys([*args.distribution_mode,
-                           *(level.state.distribution_mode for level in levels)])
+                           *(state.distribution_mode for _, state in levels)])
     with OUTPUT.replaced(output.path, {
-            "agents": {agent.name: agent_sha256(path)
-                       for agent, path in zip(agents, args.agent_file, strict=True)},
+            "agents": {name: agent_sha256(path)
+                       for name, path in zip(agents, args.agent_file, strict=True)},
             "levels": args.levels, "modes": list(modes)}) as temporary:
-        write_page(temporary, agents, levels, list(modes))
+        write_page(MazePageFolder(temporary), agents, args.agent_file, levels, list(modes))
     size = sum(path.stat().st_size for path in output.path.rglob("*") if path.is_file())
     print(f"wrote {output.path} ({size / 1e6:.1f} MB) in {time.perf_counter() - begin:.0f} s; open "
           f"{output.page_file.absolute()}")
 
 
-def agents_of(paths: Sequence[Path], names: Sequence[str] | None) -> list[PageAgent]:
-    """The agents, with the names that were given, or those of their files.
+def load_agents(paths: Sequence[Path], names: Sequence[str] | None) -> dict[str, Policy]:
+    """Load the agents, by the given names or those of their files.
 
     Raises:
-        UserError: if the page cannot run one, or two have the same name.
+        UserError: if the page cannot run an agent, or two have the same name.
     """
     if names is None:
         names = [path.absolute().parent.name if path.stem == "model" else path.stem
                  for path in paths]
     if len(names) != len(paths):
         raise UserError(f"--name has {len(names)} names, but --agent_file {len(paths)} files")
-    again = [name for name, times in Counter(names).items() if times > 1]
-    if again:
-        raise UserError(f"two agents are called '{again[0]}'; give each another --name")
-    agents = []
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise UserError(f"two agents are called '{twice[0]}'; give each another --name")
+    agents = {}
     for path, name in zip(paths, names):
-        policy = load_agent(path)
-        check_agent(policy, path)
-        agents.append(PageAgent(name, path.name, policy))
+        agents[name] = load_agent(path)
+        check_agent(agents[name], path)
     return agents
 
 
-def levels_of(sources: Sequence[str], modes: Sequence[str]) -> list[PageLevel]:
-    """The levels of seeds, in each mode, and of level files, by their seeds.
+def load_levels(sources: Sequence[str], modes: Sequence[str]) -> list[tuple[str, MazeState]]:
+    """Return the levels of seeds, in each mode, and of level files, with names made of their seeds.
 
     Raises:
-        UserError: if the page cannot draw one, or a source holds none.
+        UserError: if the page cannot draw a level, or a source holds none.
     """
     states: list[MazeState] = []
     for mode in dict.fromkeys(modes):
         # A level file has a mode of its own, and comes once.
         states += chosen_levels([source for source in sources if mode == modes[0]
                                  or not Path(source).exists()], mode)
-    levels: list[PageLevel] = []
-    times: Counter = Counter()
+    levels, times = [], Counter[tuple[str, int]]()
     for state in states:
         key = state.distribution_mode, state.level_seed
         times[key] += 1
         name = f"{state.level_seed}" + (f"_{times[key]}" if times[key] > 1 else "")
-        check_level(state, name)
-        levels.append(PageLevel(name, state))
+        if state.use_backgrounds:
+            raise UserError(f"level {name} has a background picture, and the page puts frames "
+                            "together from stamps, on black; python -m maze.fields shows this one")
+        if state.distribution_mode not in ("easy", "hard"):
+            raise UserError(f"level {name} is one of {state.distribution_mode} mode, whose view "
+                            "moves with the mouse, so the page cannot draw it; it takes easy and "
+                            "hard levels")
+        levels.append((name, state))
     return levels
 
 

@@ -27,9 +27,9 @@ from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
 from interventions.patches import SetTo
 from interventions.resumed import CutPass
-from maze.field.arms import reference_pictures
-from maze.level.environment import game_of
+from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
+from maze.level.state import game_of
 from maze.studies.channel_sets import (
     add_channel_flags,
     channels_asked,
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     controls = []
     if args.num_controls:
-        reference = reference_pictures(env, set(seeds), REFERENCE_SIZE, args.seed)
+        reference = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed)
         patch = SetTo(layer.name, channels=channels, cells=((0, 0),), value=args.value)
         drawn = controls_of(policy, [patch], args.num_controls, args.seed, reference, CHANNELS)
         for [control] in (each.patches for each in drawn):

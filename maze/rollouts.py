@@ -25,11 +25,11 @@ from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND
 from interventions.flags import add_patch_flags, asked_arms, open_arm
-from maze.field.arms import reference_pictures
-from maze.field.files import UNPATCHED
-from maze.level.environment import as_played, game_of
+from maze.field.fields import reference_frames
+from maze.field.results import UNPATCHED
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.patch_words import register_maze_words
+from maze.level.state import as_played, game_of
 from maze.studies.films import Reel
 from maze.studies.own_vectors import add_own_vector_flags, own_vectors
 
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"levels: {', '.join(map(str, seeds))}")
         print(f"arms: {', '.join([UNPATCHED, *steered, *(arm.name for arm in asked)])}")
         return
-    reference = functools.cache(functools.partial(reference_pictures, env, set(seeds)))
+    reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
     opened = {arm.name: open_arm(arm, args, policy, env, reference, edit) for arm in asked}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(each.patches) for name, each in opened.items()}}

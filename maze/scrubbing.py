@@ -34,11 +34,10 @@ from interventions.resampling import (
     sizes_moved,
 )
 from interventions.resumed import CutPass
-from maze.field.arms import reference_pictures
-from maze.level.environment import game_of
+from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK
-from maze.level.state import MazeState
+from maze.level.state import MazeState, game_of
 from maze.studies.channel_sets import (
     add_channel_flags,
     channels_asked,
@@ -104,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
                              num_squares=args.num_squares, seed=args.seed)
 
     def draw_sets() -> pd.DataFrame:
-        std = reference_pictures(env, set(seeds), REFERENCE_SIZE, args.seed).std(policy, layer)
+        std = reference_frames(env, set(seeds), REFERENCE_SIZE, args.seed).std(policy, layer)
         changes = channel_changes(map(make, with_progress(states, len(states), "level")), std)
         random, _, matched = matched_sets(changes, channels, args.num_controls, args.seed)
         sets = [channels, *random]

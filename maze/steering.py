@@ -31,12 +31,11 @@ from common.results import ResultStore
 from interventions.controls import OTHERS, PERMUTED
 from interventions.flags import REFERENCE_SIZE
 from interventions.vectors import save_vectors, vectors_of_pairs
-from maze.field.arms import kind_of, reference_pictures
-from maze.level.environment import game_of
+from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
-from maze.level.grid import FORK
-from maze.level.search import chosen_levels
-from maze.level.state import WORLD_DIMS, MazeState
+from maze.level.grid import FORK, kind_of
+from maze.level.levels import chosen_levels
+from maze.level.state import WORLD_DIMS, MazeState, game_of
 from maze.studies.results import CHOOSING_OF, DECISIONS_OF, FIELDS_OF, STEERING_FILES
 from maze.studies.steering import (
     DECISIONS,
@@ -166,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     fixed = {**given, **{thing.name: mean_vectors(policy, layers_in(policy, groups), thing, pool)
                          for thing in things if MEAN in args.sources}}
     save_all_vectors(args, store, policy, groups, things, states, fixed)
-    reference = reference_pictures(env, {state.level_seed for state in (*states, *choosing)},
+    reference = reference_frames(env, {state.level_seed for state in (*states, *choosing)},
                                    REFERENCE_SIZE, args.seed)
     std = {name: reference.std(policy, find_layer(policy, name))
            for name in layers_in(policy, groups)}

@@ -33,10 +33,8 @@ from common.results import ResultStore
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from interventions.patch_text import Opening, open_patches, parse_patch
 from maze import fields
-from maze.field import arms as field_arms
+from maze.field import results as field_results
 from maze.field import stamps
-from maze.field.decisions import at_decision_square, by_outcome, outcomes, value_agreement
-from maze.field.differences import difference
 from maze.field.fields import (
     DOWN,
     LEFT,
@@ -45,17 +43,25 @@ from maze.field.fields import (
     UP,
     Field,
     both_facings,
+    difference,
     drawn_frames,
     stamp_frames,
     vector_field,
 )
-from maze.field.files import FIELDS_FILES, read_field
+from maze.field.outcomes import (
+    Chain,
+    at_decision_square,
+    outcomes,
+    path_probability,
+    reaching,
+    value_agreement,
+)
 from maze.field.plots import Panel, Style, compared, plot_fields, plot_maps
-from maze.field.reaching import Chain, path_probability, reaching
-from maze.level.environment import draw, stock_state
-from maze.level.files import save_levels
+from maze.field.results import FIELDS_FILES, read_field
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
+from maze.level.levels import save_levels
 from maze.level.patch_words import marked_squares, register_maze_words
+from maze.level.state import draw, stock_state
 
 MAZE = ["#########",
         "##...####",
@@ -393,12 +399,6 @@ def test_outcomes_of_a_level_and_what_it_lacks():
     assert {"p_cheese", "path_cheese", "exact_cheese"} < missing
     assert not {"path_corner", "value_agreement", "stay"} & missing
 
-    arrays, whole = by_outcome([found, no_fork, found], ("stay", "p_cheese"), fewest=2)
-    assert whole.tolist() == [0, 2]
-    np.testing.assert_array_equal(arrays["p_cheese"], [found["p_cheese"]] * 2)
-    with pytest.raises(UserError, match="only 2 of 3 levels have stay, p_cheese"):
-        by_outcome([found, no_fork, found], ("stay", "p_cheese"))
-
 
 SMALL = "0,14"  # seeds of easy levels with a maze of 3 x 3
 PATCH = "multiply@embedder.block2.res1.resadd:3-9=-2"
@@ -501,7 +501,7 @@ def test_shards_and_a_join_give_the_files_of_one_run(finished, feed_forward, tmp
                                      "--films", "cheese", "checkpoints", "--num_stills", "3",
                                      *more))
 
-    with killed_at(field_arms, "write_field", 2):
+    with killed_at(field_results, "write_field", 2):
         assert run("--shard", "2/3") == 130
     assert run("--shard", "3/3") == 0  # has no level
     for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),

@@ -20,14 +20,11 @@ from common.files import read_arrays
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig
 from maze import behaviour
-from maze.field.decisions import at_decision_square
 from maze.field.fields import both_facings
-from maze.field.reaching import reaching
-from maze.level.environment import stock_state
-from maze.level.features import NAMES, features
-from maze.level.grid import FORK, Grid
+from maze.field.outcomes import at_decision_square, reaching
+from maze.level.grid import FEATURES, FORK, Grid, fork_features
 from maze.level.regions import CheeseRegion
-from maze.level.state import MazeState
+from maze.level.state import MazeState, stock_state
 from maze.studies import prediction
 from maze.studies.behaviour_files import BEHAVIOUR_FILES
 from maze.studies.behaviour_rows import EXACT, GOT, findings
@@ -264,7 +261,8 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
         ) == pytest.approx([exact.cheese, exact.cheese_first, exact.region_first, exact.steps],
                            rel=1e-4)
     assert row["p_cheese"] == pytest.approx(at_decision_square(sides[0])["p_cheese"], rel=1e-4)
-    assert row[list(NAMES)].tolist() == pytest.approx(list(features(state.grid).values()), rel=1e-5)
+    assert row[list(FEATURES)].tolist() == pytest.approx(
+        list(fork_features(state.grid).values()), rel=1e-5)
     deviation = np.sqrt((table[EXACT] * (1 - table[EXACT])).sum())
     assert abs(table[GOT].sum() - table[EXACT].sum()) < 3 * deviation
 
@@ -286,14 +284,14 @@ def test_findings_and_report_give_the_numbers_of_the_tables(finished):
     firsts = [row.value for row in found if row.measure.startswith("first is")]
     assert len(firsts) == 3 and sum(firsts) == pytest.approx(1)
     scores = [row for row in found if row.row == 4 and row.levels == "target: got the cheese"]
-    assert len(scores) == 2 * len(NAMES) and {row.row for row in found} == {2, 4, 5}
+    assert len(scores) == 2 * len(FEATURES) and {row.row for row in found} == {2, 4, 5}
     best = scores[0]
     accuracies = regressions[(regressions["target"] == GOT) & (regressions["model"] == "single")
                              & (regressions["quantity"] == "accuracy")]
     assert best.value == accuracies["value"].max() and best.base == accuracies["base"].iloc[0]
     text = folder.file_of("report").read_text()
     assert f"{success.value:.3f} ({success.low_95:.3f} to {success.high_95:.3f})" in text
-    for name in NAMES:
+    for name in FEATURES:
         assert f"| {name} |" in text
     drawn = figures["episodes.png"].axes[0].lines
     assert drawn[1].get_xdata() == pytest.approx([table[GOT].mean()])

@@ -15,8 +15,8 @@ from interventions.patches import SetTo
 from interventions.resumed import CutPass
 from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
-from maze.field.reaching import Chain, path_probability
-from maze.level.environment import stock_state
+from maze.field.outcomes import Chain, path_probability
+from maze.level.state import stock_state
 from maze.studies import results
 from maze.studies.channel_sets import LAYER, channels_asked
 from maze.studies.results import StudiesFolder

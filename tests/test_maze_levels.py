@@ -16,14 +16,19 @@ from common.errors import UserError
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from maze import levels
-from maze.level.environment import draw, stock_state
-from maze.level.features import NAMES, features
-from maze.level.files import LevelEntry, load_levels, save_levels
-from maze.level.grid import CHEESE, FREE, KINDS, WALL, Grid, Square
-from maze.level.pairs import cheese_pair, custom_pair, top_right_pair
-from maze.level.search import Filters, find_levels, parse_seeds
-from maze.level.state import WORLD_DIMS, MazeState
-from maze.level.text import from_text, to_text
+from maze.level.grid import CHEESE, FEATURES, FREE, KINDS, WALL, Grid, Square, fork_features
+from maze.level.levels import (
+    Filters,
+    LevelEntry,
+    find_levels,
+    from_text,
+    load_levels,
+    parse_seeds,
+    save_levels,
+    to_text,
+)
+from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
+from maze.studies.vectors import cheese_pair, top_right_pair
 
 NUM_LEVELS = 1000
 ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # left, down, up, right
@@ -148,18 +153,7 @@ def test_inner_coordinates_come_from_the_size_and_not_from_walls():
     assert grid.region(7).sum() == 9
 
 
-def test_squares_have_their_type_and_their_distance_from_the_corners_path():
-    grid = grid_of("""
-        .#.#.
-        #.C.#
-        ..#..
-        ...##
-        M..#.""")
-    types = {(0, 3): "wall", (4, 0): "unconnected", (4, 2): "end", (0, 0): "path",
-             (2, 1): "3-way", (1, 1): "4-way", (3, 2): "3-way"}
-    assert {square: grid.square_type(Square(*square)) for square in types} == types
-    with pytest.raises(UserError, match="cannot be at row 5, column 0"):
-        grid.square_type(Square(5, 0))
+def test_squares_have_their_distance_from_the_corners_path():
     grid = grid_of("""
         ...
         .##
@@ -201,8 +195,8 @@ def test_features_of_a_fork_by_hand():
     assert grid.first_steps() == ((2, 1), (3, 0))
     expected = {"C_D": (np.hypot(2, 4), 6, 10), "C_T": (np.hypot(6, 2), 8, 20),
                 "D_T": (np.hypot(4, 6), 10, 10), "C_5x5": (2, 2, 4), "D_5x5": (2, 2, 2)}
-    found = features(grid)
-    assert tuple(found) == NAMES and len(NAMES) == 16
+    found = fork_features(grid)
+    assert tuple(found) == FEATURES and len(FEATURES) == 16
     for ends, values in expected.items():
         assert tuple(found[f"{kind}_{ends}"] for kind in ("euc", "taxi", "steps")) == values, ends
     assert found["cheese_norm"] == 4
@@ -406,7 +400,6 @@ def test_pairs_differ_by_what_they_are_named_after(fork):
     path = opened.grid.path(corner, Square(last, last))
     assert path[last - corner.row] == (last, corner.column)
     assert (opened.grid.cells != fork.grid.cells).sum() == len(path) - 1 == 2 * fork.grid.margin
-    assert custom_pair(fork, opened) == (fork, opened)
 
 
 def test_the_script_writes_levels_table_and_pictures(tmp_path, capsys):
@@ -421,7 +414,8 @@ def test_the_script_writes_levels_table_and_pictures(tmp_path, capsys):
         assert state.to_bytes() == stock_state("hard", row["level_seed"]).to_bytes()
         assert state.grid.cheese == (row["cheese_row"], row["cheese_column"])
         assert state.grid.decision_square() == (row["decision_row"], row["decision_column"])
-        assert row[list(NAMES)].tolist() == pytest.approx(list(features(state.grid).values()), 1e-4)
+        assert row[list(FEATURES)].tolist() == pytest.approx(
+            list(fork_features(state.grid).values()), 1e-4)
     assert (tmp_path / "out/levels.png").stat().st_size > 10_000
     assert levels.main(words) == 0  # the same once more
     assert levels.main([*words, "--facing", "1"]) == 2
@@ -576,14 +570,12 @@ def test_edits_that_cannot_be_are_refused(easy):
         easy.with_grid(stock_state("easy", 0).grid)
     with pytest.raises(UserError, match="fills the world"):
         top_right_pair(find_levels("easy", range(100), 1, Filters(size=(15, 15)))[0])
-    with pytest.raises(UserError, match="two levels of one mode, not of easy and hard"):
-        custom_pair(easy, stock_state("hard", 0))
 
 
 def test_what_a_level_does_not_have_is_not_made_up(easy):
     without = easy.with_cheese(None).grid
     for ask in (without.kind, without.decision_square, without.first_steps,
-                lambda: features(without), lambda: cheese_pair(easy.with_cheese(None))):
+                lambda: fork_features(without), lambda: cheese_pair(easy.with_cheese(None))):
         with pytest.raises(UserError, match="no cheese, not one"):
             ask()
     beside = easy.grid.neighbours(easy.grid.cheese)

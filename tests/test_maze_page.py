@@ -24,13 +24,11 @@ from interventions.patches import Add
 from maze import page as script
 from maze.field.fields import vector_field
 from maze.field.page_export import MazePageFolder
-from maze.level.environment import as_played, draw, stock_state
-from maze.level.files import save_levels
 from maze.level.grid import FREE, WALL, Square
+from maze.level.levels import Filters, find_levels, from_text, save_levels
+from maze.level.levels import to_text as maze_text
 from maze.level.patch_words import register_maze_words
-from maze.level.search import Filters, find_levels
-from maze.level.text import from_text
-from maze.level.text import to_text as maze_text
+from maze.level.state import as_played, draw, stock_state
 from maze.studies.vectors import THINGS, differences
 from tools.browser import SHOWN, opened_page, running_browser, served
 

@@ -20,13 +20,11 @@ from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from interventions.patches import Add
 from interventions.vectors import read_vectors
 from maze import rollouts, steering
-from maze.field.decisions import AT_DECISION, at_decision_square, at_decisions, decision_steps
-from maze.field.decisions import outcomes as outcomes_of_field
-from maze.field.differences import difference
-from maze.field.fields import both_facings, grouped, vector_field
-from maze.level.environment import stock_state
-from maze.level.files import save_levels
-from maze.level.search import Filters, find_levels
+from maze.field.fields import both_facings, difference, grouped, vector_field
+from maze.field.outcomes import AT_DECISION, at_decision_square, at_decisions, decision_steps
+from maze.field.outcomes import outcomes as outcomes_of_field
+from maze.level.levels import Filters, find_levels, save_levels
+from maze.level.state import stock_state
 from maze.studies.results import STEERING_FILES
 from maze.studies.steering import (
     DECISIONS,

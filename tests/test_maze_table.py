@@ -16,7 +16,7 @@ from agents.agent_file import save_agent
 from agents.layers import find_layer
 from interventions.controls import PERMUTED
 from maze import steering, table
-from maze.level.search import Filters, find_levels
+from maze.level.levels import Filters, find_levels
 from maze.studies import results
 from maze.studies.claims import CLAIMS
 from maze.studies.results import StudiesFolder

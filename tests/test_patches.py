@@ -35,9 +35,8 @@ from interventions.patch_text import (
     to_yaml,
 )
 from interventions.vectors import PROBE, SteeringVector, save_vectors
-from maze.level.environment import draw, stock_state
 from maze.level.patch_words import register_maze_words
-from maze.level.state import MazeState
+from maze.level.state import MazeState, draw, stock_state
 
 LAYER = "embedder.block2.res1.resadd"
 SHAPE = (6, 16, 16)  # of the layer in small_policy

@@ -35,10 +35,9 @@ from common.errors import UserError
 from common.settings import load_settings
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
-from maze.level.environment import draw, stock_state
 from maze.level.grid import WALL
 from maze.level.regions import CheeseRegion, cheese_region
-from maze.level.state import WORLD_DIMS, MazeState
+from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
 
 EASY = EnvConfig("maze", "easy")
 ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # by row and column of a move

@@ -1,5 +1,7 @@
 """Vector fields: an agent's policy and value with the mouse on every free square of a level.
 
+Fields can be subtracted: with and without a patch, or with the mouse facing either way.
+
 Letters in shape comments: n squares, A = 15 actions, D hidden state.
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -16,14 +18,15 @@ from torch import Tensor
 from agents.acting import run_policy
 from agents.hooks import Rows
 from agents.networks import Policy, PolicyOutput
+from agents.reference_set import ReferenceSet
 from agents.scopes import rows_of_pass
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
+from envs.procgen_env import EnvConfig
 from maze.field.stamps import Stamps
-from maze.level.environment import draw
 from maze.level.grid import CHEESE, WALL, Grid, Square
-from maze.level.state import MazeState
+from maze.level.state import MazeState, draw, stock_state
 
 FrameSource = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(squares (n, 2), facing of each (n,)) to frames of the level, uint8 (n, 64, 64, 3)."""
@@ -111,7 +114,8 @@ class Field:
 
     @functools.cached_property
     def _rows(self) -> dict[tuple[int, int], int]:
-        return {tuple(square): row for row, square in enumerate(self.squares.tolist())}
+        return {(row, column): number
+                for number, (row, column) in enumerate(self.squares.tolist())}
 
     def row(self, square: Square) -> int:
         """The row of a square in the arrays.
@@ -119,7 +123,7 @@ class Field:
         Raises:
             UserError: if it is not in the field: a wall, the cheese, or one that no walk reaches.
         """
-        row = self._rows.get(tuple(square))
+        row = self._rows.get((square[0], square[1]))
         if row is None:
             raise UserError(f"the field has no {Square(*square)}: it is a wall, the cheese, or "
                             "cannot be walked to")
@@ -127,9 +131,69 @@ class Field:
 
     def map(self, values: np.ndarray) -> np.ndarray:
         """Numbers of the squares (n,) in their places: (W, W), NaN elsewhere."""
-        places = np.full(self.grid.cells.shape, np.nan)
-        places[tuple(self.squares.T)] = values
-        return places
+        world = np.full(self.grid.cells.shape, np.nan)
+        world[tuple(self.squares.T)] = values
+        return world
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Difference:
+    """A field minus another one, on the squares that both have.
+
+    Attributes:
+        squares: world (row, column), int64 (n, 2).
+        probs: of left, down, up, right, stay, float64 (n, 5).
+        arrows: (right, up), float64 (n, 2).
+        components: an arrow a direction, float64 (n, 4, 2).
+        values: float64 (n,).
+    """
+
+    squares: np.ndarray
+    probs: np.ndarray
+    arrows: np.ndarray
+    components: np.ndarray
+    values: np.ndarray
+
+    @property
+    def total_variation(self) -> np.ndarray:
+        """Total variation distance of the five probabilities at each square, between 0 and 1,
+        (n,)."""
+        return np.abs(self.probs).sum(axis=1) / 2
+
+    @property
+    def mean_total_variation(self) -> float:
+        """Mean of ``total_variation``."""
+        return float(self.total_variation.mean())
+
+    @property
+    def published_size(self) -> float:
+        """Euclidean norm of the changes of the four movement probabilities at all squares, over
+        2 n, as ``procgen-tools`` prints it. It shrinks as 1 / sqrt(n) and is no total variation;
+        only to be compared with published figures."""
+        return float(np.linalg.norm(self.probs[:, :STAY]) / (2 * len(self.squares)))
+
+
+def difference(original: Field, patched: Field) -> Difference:
+    """``patched`` minus ``original``; neither is changed.
+
+    Raises:
+        UserError: if their agents saw the squares in different states of memory, or the fields have
+            no square in common.
+    """
+    if original.memory != patched.memory:
+        raise UserError("fields whose agents saw the squares with different memories "
+                        f"({original.memory} and {patched.memory}) cannot be subtracted")
+    here = {tuple(square) for square in patched.squares.tolist()}
+    common = [square for square in original.squares.tolist() if tuple(square) in here]
+    if not common:
+        raise UserError("the fields have no square in common")
+    before, after = ([field.row(square) for square in common] for field in (original, patched))
+
+    def minus(name: str) -> np.ndarray:
+        return (getattr(patched, name)[after].astype(np.float64)
+                - getattr(original, name)[before])
+
+    return Difference(np.array(common), *map(minus, ("probs", "arrows", "components", "values")))
 
 
 def direction_between(square: Square, beside: Square) -> int:
@@ -211,8 +275,9 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
 def both_facings(policy: Policy, compute: Compute, state: MazeState, *,
                  memory: str = START, frames: FrameSource | None = None) -> tuple[Field, Field]:
     """The fields of facing 0 and 1; see :func:`vector_field`."""
-    return tuple(vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
-                 for facing in (0, 1))
+    left, right = (vector_field(policy, compute, state, facing=facing, memory=memory, frames=frames)
+                   for facing in (0, 1))
+    return left, right
 
 
 def _without_cheese(grid: Grid) -> Grid:
@@ -243,3 +308,23 @@ def _walk(grid: Grid, squares: np.ndarray, steps: np.ndarray, entering: Tensor,
         leaving = torch.zeros_like(entering)
         leaving[seen] = run(seen, sides[seen], entering[seen]).hidden_states
         entering[reached] = leaving[before[reached]]
+
+
+def reference_frames(env: EnvConfig, without: Collection[int], size: int,
+                       seed: int) -> ReferenceSet:
+    """Draw frames of random levels of maze, with the mouse on a random free square.
+
+    Args:
+        without: seeds of measured levels, none of which is used.
+        size: number of frames.
+    """
+    seeds = [number for number in env.draw_levels(size + len(without), seed)
+             if number not in without][:size]
+    rng = np.random.default_rng(seed)
+    frames = []
+    for number in seeds:
+        state = stock_state(env.distribution_mode, number, env.use_backgrounds)
+        square = rng.permutation(state.grid.squares(without_cheese=True))[:1]
+        frames.append(frame_source(state)(square, np.zeros(1, np.int64))[0])
+    return ReferenceSet(np.stack(frames), description={
+        "of": "levels that are not measured, the mouse anywhere", "seed": seed})

@@ -8,11 +8,11 @@ Layout::
     data/stamps_easy.js                 the stamps of a mode, arrays as in ``Stamps``
     data/agent_00.js                    weights of an agent, by their names in its file
 
-Files of data are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain, that
-of the others is arrays; weights are float32 in their own layouts. Agents are numbered from 0.
+Data files are scripts (see ``common/page_files.py``). The content of ``manifest`` is plain JSON,
+that of the others is arrays; weights are float32 in their own layouts. Agents are numbered from 0.
 
-``web/maze/lib/data.js`` is the reader; ``web/maze/lib/network.js`` computes what
-``agents/networks.py`` does, and is compared with it by a test.
+``web/maze/lib/data.js`` reads these files; ``web/maze/lib/network.js`` computes what
+``agents/networks.py`` does, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -34,42 +34,13 @@ FORMAT = 2  # that web/maze/lib/data.js reads
 
 
 class MazePageFolder(PageFolder):
-    """Names in one folder."""
+    """File names of a page of mazes."""
 
     PAGE = "maze"
 
-    def stamps_file(self, distribution_mode: str) -> Path:
-        return self.data_file(f"stamps_{distribution_mode}")
-
-    def agent_file(self, number: int) -> Path:
-        return self.data_file(f"agent_{number:02d}")
-
-
-@dataclasses.dataclass(frozen=True)
-class PageAgent:
-    """An agent on the page.
-
-    Attributes:
-        name: for people; each has another.
-        file: its name on disk.
-        policy: a feed-forward IMPALA, see :func:`check_agent`.
-    """
-
-    name: str
-    file: str
-    policy: Policy
-
-
-@dataclasses.dataclass(frozen=True)
-class PageLevel:
-    """A level that the page offers, under a name."""
-
-    name: str
-    state: MazeState
-
 
 def check_agent(policy: Policy, path: Path) -> None:
-    """See that the page can run an agent.
+    """Check that the page can run an agent.
 
     Raises:
         UserError: if it has a memory, edits, or another network than IMPALA.
@@ -86,49 +57,37 @@ def check_agent(policy: Policy, path: Path) -> None:
                         "alone; python -m maze.fields shows this one")
 
 
-def check_level(state: MazeState, name: str) -> None:
-    """See that the page can draw a level.
-
-    Raises:
-        UserError: if it has a background, or its view moves with the mouse.
-    """
-    if state.use_backgrounds:
-        raise UserError(f"level {name} has a background picture, and the page puts frames together "
-                        "from stamps, on black; python -m maze.fields shows this one")
-    if state.distribution_mode not in ("easy", "hard"):
-        raise UserError(f"level {name} is one of {state.distribution_mode} mode, whose view moves "
-                        "with the mouse, so the page cannot draw it; it takes easy and hard levels")
-
-
-def write_page(path: Path, agents: Sequence[PageAgent], levels: Sequence[PageLevel],
-               modes: Sequence[str]) -> None:
-    """Write the page and its data into a folder that is there.
+def write_page(folder: MazePageFolder, agents: dict[str, Policy], files: Sequence[Path],
+               levels: Sequence[tuple[str, MazeState]], modes: Sequence[str]) -> None:
+    """Write the page and its data into an existing folder.
 
     Args:
-        agents, levels: that were checked.
-        modes: of the mazes that can be drawn, those of the levels among them; the first one is
+        agents: feed-forward IMPALA networks, see :func:`check_agent`, by name.
+        files: of the agents, in the same order.
+        levels: with their names.
+        modes: of the mazes that can be drawn, including those of the levels; the first one is
             shown at the start.
     """
-    folder = MazePageFolder(path)
     folder.copy_page()
 
-    def write(file: Path, content: dict) -> None:
-        file.write_bytes(data_script(file, content))
+    def write(name: str, content: dict) -> None:
+        path = folder.data_file(name)
+        path.write_bytes(data_script(path, content))
 
-    write(folder.data_file("manifest"), {
+    write("manifest", {
         "format": FORMAT, "actions": ACTION_LABELS,
         "agents": [{
-            "name": agent.name, "file": agent.file, "sha256": weights_sha256(agent.policy),
-            "layers": [dataclasses.asdict(layer) for layer in all_layers(agent.policy)]}
-            for agent in agents],
+            "name": name, "file": path.name, "sha256": weights_sha256(policy),
+            "layers": [dataclasses.asdict(layer) for layer in all_layers(policy)]}
+            for (name, policy), path in zip(agents.items(), files, strict=True)],
         "modes": [{"name": mode, "world_dim": WORLD_DIMS[mode]} for mode in modes],
         "levels": [{
-            "name": level.name, "mode": level.state.distribution_mode,
-            "maze_dim": level.state.grid.maze_dim, "facing": level.state.grid.facing,
-            "rows": level.state.grid.to_rows()} for level in levels]})
+            "name": name, "mode": state.distribution_mode, "maze_dim": state.grid.maze_dim,
+            "facing": state.grid.facing, "rows": state.grid.to_rows()}
+            for name, state in levels]})
     for mode in modes:
-        write(folder.stamps_file(mode), encoded(**dataclasses.asdict(Stamps.of(mode))))
-    for number, agent in enumerate(agents):
-        write(folder.agent_file(number), encoded(**{
+        write(f"stamps_{mode}", encoded(**dataclasses.asdict(Stamps.of(mode))))
+    for number, policy in enumerate(agents.values()):
+        write(f"agent_{number:02d}", encoded(**{
             name: tensor.detach().cpu().float().numpy()
-            for name, tensor in agent.policy.state_dict().items()}))
+            for name, tensor in policy.state_dict().items()}))

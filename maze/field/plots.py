@@ -18,13 +18,18 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from PIL import Image
 
+from agents.agent_file import load_agent
 from common.errors import UserError
 from common.files import atomic_path
 from common.palette import DPI, ORANGE, PURPLE, SKY_BLUE, VERMILION, YELLOW
+from common.progress import with_progress
+from common.results import ResultStore
 from common.video import write_video
-from maze.field.differences import Difference, difference
-from maze.field.fields import Field
+from maze.field.fields import NO_MEMORY, WALKED, Difference, Field, difference
+from maze.field.outcomes import Chain, path_probability
+from maze.field.results import UNPATCHED, FieldOptions, Fields
 from maze.level.grid import CHEESE, FREE, Grid, Square
+from maze.level.state import MazeState, draw
 
 PANEL_INCHES = 4.2
 FILM_FRAMES_PER_SECOND = 4
@@ -200,3 +205,66 @@ def _draw_markers(axes: Axes, grid: Grid, style: Style) -> None:
     for square in style.marked:
         axes.plot(square.column + 0.5, square.row + 0.5, "x", color=PURPLE, markeredgewidth=2,
                   markersize=size, zorder=4)
+
+
+def draw_arm(store: ResultStore, arm: str, fields: Mapping[str, Fields],
+             unpatched: Mapping[str, Fields], views: Mapping[str, np.ndarray],
+             style: Style) -> None:
+    """The pictures of an arm that the folder lacks."""
+    for name, view in with_progress(views.items(), len(views), "level"):
+        sides = fields[name]
+        grid = sides[0].grid
+        panel = Panel(arm, grid, sides[0], view)
+        if not store.has("field_figure", arm, name):
+            panels = [panel] if arm == UNPATCHED else compared(
+                Panel(UNPATCHED, grid, unpatched[name][0], view), panel)
+            plot_fields(store.file_of("field_figure", arm, name), panels, style, f"level {name}")
+        if not store.has("maps_figure", arm, name):
+            plot_maps(store.file_of("maps_figure", arm, name), grid, maps_of(sides), style,
+                      f"level {name}, {arm}")
+
+
+def maps_of(sides: Fields) -> dict[str, np.ndarray]:
+    """Value, path probability and, with both facings, the exact probability of each square."""
+    field = sides[0]
+    reached = field.grid.distances(field.grid.mouse) >= 0
+    maps = {"value": field.map(field.values)}
+    if field.memory != WALKED:
+        maps["path probability"] = field.map([
+            path_probability(field, tuple(square)) if reached[tuple(square)] else np.nan
+            for square in field.squares.tolist()])
+    if len(sides) > 1 and field.memory == NO_MEMORY:
+        squares = field.grid.squares()
+        exact = np.full(reached.shape, np.nan)
+        exact[tuple(np.array(squares).T)] = Chain.of(sides).reaching(squares)
+        maps["exact probability of reaching it"] = exact
+    return maps
+
+
+def over_arms(found: Mapping[str, Mapping[str, Fields]], level: str, view: np.ndarray,
+              style: Style) -> Iterator[Figure]:
+    """A level's field of each arm beside the one without patches, and their difference."""
+    grid = found[UNPATCHED][level][0].grid
+    original = Panel(UNPATCHED, grid, found[UNPATCHED][level][0], view)
+    for arm, fields in found.items():
+        if arm != UNPATCHED:
+            yield field_figure(compared(original, Panel(arm, grid, fields[level][0], view)), style,
+                               f"level {level}")
+
+
+def over_checkpoints(files: Sequence[Path], state: MazeState, options: FieldOptions,
+                     view: np.ndarray, style: Style) -> Iterator[Figure]:
+    """A level's field by each of several agent files."""
+    for path in files:
+        policy = load_agent(path, options.compute.device)
+        field = dataclasses.replace(options, policy=policy).field(state)
+        yield field_figure([Panel(path.stem, state.grid, field, view)], style)
+
+
+def over_cheese(state: MazeState, options: FieldOptions, style: Style) -> Iterator[Figure]:
+    """A level's field with the cheese on each of its squares but the mouse's."""
+    for square in state.grid.squares():
+        if square != state.grid.mouse:
+            moved = state.with_cheese(square)
+            yield field_figure([Panel(f"cheese at {square}", moved.grid, options.field(moved),
+                                      draw([moved], person_view=True)[0])], style)

@@ -1,14 +1,21 @@
-"""Squares of a maze: cells, paths, kinds of level and the decision square.
+"""Squares of a maze: cells, paths, kinds of level, the decision square, features of a fork.
 
 Needs no Procgen. Letters in shape comments: W cells along a side of the world, d along a side of
-the maze, which lies in the middle of the world. Row 0 is the bottom of the picture, column 0 its
+the maze, which lies in the middle of the world. Row 0 is the bottom of the frame, column 0 its
 left. Inner coordinates count from the maze's first row and column, m = (W - d) / 2 of the world's.
+
+Source of the features: *Behavioural statistics for a maze-solving agent* (2023). Distances between
+the cheese C, the decision square D, the corner T and the top right region of 5 x 5: Euclidean
+(``euc``), taxicab (``taxi``) and in steps along the shortest path (``steps``); the distance to a
+region is the smallest to one of its free squares. A feature is named by measure and ends:
+``euc_C_D``, ``steps_D_5x5``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +26,10 @@ from common.errors import UserError
 WALL, FREE, CHEESE = 51, 100, 2
 FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY = "fork", "cheese on the way", "corner on the way"
 KINDS = (FORK, CHEESE_ON_THE_WAY, CORNER_ON_THE_WAY)
+FEATURE_REGION = 5
+MEASURES = ("euc", "taxi", "steps")
+FEATURES = (*(f"{measure}_{ends}" for measure, ends in itertools.product(
+    MEASURES, ("C_D", "C_T", "D_T", "C_5x5", "D_5x5"))), "cheese_norm")
 _LETTERS = {"#": WALL, ".": FREE, "C": CHEESE, "M": FREE}
 _ORDER = ((0, -1), (-1, 0), (1, 0), (0, 1))  # left, down, up, right
 
@@ -283,24 +294,12 @@ class Grid:
         """
         return len(set(self.path(self.start, target)) - set(self.path(self.start, self.corner)))
 
-    def square_type(self, square: Square) -> str:
-        """Which kind of square it is: ``wall``, ``unconnected``, ``end``, ``path``, ``3-way`` or
-        ``4-way``, by its free neighbours (:meth:`neighbours`).
-
-        Raises:
-            UserError: if it is outside the world.
-        """
-        self.check_inside(square, "a square")
-        if not self.is_free[square]:
-            return "wall"
-        return ("unconnected", "end", "path", "3-way", "4-way")[len(self.neighbours(square))]
-
     def departures_from_training(self, region: int | None = None) -> list[str]:
-        """Sentences on what an agent saw in no generated level; none if all is as in training.
+        """Return sentences on what differs from every generated level.
 
         Args:
-            region: rows and columns of the top right region in which the agent's cheese was, if it
-                was confined.
+            region: rows and columns of the top right region to which the agent's cheese was
+                confined, if it was.
 
         Raises:
             UserError: if there can be no such region.
@@ -364,3 +363,32 @@ class Grid:
             raise UserError(f"the maze has mice M at {mice[0]} and at {mice[1]}" if mice else
                             "the maze has no mouse M")
         return cls(cells, maze_dim or size, mice[0], facing)
+
+
+def kind_of(grid: Grid) -> str:
+    """Return the kind of a level, ``none`` where the cheese or the corner cannot be reached."""
+    try:
+        return grid.kind()
+    except UserError:
+        return "none"
+
+
+def fork_features(grid: Grid) -> dict[str, float]:
+    """Return the 16 published features of a fork, in squares, by FEATURES.
+
+    ``cheese_norm`` is the Euclidean norm of the cheese's world coordinates. In a maze of at most 5
+    rows the region is the whole maze.
+
+    Raises:
+        UserError: if the level is no fork.
+    """
+    decision, region = grid.decision_square(), grid.region(FEATURE_REGION) & grid.is_free
+    by_ends = []  # (5, 3): a column per measure
+    for origin, target in ((grid.cheese, decision), (grid.cheese, grid.corner),
+                           (decision, grid.corner), (grid.cheese, region), (decision, region)):
+        squares = np.argwhere(target) if isinstance(target, np.ndarray) else np.array([target])
+        apart = np.abs(squares - origin)
+        steps = grid.distances(origin)[tuple(squares.T)]
+        by_ends.append((np.hypot(*apart.T).min(), apart.sum(axis=1).min(), steps[steps >= 0].min()))
+    return dict(zip(FEATURES, (*np.array(by_ends, np.float64).T.ravel().tolist(),
+                               float(np.hypot(*grid.cheese)))))

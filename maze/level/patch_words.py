@@ -28,9 +28,8 @@ from common.errors import UserError, nearest
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 from interventions.patch_text import Opening, register_word
 from interventions.patches import Resample
-from maze.level.environment import draw, stock_state
 from maze.level.grid import CHEESE, FREE, Grid, Square
-from maze.level.state import GAME, WORLD_DIMS, MazeState
+from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
 
 MAPPINGS = ("published", "centred")
 PLACES = ("decision_square", "path", "off_path")

@@ -1,19 +1,23 @@
-"""State bytes of the game maze: read, edited and written.
+"""Levels of the game maze as Procgen makes, plays and draws them: state bytes and their edits.
 
-The part of the bytes that all games share is read by :mod:`envs.level_state`; here come the two
-numbers that maze adds, the checks that make a state one that Procgen can play, and the edits.
+:mod:`envs.level_state` reads the part of the bytes that all games share. This module reads the two
+numbers that maze adds, checks that Procgen can play a state, and edits it.
+
+Letters in shape comments: N states.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from common.errors import UserError
 from envs.level_state import ENTITY, LevelState
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv, StateView
 from maze.level.grid import CHEESE, FREE, WALL, Grid, Square
 
 GAME = "maze"
@@ -28,7 +32,7 @@ for _name, _value in {"rx": 0.5, "ry": 0.5, "render_z": 1, "fire_time": -1, "spa
                       "alpha": 1, "health": 1, "theta": -100, "grow_rate": 1,
                       "alpha_decay": 1}.items():
     _MOUSE[_name] = _value
-_FIXED = ~np.isin(ENTITY.names, ("x", "y", "vx", "vy", "is_reflected", "life_time"))
+_FIXED = ~np.isin(list(ENTITY.names or ()), ("x", "y", "vx", "vy", "is_reflected", "life_time"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,7 +66,7 @@ class MazeState:
                          f"{WORLD_DIMS[_MODES[mode]]}")
         other = _FIXED & (level.entities.view("<i4") != _MOUSE.view("<i4"))
         if other.any():
-            name = ENTITY.names[other.argmax()]
+            name = (ENTITY.names or ())[other.argmax()]
             raise _error(f"{name} of the mouse is {level.entities[name][0]}, not "
                          f"{_MOUSE[name][0]}")
         for name in ("vx", "vy", "x", "y"):
@@ -121,7 +125,7 @@ class MazeState:
     def fields(self) -> dict[str, object]:
         """Every field by its name, in the order of the bytes."""
         fields = self.level.fields()
-        return {**fields, **{name: int(self._tail[name]) for name in _TAIL.names}}
+        return {**fields, **{name: int(self._tail[name]) for name in _TAIL.names or ()}}
 
     def with_cheese(self, square: Square | None, several: bool = False) -> MazeState:
         """Move the cheese, or take it away.
@@ -209,6 +213,22 @@ class MazeState:
         step["timeout"] = self.timeout if timeout is None else timeout
         return MazeState(dataclasses.replace(self.level, step=step))
 
+    def with_top_right_path(self) -> MazeState:
+        """Open a corridor from the maze's corner up to the world's top row and along it to the
+        world's corner.
+
+        Raises:
+            UserError: if the maze fills the world.
+        """
+        grid = self.grid
+        if grid.margin == 0:
+            raise UserError(f"level {self.level_seed} has no room for a path to the top right: its "
+                            "maze fills the world")
+        last, corner = grid.world_dim - 1, grid.corner
+        path = [*(Square(row, corner.column) for row in range(corner.row + 1, last + 1)),
+                *(Square(last, column) for column in range(corner.column + 1, last + 1))]
+        return self.with_cells({square: FREE for square in path if square not in grid.cheeses})
+
     @property
     def _tail(self) -> np.void:
         return np.frombuffer(self.level.tail, _TAIL, 1)[0]
@@ -216,3 +236,54 @@ class MazeState:
 
 def _error(reason: str) -> UserError:
     return UserError(f"not a Procgen state of a maze that can be played: {reason}")
+
+
+def stock_state(distribution_mode: str, level_seed: int, use_backgrounds: bool = False
+                ) -> MazeState:
+    """The state of a level at its start, as Procgen generates it.
+
+    Raises:
+        UserError: if mazes have no such mode, or there is no such seed.
+    """
+    config = EnvConfig(GAME, distribution_mode, level_seed, 1, use_backgrounds)
+    with contextlib.closing(ProcgenVectorEnv(config, 1, level_seed, num_threads=0)) as env:
+        return MazeState.parse(env.get_state()[0])
+
+
+def draw(states: Sequence[MazeState], person_view: bool = False) -> np.ndarray:
+    """Frames of states, as the agent sees them, without a step: uint8 (N, 64, 64, 3).
+
+    Args:
+        person_view: whether to draw the view for people instead, uint8 (N, 512, 512, 3).
+    """
+    config = EnvConfig(GAME, "easy")  # a state brings its own options with it
+    with contextlib.closing(StateView(config, person_view)) as view:
+        return np.stack([view.draw(state.to_bytes()) for state in states])
+
+
+def game_of(states: Collection[MazeState]) -> EnvConfig:
+    """The game that the levels are of.
+
+    Raises:
+        UserError: if they are of several modes, or some have backgrounds.
+    """
+    games = {EnvConfig(GAME, state.distribution_mode, use_backgrounds=state.use_backgrounds)
+             for state in states}
+    if len(games) > 1:
+        raise UserError("the levels are of several distribution modes, or only some have "
+                        "backgrounds; ask for those of one kind at a time")
+    return games.pop()
+
+
+def as_played(states: Collection[MazeState], data: bytes) -> bytes:
+    """The edit that makes one of the levels out of its stock state.
+
+    Raises:
+        UserError: if there are several of that seed.
+    """
+    seed = MazeState.parse(data).level_seed
+    found = [state for state in states if state.level_seed == seed]
+    if len(found) > 1:
+        raise UserError(f"there are {len(found)} levels of the seed {seed}, which a patch cannot "
+                        "tell apart; ask for one at a time")
+    return found[0].to_bytes()

@@ -24,21 +24,21 @@ import numpy as np
 
 from common.errors import UserError
 from common.results import Array, Entry, File, Journal, Npz, ResultStore, Schema, Table, Text
-from maze.field.decisions import AT_DECISION, EXACT
-from maze.level.features import NAMES
+from maze.field.outcomes import AT_DECISION, EXACT
+from maze.level.grid import FEATURES
 from maze.studies import prediction
 
 OUTCOMES = (*AT_DECISION, *EXACT)  # of fields; NaN where a level or a run has none
 COLUMNS = {"seed": int, "maze_dim": int, "kind": str, "cheese_row": int, "cheese_column": int,
            "cheese_in_region": bool, "got_cheese": bool, "steps": int, "first": str,
-           **dict.fromkeys((*OUTCOMES, *NAMES), float)}
+           **dict.fromkeys((*OUTCOMES, *FEATURES), float)}
 BEHAVIOUR_FILES = Schema(
     "behaviour", "python -m maze.behaviour", items={
         "levels": Entry("levels.jsonl", Journal({
             "number": int, "seed": int, "level": str, "got_cheese": bool, "path": list,
             "outcomes": dict}))},
     results={
-        "episodes": Entry("episodes.csv", Table(COLUMNS, (*OUTCOMES, *NAMES), whole=True)),
+        "episodes": Entry("episodes.csv", Table(COLUMNS, (*OUTCOMES, *FEATURES), whole=True)),
         "paths": Entry("paths.npz", Npz({
             "seeds": Array(np.int64, "N"), "lengths": Array(np.int64, "N"),
             "squares": Array(np.int16, "S 2")})),

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from common.files import atomic_path
 from common.palette import BLUE, COLOURS, DPI, VERMILION
 from common.tables import markdown_escaped, markdown_table
-from maze.level.features import NAMES
+from maze.level.grid import FEATURES
 from maze.studies.behaviour_rows import (
     EXACT,
     EXACT_LABEL,
@@ -105,9 +105,9 @@ def _regression_lines(table: pd.DataFrame) -> list[str]:
         lines += markdown_table(("set", "feature", "accuracy", "gain", "log-loss", "gain",
                             "coefficient, or intercept (95 %)", "VIF"), rows)
     lines += ["## Signs over subsets of the features", "",
-              f"Of {NUM_SUBSETS} random subsets of all {len(NAMES)} features, those with a feature:"
-              " share that gives it a positive and a negative coefficient (the rest: 0). VIF among "
-              "all features.", ""]
+              f"Of {NUM_SUBSETS} random subsets of all {len(FEATURES)} features, those with a "
+              "feature: share that gives it a positive and a negative coefficient (the rest: 0). "
+              "VIF among all features.", ""]
     for target, found in table[table["model"] == ALL].groupby("target", sort=False):
         wide = found.pivot(index="feature", columns="quantity", values="value")
         lines += [f"Target: {TARGET_LABELS[target]}.", ""]

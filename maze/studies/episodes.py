@@ -12,12 +12,10 @@ from agents.episodes import Episode, play_episodes
 from agents.networks import Policy
 from common.devices import Compute
 from common.errors import UserError
-from maze.field.decisions import outcomes
 from maze.field.fields import vector_field
-from maze.level.environment import game_of
-from maze.level.features import NAMES, features
-from maze.level.grid import FORK, Grid, Square
-from maze.level.state import MazeState
+from maze.field.outcomes import outcomes
+from maze.level.grid import FEATURES, FORK, Grid, Square, fork_features
+from maze.level.state import MazeState, game_of
 from maze.studies.behaviour_files import COLUMNS, OUTCOMES, PlayedLevel
 
 EPISODES_AT_A_TIME = 64
@@ -123,9 +121,9 @@ def table_of(entries: Sequence[PlayedLevel], states: Sequence[MazeState],
             "cheese_row": grid.cheese.row, "cheese_column": grid.cheese.column,
             "cheese_in_region": bool(inside[grid.cheese]), "got_cheese": entry.got_cheese,
             "steps": len(visited) - entry.got_cheese, "first": first_of(visited, grid, inside),
-            **entry.outcomes, **(features(grid) if grid.kind() == FORK else {})})
+            **entry.outcomes, **(fork_features(grid) if grid.kind() == FORK else {})})
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(
-        dict.fromkeys((*OUTCOMES, *NAMES), float))
+        dict.fromkeys((*OUTCOMES, *FEATURES), float))
 
 
 def first_of(visited: Sequence[Square], grid: Grid, inside: np.ndarray) -> str:

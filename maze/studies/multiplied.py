@@ -21,8 +21,8 @@ from common.errors import UserError
 from common.progress import with_progress
 from interventions.controls import controls_of
 from interventions.patches import Multiply
-from maze.field.decisions import AT_DECISION, at_decisions, decision_steps
 from maze.field.fields import STAY, frame_source, grouped
+from maze.field.outcomes import AT_DECISION, at_decisions, decision_steps
 from maze.level.state import MazeState
 from stats.effects import Arm, Outcome, check_starts, compare_outcomes, with_verdicts
 

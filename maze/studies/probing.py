@@ -18,7 +18,7 @@ from common.errors import UserError
 from common.progress import with_progress
 from interventions.probes import probe
 from maze.field.fields import both_facings, frame_source
-from maze.field.reaching import Chain
+from maze.field.outcomes import Chain
 from maze.level.state import MazeState
 
 SQUARES = 16  # of a level that are examples

@@ -22,7 +22,7 @@ from agents.acting import run_policy
 from agents.layers import Layer
 from interventions.resumed import CutPass
 from maze.field.fields import NO_MEMORY, Field, frame_source
-from maze.field.reaching import Chain, path_probability
+from maze.field.outcomes import Chain, path_probability
 from maze.level.grid import WALL, Grid, Square
 from maze.level.state import MazeState
 from maze.studies.cut_levels import PASSES_AT_A_TIME, CutLevel

@@ -20,11 +20,10 @@ from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.resampling import Target, draw_sources
 from interventions.resumed import CutPass
-from maze.field.decisions import decision_steps
 from maze.field.fields import STAY, frame_source, grouped
-from maze.level.environment import stock_state
+from maze.field.outcomes import decision_steps
 from maze.level.grid import Square
-from maze.level.state import MazeState
+from maze.level.state import MazeState, stock_state
 from maze.studies.cut_levels import CutLevel
 
 OUTCOMES = {"total_variation": "mean total variation of the field",

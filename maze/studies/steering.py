@@ -25,9 +25,16 @@ from interventions.controls import OTHERS, controls_of
 from interventions.patches import Add
 from interventions.resumed import CutPass
 from interventions.vectors import SteeringVector
-from maze.field.decisions import at_decisions, decision_steps, outcomes
-from maze.field.differences import difference
-from maze.field.fields import NO_MEMORY, START, Field, frame_source, grouped, vector_field
+from maze.field.fields import (
+    NO_MEMORY,
+    START,
+    Field,
+    difference,
+    frame_source,
+    grouped,
+    vector_field,
+)
+from maze.field.outcomes import at_decisions, decision_steps, outcomes
 from maze.level.state import MazeState
 from maze.studies.vectors import (
     FIXED,

@@ -24,16 +24,37 @@ from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.vectors import SteeringVector, read_vectors, vectors_of_pairs
 from maze.field.fields import frame_source
-from maze.level.environment import stock_state
 from maze.level.grid import Grid, Square
-from maze.level.pairs import Pair, cheese_pair, custom_pair, top_right_pair
-from maze.level.state import MazeState
+from maze.level.state import MazeState, stock_state
 
 LAYER = "embedder.block2.res1.resadd"  # the published one
 OWN, SAME_SQUARE, OTHER, MEAN = "own", "same_square", "other", "mean"
 SOURCES = (OWN, SAME_SQUARE, OTHER, MEAN)
 FIXED = "fixed"  # the source of a vector that is the same for all levels because it was given
 _OFFSET = "offset_"
+Pair = tuple[MazeState, MazeState]
+
+
+def cheese_pair(state: MazeState) -> Pair:
+    """Return the level with its cheese and without it, with the mouse at inner (0, 0).
+
+    Raises:
+        UserError: unless the level has exactly one cheese, which is elsewhere.
+    """
+    with_cheese = state.with_mouse(state.grid.start)
+    with_cheese.grid.cheese  # noqa: B018  refuses none and several
+    return with_cheese, with_cheese.with_cheese(None)
+
+
+def top_right_pair(state: MazeState) -> Pair:
+    """Return the level with a path to the world's corner and without it, with the mouse at inner
+    (0, 0).
+
+    Raises:
+        UserError: as ``MazeState.with_top_right_path``.
+    """
+    at_start = state.with_mouse(state.grid.start)
+    return at_start.with_top_right_path(), at_start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,11 +184,13 @@ def vectors_of_pair(policy: Policy, layers: Sequence[str],
     """
     if len(states) != 2:
         raise UserError(f"--vector takes two levels as a pair, not {len(states)}")
-    pair = custom_pair(*states)
-    return vectors_of_pairs(policy, layers, *pairs_of_pictures([pair]),
-                            [tuple(state.level_seed for state in pair)],
-                            "{} - {}".format(*(state.level_seed for state in pair)),
-                            [states[0].distribution_mode])
+    one, other = states
+    if one.distribution_mode != other.distribution_mode:
+        raise UserError(f"a pair needs two levels of one mode, not of {one.distribution_mode} and "
+                        f"{other.distribution_mode}")
+    seeds = one.level_seed, other.level_seed
+    return vectors_of_pairs(policy, layers, *pairs_of_pictures([(one, other)]), np.array([seeds]),
+                            "{} - {}".format(*seeds), [one.distribution_mode])
 
 
 def vectors_of_file(policy: Policy, layers: Sequence[str] | None,

@@ -1,9 +1,11 @@
-"""Files of ``analysis/maze/fields/``: fields of several arms on the same levels.
+"""Fields of several arms, that is of several lists of patches, on the same levels.
+
+A field that the folder holds is read; a missing one is computed and written.
 
 Layout::
 
     settings.json                       what made the fields
-    differences.csv                     a row for each arm and level: outcomes, see decisions.py
+    differences.csv                     a row for each arm and level: outcomes, see outcomes.py
     moved.csv                           a row for each patch of an arm: how far it moved its output
     <arm>/patches.json                  the patches of the arm, as they are written down
     <arm>/field_<level>.npz             the field of a level; level is its seed
@@ -26,19 +28,29 @@ the shards are joined.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
+from torch import Tensor
 
-from agents.scopes import Size
+from agents.hooks import Patch
+from agents.networks import Policy
+from agents.scopes import Size, patched
 from common.description import first_difference
+from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
+from common.progress import with_progress
 from common.results import Array, Entry, File, Json, Npz, ResultStore, Schema, Table
-from maze.field.decisions import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD
-from maze.field.fields import MEMORIES, NO_MEMORY, Field
-from maze.level.grid import Grid
+from maze.field.fields import MEMORIES, NO_MEMORY, Field, difference, vector_field
+from maze.field.outcomes import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD, outcomes
+from maze.level.grid import Grid, kind_of
+from maze.level.state import MazeState
 
+Fields = tuple[Field, ...]
+"""Of one level, one per facing."""
 UNPATCHED = "unpatched"  # the arm without patches
 OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
 _COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,
@@ -132,3 +144,97 @@ def add_arm(store: ResultStore, arm: str, patches: dict) -> None:
     if first_difference(store.compute("patches", arm, function=lambda: patches), patches, ()):
         raise UserError(f"{store.path / arm} holds fields with other patches; give the arm "
                         "another name, choose another --output_dir, or give --overwrite")
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldOptions:
+    """Agent and options with which fields are computed.
+
+    Attributes:
+        policy, compute, memory: as in ``vector_field``.
+        facings: of the mouse, a field each.
+    """
+
+    policy: Policy
+    compute: Compute
+    facings: tuple[int, ...]
+    memory: str
+
+    def field(self, state: MazeState, facing: int | None = None) -> Field:
+        """Compute the field of a level, by default of the first facing."""
+        return vector_field(self.policy, self.compute, state, memory=self.memory,
+                            facing=self.facings[0] if facing is None else facing)
+
+
+def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
+                  levels: Mapping[str, MazeState], options: FieldOptions, std: Mapping[str, Tensor]
+                  ) -> tuple[dict[str, Fields], list[dict]]:
+    """The fields of an arm by level, those of them that the folder lacks being computed.
+
+    Args:
+        patches: opened for the agent.
+        std: standard deviations of the patched layers' units, in which it is measured how far the
+            patches move them.
+
+    Returns:
+        The fields, and how far the patches moved their outputs, for :func:`moved_table`.
+
+    Raises:
+        UserError: if the folder has another level of the same name.
+    """
+    found, moved = {}, []
+    for name, state in with_progress(levels.items(), len(levels), "level"):
+        sides = []
+        for facing in options.facings:
+            key = key_of(name, facing, options.facings)
+            if not store.has("field", arm, key):
+                with patched(options.policy, patches, std) as scope:
+                    field = options.field(state, facing)
+                write_field(store, arm, key, field, scope.moved())
+            field, sizes = read_field(store, arm, key)
+            if field.grid.to_rows() != state.grid.to_rows():
+                raise UserError(f"{store.file_of('field', arm, key)} is of another level "
+                                f"than the one of seed {state.level_seed} that is asked for; "
+                                "choose another --output_dir, or give --overwrite")
+            sides.append(field)
+            moved += [{"arm": arm, "patch": number, **dataclasses.asdict(size)}
+                      for number, size in enumerate(sizes)]
+        found[name] = tuple(sides)
+    return found, moved
+
+
+def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
+    """A row for each patch of an arm: how far it moved its output, as means over all pictures.
+
+    Args:
+        moved: from :func:`fields_of_arm`.
+    """
+    sizes = [field.name for field in dataclasses.fields(Size)]
+    table = pd.DataFrame(moved, columns=["arm", "patch", *sizes])
+    rows = []
+    for key, part in table.groupby(["arm", "patch", "layer"], sort=False):
+        total = part["pictures"].sum()
+        means = {name: (part[name] * part["pictures"]).sum() / max(total, 1)
+                 for name in ("in_std", "norm", "relative")}
+        rows.append({**dict(zip(("arm", "patch", "layer"), key)), "pictures": total, **means})
+    return pd.DataFrame(rows, columns=table.columns)
+
+
+def outcome_table(found: Mapping[str, Mapping[str, Fields]], levels: Mapping[str, MazeState],
+                  region: int) -> pd.DataFrame:
+    """A row for each arm and level."""
+    rows = []
+    for arm, fields in found.items():
+        for name, sides in fields.items():
+            state = levels[name]
+            unpatched = None if arm == UNPATCHED else found[UNPATCHED][name][0]
+            exact = len(sides) > 1 and sides[0].memory == NO_MEMORY
+            rows.append({
+                "arm": arm, "level": name, "seed": state.level_seed,
+                "maze_dim": state.grid.maze_dim, "kind": kind_of(state.grid),
+                "squares": len(sides[0].squares),
+                **outcomes(sides[0], unpatched, sides[1] if exact else None,
+                           min(region, state.grid.world_dim), state.timeout - state.time),
+                "facing_variation": difference(*sides).mean_total_variation
+                if len(sides) > 1 else np.nan})
+    return pd.DataFrame(rows)
