@@ -22,9 +22,9 @@ import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
-from agents.hooks import Array, Patch
 from agents.layers import STATE
 from agents.networks import Policy
+from agents.patch import Array, Patch
 from agents.provenance import agent_sha256
 from agents.reference import played_reference
 from agents.reference_set import ReferenceSet, recorded_reference
@@ -196,8 +196,7 @@ def main(argv: list[str] | None = None) -> None:
         with_ids = not asked or "directions" in explicit
         compared.append(of_directions(args, parameters, policy, compute, with_ids))
     place = (in_simulator(args, parameters, compute) if args.in_simulator
-             else in_reality(args, policy, compute, any(each.words for arm in asked
-                                                        for each in arm.patches)))
+             else in_reality(args, policy, compute))
     wording = DIRECTIONS if not asked else MIXED if compared else PATCHES
     if asked:
         compared.append(of_patches(args, asked, place))
@@ -302,15 +301,14 @@ def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place
         {"reference": reference().description, "patch_controls": args.patch_controls}, controls)
 
 
-def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute,
-               with_squares: bool) -> Place:
+def in_reality(args: argparse.Namespace, policy: Policy, compute: Compute) -> Place:
     """Real levels."""
     env = env_config(args, args.agent_file)
     if not args.training_levels:
         env = env.unseen_levels()
     levels = list(enumerate(env.draw_levels(args.num_episodes, args.seed)))
     edit = cheese_region(env, args.cheese_region, args.agent_file)
-    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit, with_squares)
+    run = real_levels(policy, compute, env, levels, args.seed, args.num_envs, edit)
     seeds = [level for _, level in levels]
     return Place(
         run, {"where": "real levels", "env": vars(env), **region_described(edit),

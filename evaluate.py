@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.evaluation import evaluate
 from agents.likeness import described, likeness
 from agents.provenance import agent_sha256
@@ -99,8 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     started = time.monotonic()
     with patches.scope(policy) as scope:
         play = functools.partial(
-            play_episodes, policy, compute, config, levels, args.seed, args.num_envs, args.greedy,
-            keep_frames=False, edit=edit, with_squares=patches.reads_rows)
+            play_episodes, policy, compute, config, levels, args.seed, args.num_envs,
+            PlayOptions(greedy=args.greedy, edit=edit, keep_frames=False))
         causes: Counter[str] = Counter()
 
         def with_causes() -> Iterator[Episode]:
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
             "env": vars(config), **region_described(edit), "seed": args.seed,
             "greedy": args.greedy,
             "precision": compute.precision, **patches.metadata, **alike,
-            **({"moved": [dataclasses.asdict(size) for size in scope.moved()]} if arm else {}),
+            **({"moved": [dataclasses.asdict(size) for size in scope.changes()]} if arm else {}),
             **dataclasses.asdict(result), **failures, "versions": versions()})
         print(f"wrote {args.output}")
 

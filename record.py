@@ -13,7 +13,7 @@ from agents.action_noise import load_action_noise
 from agents.agent_file import load_agent
 from agents.config import load_agent_config
 from agents.env_flags import add_env_flags, env_config
-from agents.episodes import FRAMES_A_PASS, Episode, play_episodes
+from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference import played_reference
 from agents.rollout_files import (
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
     edit = cheese_region(config, args.cheese_region, args.model_file)
     num_slots = load_agent_config(args.param_name).n_envs
     if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
-        num_slots = min(num_slots, FRAMES_A_PASS)
+        num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(args.model_file, compute.device)
     noise = load_action_noise(config.env_name)
     if args.no_action_noise or not noise.enabled:
@@ -146,8 +146,8 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{already} of {len(asked)} episodes are already there")
     started, frames, solved = time.monotonic(), 0, 0
     episodes = play_episodes(policy, compute, config, levels, args.seed, num_slots,
-                             alter_logits=noise, edit=edit, keep_positions=args.positions,
-                             with_squares=patches.reads_rows)
+                             PlayOptions(alter_logits=noise, edit=edit,
+                                         keep_positions=args.positions))
     pool = ThreadPoolExecutor(1)  # writes while the agent plays on
     pending: list[Future] = []
     try:

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 from pathlib import Path
 
+from agents.hooks import patched
 from agents.provenance import agent_sha256
 from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched
 from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.errors import script_main

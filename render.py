@@ -8,7 +8,7 @@ import numpy as np
 
 from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference import played_reference
 from common.cli import (
@@ -93,9 +93,8 @@ def main(argv: list[str] | None = None) -> None:
         "env": vars(config), **region_described(edit), "seed": args.seed, "tps": args.tps,
         "precision": compute.precision, **patches.metadata, "versions": versions()})
     with patches.scope(policy):
-        for episode in play_episodes(policy, compute, config, levels, args.seed, num_slots=1,
-                                     person_view=True, edit=edit,
-                                     with_squares=patches.reads_rows):
+        for episode in play_episodes(policy, compute, config, levels, args.seed, 1,
+                                     PlayOptions(edit=edit, keep_person_views=True)):
             write_episode(folder, episode, args.tps, args.strip)
     print(f"wrote {2 * args.num_eps} videos to {folder}")
 

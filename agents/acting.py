@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.hooks import chunk_of_batch
 from agents.networks import Policy, PolicyOutput, to_images
-from agents.scopes import piece_of_pass
 from common.devices import Compute
 
 # Frames embedded at a time: a limit of memory. On two AMD cores 128 took a tenth longer than 1 024.
@@ -31,7 +31,7 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
     with compute.autocast():
         for begin in range(0, len(frames), size):
             chunk = frames[begin:begin + size]
-            with piece_of_pass(policy, begin, begin + len(chunk), len(frames)):
+            with chunk_of_batch(policy, begin, begin + len(chunk), len(frames)):
                 embeddings.append(policy.embed(
                     to_images(chunk, compute.channels_last, compute.dtype)).float())
     return torch.cat(embeddings)

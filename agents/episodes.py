@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from agents.acting import draw_actions, run_policy
-from agents.hooks import Rows
+from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
-from agents.scopes import rows_of_pass
+from agents.patch import BatchInfo
 from common.devices import Compute
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
 
-FRAMES_A_PASS = 16
+FRAMES_PER_BATCH = 16
 
 Watch = Callable[[int, int, Callable[[], bytes]], None]
 """Called before each step of an episode with the episode's number, the number of steps taken, and a
@@ -98,37 +98,54 @@ class _OpenEpisode:
                        level_complete, self.person_views, positions.astype(np.float32))
 
 
+@dataclasses.dataclass(frozen=True)
+class PlayOptions:
+    """How episodes are played, and what is kept of them.
+
+    Attributes:
+        greedy: take the most likely action instead of sampling one.
+        alter_logits: optional map from the policy's logits (N, A) to those that actions are sampled
+            from.
+        edit: optional edit of every level before it is played.
+        edit_every_step: repeat the edit after every step, see ``LevelSlots``.
+        keep_frames: keep the frames; otherwise ``Episode.frames`` is empty.
+        keep_person_views: keep the 512-pixel views: 0.8 MB per step and episode in progress.
+        keep_positions: keep the player's positions, which takes 0.15 ms per step.
+    """
+
+    greedy: bool = False
+    alter_logits: Callable[[Tensor], Tensor] | None = None
+    edit: LevelEdit | None = None
+    edit_every_step: bool = False
+    keep_frames: bool = True
+    keep_person_views: bool = False
+    keep_positions: bool = False
+
+
+DEFAULT_OPTIONS = PlayOptions()
+
+
 def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                   levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                  greedy: bool = False, alter_logits: Callable[[Tensor], Tensor] | None = None,
-                  keep_frames: bool = True, person_view: bool = False,
-                  edit: LevelEdit | None = None, keep_positions: bool = False,
-                  with_squares: bool = False, watch: Watch | None = None,
-                  edit_every_step: bool = False) -> Iterator[Episode]:
+                  options: PlayOptions = DEFAULT_OPTIONS,
+                  watch: Watch | None = None) -> Iterator[Episode]:
     """Play one episode on each level and yield them as they end.
+
+    Patches that need metadata of the frames get it, the player's square and facing included.
 
     Args:
         policy: the agent.
         compute: device, precision and memory layout.
         config: the game.
         levels: pairs of an episode's number and its level seed.
-        seed: with the number, decides an episode's random actions.
-        num_slots: episodes played at a time.
-        greedy: take the most likely action instead of drawing one.
-        alter_logits: optional map of the policy's logits (N, A) to those actions are drawn from.
-        keep_frames: whether to keep frames; without, ``Episode.frames`` is empty.
-        person_view: whether to keep the 512-pixel view: 0.8 MB a step and episode at a time.
-        edit: optional edit of every level before it is played.
-        keep_positions: whether to keep where the player is, which takes 0.15 ms a step, as does
-            the next.
-        with_squares: whether patches are told the player's square and facing, beside its episode,
-            step and level.
-        watch: what looks on.
-        edit_every_step: see ``LevelSlots``.
+        seed: with the episode's number, decides its random actions.
+        num_slots: number of episodes played at a time.
+        watch: optional callback, called before every step.
     """
-    frames_a_pass = min(FRAMES_A_PASS, num_slots)
+    batch_size = min(FRAMES_PER_BATCH, num_slots)
     num_slots = min(num_slots, len(levels))
-    slots = LevelSlots(config, num_slots, person_view, edit, edit_every_step)
+    slots = LevelSlots(config, num_slots, options.keep_person_views, options.edit,
+                       options.edit_every_step)
     initial = policy.initial_states(1)[0]  # (D,)
     hidden = policy.initial_states(num_slots)  # (N, D)
     waiting = iter(levels)
@@ -146,22 +163,25 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
             start(slot)
         while playing:
             active = sorted(playing)
-            rows = Rows(*np.array([(playing[slot].number, len(playing[slot].rows),
-                                    playing[slot].level_seed) for slot in active]).T)
-            places = np.full((len(active), 3), np.nan)  # y, x, facing; NaN at the end
-            for i, slot in enumerate(active if keep_positions or with_squares else ()):
+            info = BatchInfo(*np.array([(playing[slot].number, len(playing[slot].rows),
+                                         playing[slot].level_seed) for slot in active]).T)
+            need_positions = any(patches.need_info for patches in active_patches(policy))
+            positions = np.full((len(active), 3), np.nan)  # y, x, facing; NaN at the end
+            for i, slot in enumerate(active if options.keep_positions or need_positions else ()):
                 player = slots.player(slot)
                 if player is not None:
-                    places[i] = player["y"], player["x"], player["is_reflected"]
-            if with_squares:
-                squares = np.where(np.isnan(places), -1, places).astype(np.int64)
-                rows = dataclasses.replace(rows, square=squares[:, :2], facing=squares[:, 2])
-            output = _run_in_passes(policy, compute, slots.frames[active], hidden[active], rows,
-                                    frames_a_pass)
+                    positions[i] = player["y"], player["x"], player["is_reflected"]
+            if need_positions:
+                squares = np.where(np.isnan(positions), -1, positions).astype(np.int64)
+                info = dataclasses.replace(info, square=squares[:, :2], facing=squares[:, 2])
+            output = _run_in_batches(policy, compute, slots.frames[active], hidden[active], info,
+                                     batch_size)
             hidden[active] = output.hidden_states
-            logits = output.logits if alter_logits is None else alter_logits(output.logits)
+            logits = output.logits
+            if options.alter_logits is not None:
+                logits = options.alter_logits(logits)
             log_probs = torch.log_softmax(logits, dim=-1)
-            if greedy:
+            if options.greedy:
                 actions = log_probs.argmax(dim=-1)
             else:
                 draws = torch.tensor([playing[slot].rng.random() for slot in active])
@@ -173,10 +193,10 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                 episode = playing[slot]
                 episode.hidden_states.append(hidden_out[i])
                 episode.rows.append((
-                    slots.frames[slot].copy() if keep_frames else (), log_probs[i], values[i],
-                    actions[i], episode.reward, episode.ended,
-                    places[i, 1::-1] if keep_positions else ()))
-                if person_view:
+                    slots.frames[slot].copy() if options.keep_frames else (), log_probs[i],
+                    values[i], actions[i], episode.reward, episode.ended,
+                    positions[i, 1::-1] if options.keep_positions else ()))
+                if options.keep_person_views:
                     episode.person_views.append(slots.person_view(slot))
                 if episode.ended:
                     del playing[slot]
@@ -191,21 +211,21 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
         slots.close()
 
 
-def _run_in_passes(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
-                   rows: Rows, frames_a_pass: int) -> PolicyOutput:
-    """Run one step on frames (N, H, W, C) and states (N, D), ``frames_a_pass`` at a time.
+def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden: Tensor,
+                    info: BatchInfo, batch_size: int) -> PolicyOutput:
+    """Run one step on frames (N, H, W, C) and states (N, D) in batches of one size.
 
-    The last pass is filled up with empty rows.
+    The last batch is filled up with empty rows.
     """
     number = len(frames)
-    lacking = -number % frames_a_pass
-    frames = np.concatenate([frames, np.zeros((lacking, *frames.shape[1:]), frames.dtype)])
-    hidden = torch.cat([hidden, hidden.new_zeros(lacking, hidden.shape[1])])
-    rows = rows.padded(lacking)
-    passes = []
-    for begin in range(0, len(frames), frames_a_pass):
-        some = slice(begin, begin + frames_a_pass)
-        with rows_of_pass(policy, rows[some]):
-            passes.append(run_policy(policy, compute, frames[some], hidden[some]))
-    return PolicyOutput(*(torch.cat([getattr(each, name) for each in passes])[:number]
+    missing = -number % batch_size
+    frames = np.concatenate([frames, np.zeros((missing, *frames.shape[1:]), frames.dtype)])
+    hidden = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])])
+    info = info.padded(missing)
+    outputs = []
+    for begin in range(0, len(frames), batch_size):
+        rows = slice(begin, begin + batch_size)
+        with batch_info(policy, info[rows]):
+            outputs.append(run_policy(policy, compute, frames[rows], hidden[rows]))
+    return PolicyOutput(*(torch.cat([getattr(output, name) for output in outputs])[:number]
                           for name in ("logits", "values", "hidden_states")))

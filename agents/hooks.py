@@ -1,275 +1,436 @@
-"""A patch: a change of a layer's output inside a scope, and the parts of the output it changes.
+"""Hooks: patch layers of an agent, or cache their activations, inside a ``with`` block.
 
-Letters in shape comments: B pictures of a pass, R of them that a patch changes, C channels and H W
-cells of a map (units are channels with one cell), P = H W, K channels and M cells that a patch
-changes.
+Halve the output of a residual block, and cache the hidden state that the heads then read::
+
+    with patched(policy, {"embedder.block2": lambda output: 0.5 * output}) as patches, \\
+            cached(policy, ["hidden_state"]) as cache:
+        run_policy(policy, compute, frames, hidden)
+    cache["hidden_state"]  # (N, D)
+    patches.changes()      # size of the change
+
+A patch can also act on some channels, cells, steps or levels only: a list of ``Patch`` objects
+takes the place of the mapping (``interventions.patches`` has the types). Patches of steps or levels
+need to know the frames of a batch; ``with batch_info(policy, info)`` attaches them.
+
+Blocks nest in any order. Patches of one output act in the order given, those of outer blocks
+first; then the output is cached, so the cache holds what the rest of the network gets. When a
+block ends, also by an exception, its hooks are removed, and outside of all blocks the policy has
+none.
+
+Letters in shape comments: as in ``agents.patch``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+import functools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from agents.layers import Layer
+from agents.layers import STATE, Layer, find_layer, layers_named
 from agents.networks import Policy
+from agents.patch import PADDING, Apply, BatchInfo, Patch, PatchContext
 from common.errors import UserError
 
-PADDING = -1  # as the episode of a row that only fills a pass up
-NO_LEVEL = -1  # as the level of a simulation
+_ATTRIBUTE = "_hook_stack"  # of a policy, as long as it has hooks
+_RECURRENT = ("gru", STATE)  # layers whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """The pictures of a pass: whose they are.
+class ChangeSize:
+    """Size of the change that a patch made to an output: means over the frames it acted on.
 
     Attributes:
-        episode: number of the episode, or of the simulated start, int64 (B,); ``PADDING`` where a
-            row is empty.
-        step: of the episode, from 0, int64 (B,).
-        level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
-        square: where the player is, row from the bottom and column, int64 (B, 2), or None.
-        facing: which way it faces, int64 (B,), or None.
+        layer: layer that the patch acted on.
+        pictures: number of frames on which it acted.
+        in_std: Euclidean norm of the change in standard deviations of the units, without units
+            that do not vary. None where no standard deviations were given.
+        norm: Euclidean norm of the change.
+        relative: the norm divided by the norm of the unpatched output; 0 where that is 0.
     """
-
-    episode: np.ndarray
-    step: np.ndarray
-    level: np.ndarray
-    square: np.ndarray | None = None
-    facing: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.episode)
-
-    @property
-    def target(self) -> np.ndarray:
-        """The number by which a draw for a level is seeded: its seed, or the simulated start."""
-        return np.where(self.level == NO_LEVEL, self.episode, self.level)
-
-    def at_step(self, step: int) -> Rows:
-        """The same episodes at one step."""
-        return dataclasses.replace(self, step=np.full_like(self.episode, step))
-
-    def padded(self, number: int) -> Rows:
-        """The same rows and some empty ones behind them."""
-        return Rows(*(None if values is None else np.concatenate(
-            [values, np.full((number, *values.shape[1:]), PADDING, values.dtype)])
-            for values in self._values()))
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> Rows:
-        """Some of the rows: a slice, numbers, or a truth value each."""
-        return Rows(*(None if values is None else values[chosen] for values in self._values()))
-
-    def _values(self) -> list[np.ndarray | None]:
-        return [getattr(self, field.name) for field in dataclasses.fields(self)]
-
-
-Condition = Callable[[Rows], np.ndarray]
-"""Rows to whether a patch is in force there, bool (B,)."""
-
-Array = np.ndarray | Tensor
-Values = float | Array | Mapping[str, float | Array] | Callable[[Rows], Array]
-"""Numbers for the entries of a layer: one, an array that broadcasts to the layer's shape, such an
-array for each layer by name, or a function of rows that gives one for each (R, *shape)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """Inputs of a change beside the entries it changes.
-
-    Attributes:
-        rows: the R pictures, or None where the caller did not say whose they are.
-        entering: for the layer ``hidden_state`` the state that enters the step (R, D), else None.
-    """
-
-    rows: Rows | None
-    entering: Tensor | None
-
-
-Change = Callable[[Tensor, Pass], Tensor]
-"""Entries (R, K, M) in float32, and their pass, to the entries to go on with."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """Where a patch acts: a layer of an agent, and entries of its output.
-
-    Attributes:
-        channels: int64 (K,), or None for all.
-        cells: numbers of cells in reading order, int64 (M,), or None for all.
-    """
-
-    policy: Policy
-    layer: Layer
-    channels: Tensor | None
-    cells: Tensor | None
-
-    def take(self, values: Tensor) -> Tensor:
-        """The entries (R, K, M) of outputs (R, C, P)."""
-        if self.channels is not None:
-            values = values[:, self.channels]
-        return values if self.cells is None else values[:, :, self.cells]
-
-    def of_shape(self, values: Array, what: str) -> Tensor:
-        """The entries (R or 1, K, M) of an array that broadcasts to the layer's shape.
-
-        Args:
-            values: (*shape), or (R, *shape).
-            what: they are, for messages.
-
-        Raises:
-            UserError: if it does not fit, or holds NaN or infinity.
-        """
-        values = torch.as_tensor(values, dtype=torch.float32, device=self.policy.device)
-        shape = self.layer.shape
-        lead = values.shape[:1] if values.ndim > len(shape) else (1,)
-        try:
-            whole = values.expand(*lead, *shape)
-        except RuntimeError:
-            raise UserError(f"{what} has the shape {tuple(values.shape)}, but "
-                            f"{self.layer.name} has {shape}") from None
-        if not torch.isfinite(values).all():
-            raise UserError(f"{what} holds NaN or infinity")
-        return self.take(whole.reshape(*lead, shape[0], -1))
-
-    def values(self, values: Values, what: str) -> Callable[[Pass], Tensor | float]:
-        """A function from a pass to numbers that broadcast with (R, K, M).
-
-        Raises:
-            UserError: see ``of_shape``; also from the function that is returned.
-        """
-        if isinstance(values, Mapping):
-            if self.layer.name not in values:
-                raise UserError(f"{what} has no numbers for the layer {self.layer.name}")
-            values = values[self.layer.name]
-        if callable(values):
-            return lambda at: self.of_shape(values(at.rows), what)
-        fixed = self.of_shape(values, what)
-        return lambda at: fixed
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Patch:
-    """A change of a layer's output: of some channels and cells, of some pictures.
-
-    Attributes:
-        layer: name of the layer, see ``agents.layers.layers_named``.
-        channels: numbers of channels or units; all if None.
-        cells: (row from the top, column) of cells; all if None.
-        steps: first step of an episode at which it is in force, and the first at which it is no
-            longer (None: to the end); all if None.
-        levels: seeds of levels on which it is in force; all if None.
-        conditions: further ones, all of which must hold.
-        words: words of other rooms and their values, as written down, which
-            ``interventions.patch_text.open_patches`` turns into conditions, cells and the like.
-        written: the patch before it was opened, which is what it is called by; None if it never
-            was.
-    """
-
-    kind: ClassVar[str]
 
     layer: str
-    _: dataclasses.KW_ONLY
-    channels: tuple[int, ...] | None = None
-    cells: tuple[tuple[int, int], ...] | None = None
-    steps: tuple[int, int | None] | None = None
-    levels: tuple[int, ...] | None = None
-    conditions: tuple[Condition, ...] = ()
-    words: tuple[tuple[str, str], ...] = ()
-    written: Patch | None = None
+    pictures: int
+    in_std: float | None
+    norm: float
+    relative: float
 
-    def bind(self, site: Site) -> Change:
-        """Make the change at a place, with all that it needs computed once.
 
-        Raises:
-            UserError: if it cannot be made there.
-        """
-        raise NotImplementedError
+class _BoundPatch:
+    """A patch bound to one layer of a policy, with running sums of the size of its change."""
+
+    def __init__(self, patch: Patch, policy: Policy, layer: Layer, std: np.ndarray | Tensor | None):
+        self.patch, self.layer, self._units = patch, layer, math.prod(layer.shape)
+        self._selection = patch.select(policy, layer)
+        self._function = patch.bind(self._selection)
+        self._std = None if std is None else self._selection.broadcast(
+            std, "the standard deviations")
+        # Indices of the selected entries, for writing; None for all channels and cells.
+        parts = self._selection.channels, self._selection.cells
+        self._entries = None
+        if any(part is not None for part in parts):
+            sizes = layer.shape[0], layer.num_cells
+            channels, cells = (
+                torch.arange(size, device=policy.device) if part is None else part
+                for part, size in zip(parts, sizes))
+            self._entries = channels[:, None], cells
+        self.num_frames = 0
+        # On the device and in float64, to avoid synchronisation and rounding errors.
+        self._sums = torch.zeros(3, dtype=torch.float64, device=policy.device)
+
+    def __call__(self, output: Tensor, info: BatchInfo | None, state: Tensor | None) -> Tensor:
+        """Patch an output (…, *shape); returns a new tensor if anything is changed."""
+        chosen = self._chosen_rows(info, output.numel() // self._units)
+        if chosen is not None and not len(chosen):
+            return output
+        flat = output.reshape(-1, self.layer.shape[0], self.layer.num_cells)  # (B, C, P)
+        index = None
+        if chosen is not None:
+            info = info[chosen] if info is not None else None
+            index = torch.from_numpy(chosen).to(output.device)
+            state = None if state is None else state[index]
+        patched_rows = flat if index is None else flat[index]  # (R, C, P)
+        before = self._selection.take(patched_rows).float()  # (R, K, M)
+        after = self._function(before, PatchContext(info, state)).expand_as(before)
+        self._measure(before, after, patched_rows)
+        after = after.to(output.dtype)
+        if index is None and self._entries is None:
+            return after.reshape(output.shape)
+        result = output.clone()
+        if index is None:
+            index = torch.arange(len(flat), device=output.device)
+        where = ((index,) if self._entries is None
+                 else (index[:, None, None], *self._entries))
+        result.view(flat.shape)[where] = after
+        return result
+
+    def _chosen_rows(self, info: BatchInfo | None, batch_size: int) -> np.ndarray | None:
+        """Numbers of the rows to change; None for all."""
+        if info is None:
+            if self.patch.needs_info:
+                raise UserError(f"the patch of {self.layer.name} depends on the step, level, "
+                                "square or the like of each frame, which this forward pass does "
+                                "not have; run it inside batch_info")
+            return None
+        _check_size(info, batch_size)
+        acts = self.patch.applies_to(info)
+        return None if acts.all() else np.flatnonzero(acts)
+
+    @torch.no_grad()
+    def _measure(self, before: Tensor, after: Tensor, output: Tensor) -> None:
+        delta = (after - before).flatten(1)  # (R, K M)
+        norm, whole = delta.norm(dim=-1), output.float().flatten(1).norm(dim=-1)  # (R,)
+        sizes = [norm.sum(), torch.where(whole > 0, norm / whole, torch.zeros_like(norm)).sum()]
+        if self._std is not None:
+            std = self._std.flatten(1)
+            in_std = torch.where(std > 0, delta / std, torch.zeros_like(delta))
+            sizes.append(in_std.norm(dim=-1).sum())
+        self._sums[:len(sizes)] += torch.stack(sizes).double()
+        self.num_frames += len(delta)
+
+    def size(self) -> ChangeSize:
+        norm, relative, in_std = (self._sums / max(self.num_frames, 1)).tolist()
+        return ChangeSize(self.layer.name, self.num_frames, None if self._std is None else in_std,
+                          norm, relative)
+
+
+class ActivePatches:
+    """The patches of one block, in order."""
+
+    def __init__(self, bound: Sequence[_BoundPatch]):
+        self._bound = bound
+        self._has_run = False
+        self._by_layer: dict[str, list[_BoundPatch]] = {}
+        for patch in bound:
+            self._by_layer.setdefault(patch.layer.name, []).append(patch)
 
     @property
-    def needs_rows(self) -> bool:
-        """Whether a pass must say whose its rows are."""
-        return self.steps is not None or self.levels is not None or bool(self.conditions)
+    def layers(self) -> Collection[str]:
+        """Names of the patched layers."""
+        return self._by_layer.keys()
 
     @property
-    def wants_reference(self) -> bool:
-        """Whether it still needs a reference set, to be put into its field ``reference``."""
-        return False
+    def need_info(self) -> bool:
+        """Whether a patch requires batch metadata."""
+        return any(bound.patch.needs_info for bound in self._bound)
 
-    def in_force(self, rows: Rows) -> np.ndarray:
-        """Where the patch acts, bool (B,)."""
-        acts = rows.episode != PADDING
-        if self.steps is not None:
-            begin, end = self.steps
-            acts = acts & (rows.step >= begin)
-            if end is not None:
-                acts &= rows.step < end
-        if self.levels is not None:
-            acts = acts & np.isin(rows.level, self.levels)
-        for condition in self.conditions:
-            acts = acts & condition(rows)
-        return acts
+    def changes(self) -> list[ChangeSize]:
+        """Sizes of the changes so far, per patch and layer, in the order of the patches."""
+        return [bound.size() for bound in self._bound]
 
-    def place(self, policy: Policy, layer: Layer) -> Site:
-        """The entries that the patch changes.
+    def total_change(self) -> tuple[float, float, float]:
+        """Sums of these sizes: in standard deviations (which must have been given), of the norms,
+        and of the relative norms."""
+        sizes = np.array([(size.in_std, size.norm, size.relative) for size in self.changes()])
+        in_std, norm, relative = sizes.reshape(-1, 3).sum(axis=0)
+        return float(in_std), float(norm), float(relative)
 
-        Raises:
-            UserError: if the layer has no such channel or cell; the bounds are named.
-        """
-        if self.words and self.written is None:
-            raise UserError(f"the patch at {self.layer} has the word '{self.words[0][0]}', which "
-                            "must be opened first (interventions.patch_text.open_patches)")
-        what = "channels" if layer.is_map else "units"
-        for channel in self.channels or ():
-            if not 0 <= channel < layer.shape[0]:
-                raise UserError(f"{layer.name} has no {what[:-1]} {channel}: its {what} are "
-                                f"numbered 0 to {layer.shape[0] - 1}")
-        if self.cells is not None and not layer.is_map:
-            raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; leave "
-                            "cells and squares out, or name a layer with a map")
-        for row, column in self.cells or ():
-            if not (0 <= row < layer.shape[1] and 0 <= column < layer.shape[2]):
-                raise UserError(f"{layer.name} has no cell {row}.{column}: its rows go from 0 to "
-                                f"{layer.shape[1] - 1}, its columns to {layer.shape[2] - 1}")
-        width = layer.shape[-1]
-        return Site(policy, layer, _numbers(self.channels, policy), _numbers(
-            self.entry_cells and [row * width + column for row, column in self.entry_cells],
-            policy))
+    def never_applied(self) -> list[Patch]:
+        """Patches that have not acted on any frame, although their layers ran."""
+        if not self._has_run:
+            return []
+        acted = {bound.patch for bound in self._bound if bound.num_frames}
+        return list(dict.fromkeys(bound.patch for bound in self._bound
+                                  if bound.patch not in acted))
 
-    def sets_over(self, earlier: Patch, layer: Layer) -> bool:
-        """Whether it silently undoes an earlier patch of the same layer."""
-        return False
-
-    @property
-    def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
-        """The cells that it may change."""
-        return self.cells
+    def apply(self, layer: str, output: Tensor, info: BatchInfo | None,
+              state: Tensor | None) -> Tensor:
+        """Apply the patches of a layer to its output."""
+        self._has_run = True
+        for patch in self._by_layer.get(layer, ()):
+            output = patch(output, info, state)
+        return output
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Apply(Patch):
-    """Replace the selected entries by a function of them.
+class ActivationCache(Mapping):
+    """Activations by the layer names that were passed to ``cached``.
 
-    Attributes:
-        function: maps the output of the layer, float32 (R, *shape), to values of the same shape.
-            If channels or cells are selected, it maps only those, (R, K, M); M is 1 for units.
+    ``cache[name]`` holds all frames, (N, *shape), concatenated over the forward passes, without
+    rows that only fill a batch up.
+
+    Args:
+        layers: layers by the names that were passed.
+        device: device of the copies.
+        graph: keep the tensors themselves, with their graph.
+        before: cache outputs before patches act on them.
     """
 
-    kind: ClassVar[str] = "function"
+    def __init__(self, layers: Mapping[str, Layer], device: torch.device | str, graph: bool,
+                 before: bool):
+        self.before = before
+        self._named, self._device, self._graph = layers, device, graph
+        self._shapes = {layer.name: layer.shape for layer in layers.values()}
+        self._calls: dict[str, list[list[Tensor]]] = {name: [] for name in self._shapes}
 
-    function: Callable[[Tensor], Tensor]
+    @property
+    def layers(self) -> Collection[str]:
+        """Names of the innermost modules."""
+        return self._shapes.keys()
 
-    def bind(self, site: Site) -> Change:
-        if site.channels is not None or site.cells is not None:
-            return lambda entries, at: self.function(entries)
-        return lambda entries, at: self.function(
-            entries.reshape(-1, *site.layer.shape)).reshape(entries.shape)
+    def __getitem__(self, name: str) -> Tensor:
+        """Return all outputs of a layer.
+
+        Raises:
+            ValueError: if there is none yet, or several with a graph, which are not concatenated.
+        """
+        calls = self.calls(name)
+        if not calls or (self._graph and len(calls) > 1):
+            raise ValueError(f"{name} has run {len(calls)} times; see `calls`")
+        return calls[0] if len(calls) == 1 else torch.cat(calls)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._named)
+
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def calls(self, name: str) -> list[Tensor]:
+        """Return the outputs of a layer, one per forward pass; chunks of a batch are joined."""
+        return [chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+                for chunks in self._calls[self._named[name].name]]
+
+    def add(self, layer: str, output: Tensor, info: BatchInfo | None, is_continued: bool) -> None:
+        """Store an output.
+
+        Args:
+            layer: name of the innermost module.
+            is_continued: whether it is a further chunk of the last batch.
+        """
+        if not self._graph:
+            output = output.detach().reshape(-1, *self._shapes[layer])
+            if info is not None and len(info) == len(output):
+                output = output[torch.from_numpy(info.episode != PADDING)]
+            output = output.to(self._device, copy=True)
+        calls = self._calls[layer]
+        if is_continued and calls:
+            calls[-1].append(output)
+        else:
+            calls.append([output])
 
 
-def _numbers(values: list[int] | tuple[int, ...] | None, policy: Policy) -> Tensor | None:
-    return None if values is None else torch.tensor(values, dtype=torch.int64,
-                                                            device=policy.device)
+class _HookStack:
+    """Active blocks of one policy, outermost first, and the metadata of the running batch."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.blocks: list[ActivePatches | ActivationCache] = []
+        self.info: BatchInfo | None = None
+        self.is_continued = False  # whether a further chunk of the last batch is running
+        self._hooks: dict[str, RemovableHandle] = {}
+        self._num_blocks: Counter[str] = Counter()  # by layer
+
+    @classmethod
+    def of(cls, policy: Policy) -> _HookStack | None:
+        """The stack of a policy; None if no block is active."""
+        return policy.__dict__.get(_ATTRIBUTE)
+
+    @classmethod
+    @contextlib.contextmanager
+    def pushed(cls, policy: Policy, block: ActivePatches | ActivationCache) -> Iterator[None]:
+        """Make a block active."""
+        stack = policy.__dict__.setdefault(_ATTRIBUTE, cls(policy))
+        stack.blocks.append(block)
+        for layer in block.layers:
+            stack._num_blocks[layer] += 1
+            if layer not in stack._hooks:
+                stack._hooks[layer] = policy.get_submodule(layer).register_forward_hook(
+                    functools.partial(stack._hook, layer))
+        try:
+            yield
+        finally:
+            if not stack.blocks or stack.blocks[-1] is not block:
+                warnings.warn("a block of patched or cached was left before one that was entered "
+                              "later; both end cleanly", stacklevel=4)
+            stack.blocks = [other for other in stack.blocks if other is not block]
+            stack._num_blocks.subtract(block.layers)
+            for layer in block.layers:
+                if not stack._num_blocks[layer]:
+                    stack._hooks.pop(layer).remove()
+            if not stack.blocks and not stack._hooks:
+                policy.__dict__.pop(_ATTRIBUTE, None)
+
+    def _hook(self, layer: str, module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
+        blocks = [block for block in self.blocks if layer in block.layers]
+        caches = [block for block in blocks if isinstance(block, ActivationCache)]
+        for cache in caches:
+            if cache.before:
+                cache.add(layer, output, self.info, self.is_continued)
+        for block in blocks:
+            if isinstance(block, ActivePatches):
+                if layer in _RECURRENT and output.ndim == 3 and len(output) > 1:
+                    raise UserError(
+                        f"a patch of {layer} changes what enters the next step, so it needs steps "
+                        f"that run one by one, not a sequence of {len(output)} at once")
+                output = block.apply(layer, output, self.info,
+                                     inputs[0] if layer == STATE else None)
+        for cache in caches:
+            if not cache.before:
+                cache.add(layer, output, self.info, self.is_continued)
+        return output
+
+
+@contextlib.contextmanager
+def patched(policy: Policy, patches: Sequence[Patch] | Mapping[str, Callable[[Tensor], Tensor]],
+            std: Mapping[str, np.ndarray | Tensor] | None = None) -> Iterator[ActivePatches]:
+    """Apply patches to every forward pass of a policy inside the ``with`` block.
+
+    Args:
+        patches: functions by layer name, which map a layer's output (R, *shape) in float32 to
+            values of the same shape; or ``Patch`` objects. Patches of one output are applied in
+            this order.
+        std: standard deviations of units by layer, arrays that broadcast to the layer's shape, in
+            which ``ActivePatches.changes`` measures; see ``ReferenceSet.std``.
+
+    Raises:
+        UserError: if a patch does not fit the policy, or two set the same entries.
+    """
+    if isinstance(patches, Mapping):
+        patches = [Apply(layer, function) for layer, function in patches.items()]
+    pairs = [(patch, layer) for patch in patches for layer in layers_named(policy, patch.layer)]
+    for number, (patch, layer) in enumerate(pairs):
+        if any(layer == other_layer and patch.overwrites(other, layer)
+               for other, other_layer in pairs[:number]):
+            raise UserError(f"two patches set the same entries of {layer.name}; the second "
+                            "one wins if it is given 'override'")
+    with disabled(policy):  # patches precompute their values on the unpatched network
+        block = ActivePatches([_BoundPatch(patch, policy, layer, (std or {}).get(layer.name))
+                               for patch, layer in pairs])
+    with _HookStack.pushed(policy, block):
+        yield block
+
+
+@contextlib.contextmanager
+def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
+           on: torch.device | str = "cpu", graph: bool = False) -> Iterator[ActivationCache]:
+    """Cache the activations of layers inside the ``with`` block.
+
+    Args:
+        layers: names as of ``find_layer``.
+        before: cache outputs as computed, before patches act on them.
+        on: device of the copies.
+        graph: keep the tensors themselves, of the shape in which the network has them, for
+            gradients.
+    """
+    cache = ActivationCache({name: find_layer(policy, name) for name in layers}, on, graph, before)
+    with _HookStack.pushed(policy, cache):
+        yield cache
+
+
+@contextlib.contextmanager
+def batch_info(policy: Policy, info: BatchInfo) -> Iterator[None]:
+    """Attach batch metadata to all forward passes inside the block."""
+    stack = _HookStack.of(policy)
+    if stack is None:
+        yield
+        return
+    outer, stack.info = stack.info, info
+    try:
+        yield
+    finally:
+        stack.info = outer
+
+
+@contextlib.contextmanager
+def chunk_of_batch(policy: Policy, begin: int, end: int, batch_size: int) -> Iterator[None]:
+    """Declare that the forward passes inside process rows ``begin`` to ``end`` of a batch.
+
+    Raises:
+        UserError: if there is metadata for another number of frames.
+    """
+    stack = _HookStack.of(policy)
+    if stack is None:
+        yield
+        return
+    info, stack.is_continued = stack.info, begin > 0
+    if info is not None:
+        _check_size(info, batch_size)
+        stack.info = info[begin:end]
+    try:
+        yield
+    finally:
+        stack.info, stack.is_continued = info, False
+
+
+@contextlib.contextmanager
+def disabled(policy: Policy) -> Iterator[None]:
+    """Run forward passes without the surrounding blocks; blocks inside work as always."""
+    stack = _HookStack.of(policy)
+    if stack is None:
+        yield
+        return
+    kept = stack.blocks, stack.info, stack.is_continued
+    stack.blocks, stack.info, stack.is_continued = [], None, False
+    try:
+        yield
+    finally:
+        stack.blocks, stack.info, stack.is_continued = kept
+
+
+def active_patches(policy: Policy) -> list[ActivePatches]:
+    """Return the patches that act on a policy now, by block."""
+    stack = _HookStack.of(policy)
+    return [] if stack is None else [block for block in stack.blocks
+                                     if isinstance(block, ActivePatches) and block.layers]
+
+
+def refuse_patches(policy: Policy, where: str) -> None:
+    """Raise UserError if any patch is active.
+
+    Args:
+        where: what does not support patches, for the message.
+    """
+    if active_patches(policy):
+        raise UserError(f"{where} takes no patches; leave the block of patched first")
+
+
+def _check_size(info: BatchInfo, batch_size: int) -> None:
+    if len(info) != batch_size:
+        raise UserError(f"got metadata for {len(info)} frames, but the batch has {batch_size}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.networks import Policy
 from agents.reference_set import ReferenceSet
 from common.devices import Compute
@@ -56,7 +56,8 @@ def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
         seed: of actions and steps.
         what: kind of episode, for the progress bar.
     """
-    episodes = play_episodes(policy, compute, env, levels, seed, _SLOTS, edit=edit)
+    episodes = play_episodes(policy, compute, env, levels, seed, _SLOTS,
+                             PlayOptions(edit=edit))
     for episode in sorted(with_progress(episodes, len(levels), f"{what} episode"),
                           key=lambda episode: episode.number):
         yield episode, int(np.random.default_rng([seed, episode.number, 1]).integers(

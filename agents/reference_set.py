@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agents.hooks import cached, disabled
 from agents.layers import Layer
 from agents.networks import Policy, to_images
 from agents.rollout_files import RolloutFolder
-from agents.scopes import cached, outside_scopes
 from common.errors import UserError
 
 PICTURES_A_PASS = 256
@@ -40,7 +40,7 @@ def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence
     if hidden_states is None:
         hidden_states = policy.initial_states(len(frames))
     hidden_states = torch.as_tensor(hidden_states, device=policy.device)
-    with (outside_scopes(policy), cached(policy, layers, on=policy.device) as activations,
+    with (disabled(policy), cached(policy, layers, on=policy.device) as activations,
           torch.autocast(policy.device.type, enabled=False)):
         for some, entering in zip(frames.split(PICTURES_A_PASS),
                                   hidden_states.split(PICTURES_A_PASS)):

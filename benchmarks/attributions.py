@@ -29,9 +29,9 @@ import torch
 
 import record
 from agents.agent_file import load_agent
+from agents.hooks import cached
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, Output, outputs_named
-from agents.scopes import cached
 from attribution import attribute, features
 from attribution import page as attribution_page
 from attribution.attributing.integration import Attributor, Integration

@@ -13,8 +13,8 @@ import time
 import numpy as np
 import torch
 
+from agents.hooks import patched
 from agents.networks import Policy, build_policy, to_images
-from agents.scopes import patched
 from common.devices import Compute
 from interventions.patches import Zero
 from interventions.scan import Part, Pictures, parts_of, scan, value

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from agents.acting import run_policy
-from agents.hooks import Rows
+from agents.hooks import batch_info, patched
 from agents.layers import all_layers
 from agents.networks import Policy, build_policy
-from agents.scopes import patched, rows_of_pass
+from agents.patch import BatchInfo
 from common.devices import Compute
 from interventions.patches import Zero
 
@@ -49,11 +49,11 @@ def main() -> None:
     frames = np.random.default_rng(0).integers(0, 256, (FRAMES_A_PASS, 64, 64, 3), dtype=np.uint8)
     hidden = policy.initial_states(FRAMES_A_PASS)
     numbers = np.arange(FRAMES_A_PASS)
-    rows = Rows(numbers, 0 * numbers, numbers)
+    rows = BatchInfo(numbers, 0 * numbers, numbers)
     times: dict[str, list[float]] = {}
     for repeat in range(REPEATS):
         for name, scope in scopes(policy).items():
-            with scope, rows_of_pass(policy, rows):
+            with scope, batch_info(policy, rows):
                 started = time.process_time()
                 run_policy(policy, COMPUTE, frames, hidden)
                 if repeat:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import NO_LEVEL, Patch, Rows
-from agents.scopes import Scope, patched
+from agents.hooks import ActivePatches, patched
+from agents.patch import NO_LEVEL, BatchInfo, Patch
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -210,11 +210,11 @@ class Sampler:
                                device=self._compute.device)
         return actions.repeat(self.plan.num_steps, num_starts)
 
-    def _rows(self, starts: Sequence[int]) -> Rows:
+    def _rows(self, starts: Sequence[int]) -> BatchInfo:
         """Whose the samples are, (B,) of them: the episode is the start."""
         episodes = np.repeat(np.array(starts, np.int64), self.plan.samples_per_start)
         levels = np.full_like(episodes, NO_LEVEL)
-        return Rows(episodes, np.zeros_like(episodes), levels)
+        return BatchInfo(episodes, np.zeros_like(episodes), levels)
 
     def _origin(self, start: int, position: int) -> SampleOrigin:
         action = self.plan.manual_actions[position] if self.plan.manual_actions else None
@@ -353,7 +353,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     return run
 
 
-def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: Scope) -> ArmRuns:
+def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: ActivePatches) -> ArmRuns:
     """The runs of one arm in the simulator."""
     begins = range(0, num_starts, batch_size)
     samples = [sample.arrays for begin in with_progress(begins, len(begins), "batch")
@@ -365,4 +365,4 @@ def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: Scope) 
         np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
         np.concatenate([sample.values for sample in samples]),
         np.concatenate([sample.rewards for sample in samples]),
-        *map(np.array, scope.total_moved()))
+        *map(np.array, scope.total_change()))

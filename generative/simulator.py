@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agents.hooks import Rows
+from agents.hooks import batch_info, refuse_patches
 from agents.networks import Policy
-from agents.scopes import refuse_patches, rows_of_pass
+from agents.patch import BatchInfo
 from common.errors import UserError
 from generative.batches import AlignedBatch
 from generative.config import SimulatorConfig
@@ -289,7 +289,7 @@ class Simulator(nn.Module):
 
     def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
-                without_env_grads: bool = False, rows: Rows | None = None) -> Imagination:
+                without_env_grads: bool = False, rows: BatchInfo | None = None) -> Imagination:
         """Simulate step by step.
 
         For example, from frames, with everything else the simulator's own::
@@ -328,7 +328,7 @@ class Simulator(nn.Module):
             z = draw(prior if posterior is None else posterior)
             shown = self.decoder(h, z)
             image = clamp_image(shown.images)  # (B, C, H, W)
-            with (rows_of_pass(self.agent.policy, rows.at_step(t)) if rows
+            with (batch_info(self.agent.policy, rows.at_step(t)) if rows
                   else contextlib.nullcontext()):
                 agent = self.agent.step(image, hidden)
             hidden, action = agent.hidden_states, most_likely_action(agent.log_probs)

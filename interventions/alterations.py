@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-from agents.hooks import Patch
+from agents.patch import Patch
 from common.devices import Compute
 from common.errors import UserError
 from interventions.files import ArmRuns

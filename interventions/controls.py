@@ -30,9 +30,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from agents.hooks import Array, Pass, Patch, Rows
 from agents.layers import Layer, layers_named
 from agents.networks import Policy
+from agents.patch import Array, BatchInfo, Patch, PatchContext
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
 from interventions.patches import Add, ChangeState, Interchange, Project, SetTo
@@ -145,13 +145,14 @@ def channel_sizes(policy: Policy, patch: Patch, layer: Layer,
         UserError: if the patch cannot be made there.
     """
     whole = dataclasses.replace(patch, channels=None, steps=None, levels=None, conditions=())
-    site = whole.place(policy, layer)
+    selection = whole.select(policy, layer)
     outputs = activations_of(policy, reference.frames, [layer.name],
                              reference.hidden_states)[layer.name]
-    before = site.take(outputs.reshape(len(outputs), layer.shape[0], -1))  # (n, C, M)
+    before = selection.take(outputs.reshape(len(outputs), layer.shape[0], -1))  # (n, C, M)
     numbers = np.arange(len(outputs))
-    after = whole.bind(site)(before, Pass(Rows(numbers, 0 * numbers, numbers), None))
-    std = site.of_shape(reference.std(policy, layer), "the standard deviations")
+    context = PatchContext(BatchInfo(numbers, 0 * numbers, numbers), None)
+    after = whole.bind(selection)(before, context)
+    std = selection.broadcast(reference.std(policy, layer), "the standard deviations")
     change = torch.where(std > 0, (after - before) / std, torch.zeros_like(before))
     return change.square().sum(dim=2).double().cpu().numpy()
 
@@ -199,8 +200,8 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
     return drawn
 
 
-def _changed(vector: float | Array | Callable[[Rows], Array], change: Callable, patch: Patch,
-             layer: Layer, seed: int) -> np.ndarray | Callable[[Rows], np.ndarray]:
+def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Callable, patch: Patch,
+             layer: Layer, seed: int) -> np.ndarray | Callable[[BatchInfo], np.ndarray]:
     """A vector whose entries within the patch are changed, the same way for all pictures."""
     if callable(vector):
         return lambda rows: _changed(vector(rows), change, patch, layer, seed)

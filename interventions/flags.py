@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.hooks import Patch
+from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
+from agents.patch import Patch
 from agents.reference_set import MIN_PICTURES, ReferenceSet
-from agents.scopes import Scope, patched
 from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
@@ -161,17 +161,15 @@ class OpenedPatches:
     """The patches of a script, for its agent.
 
     Attributes:
-        patches: for ``agents.scopes.patched``; none if none were asked for.
+        patches: for ``agents.hooks.patched``; none if none were asked for.
         metadata: an entry for the description of what is written, or nothing without patches.
-        reads_rows: whether they may look at where the player is.
     """
 
     patches: list[Patch]
     metadata: dict
-    reads_rows: bool
 
     @contextlib.contextmanager
-    def scope(self, policy: Policy, *before: Patch) -> Iterator[Scope]:
+    def scope(self, policy: Policy, *before: Patch) -> Iterator[ActivePatches]:
         """A scope with them, behind others; it says at the end which patch was never in force."""
         with patched(policy, [*before, *self.patches]) as scope:
             yield scope
@@ -193,7 +191,7 @@ def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
         UserError: see ``interventions.patch_text.open_patches``.
     """
     if arm is None:
-        return OpenedPatches([], {}, False)
+        return OpenedPatches([], {})
     made = []
 
     @functools.cache
@@ -208,5 +206,4 @@ def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
                 "reference": made[0].description if made else None,
                 "files_sha256": {str(path): sha256(path) for patch in arm.patches
                                  for path in files_of(patch)}}
-    return OpenedPatches(patches, {"patches": metadata},
-                         any(patch.words for patch in patches))
+    return OpenedPatches(patches, {"patches": metadata})

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from agents.agent_file import weights_sha256
-from agents.hooks import Patch
+from agents.hooks import ActivePatches
 from agents.layers import ALL, layers_named
 from agents.networks import Policy
+from agents.patch import Patch
 from agents.reference_set import ReferenceSet
-from agents.scopes import Scope
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
 from interventions import patches as kinds
@@ -479,21 +479,21 @@ def _opened(patch: Patch, opening: Opening) -> Patch:
     policy = opening.policy
     opened = dataclasses.replace(patch, written=patch.written or patch)
     for layer in layers_named(policy, patch.layer):
-        opened.place(policy, layer)
+        opened.select(policy, layer)
     if isinstance(patch, kinds.Add | kinds.Project) and isinstance(patch.vector, Path):
         opened = dataclasses.replace(opened, vector=_vector(patch, policy))
     if isinstance(patch, kinds.SetTo) and isinstance(patch.value, Path):
         opened = dataclasses.replace(opened, value=read_array(patch.value))
     for word, value in patch.words:
         opened = _registered[word](opened, value, opening)
-    if opened.wants_reference:
+    if opened.needs_reference:
         opened = dataclasses.replace(opened, reference=opening.reference())
     return opened
 
 
-def warn_of_unused(scope: Scope) -> None:
+def warn_of_unused(scope: ActivePatches) -> None:
     """Say which of the patches that were written down was never in force."""
-    for patch in scope.never_in_force():
+    for patch in scope.never_applied():
         if patch.kind in KINDS:
             logger.warning("the patch %s was never in force", to_text(patch))
 

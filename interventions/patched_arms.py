@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from agents.agent_file import weights_sha256
-from agents.hooks import Array, Patch
 from agents.layers import layers_named
 from agents.networks import Policy
+from agents.patch import Array, Patch
 from agents.reference_set import ReferenceSet
 from common.errors import UserError
 from common.files import sha256

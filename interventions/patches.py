@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import Change, Pass, Patch, Rows, Site, Values
 from agents.layers import STATE, Layer
 from agents.networks import HiddenChange
+from agents.patch import BatchInfo, Patch, PatchContext, PatchFn, Selection, Values
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
 
@@ -34,8 +34,8 @@ class Zero(Patch):
 
     kind: ClassVar[str] = "zero"
 
-    def bind(self, site: Site) -> Change:
-        return lambda entries, at: torch.zeros_like(entries)
+    def bind(self, selection: Selection) -> PatchFn:
+        return lambda entries, context: torch.zeros_like(entries)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,28 +54,30 @@ class SetTo(Patch):
     others: float | None = None
     override: bool = False
 
-    def bind(self, site: Site) -> Change:
-        value = site.values(self.value, "the value to set")
+    def bind(self, selection: Selection) -> PatchFn:
+        value = selection.values(self.value, "the value to set")
         if self.others is None:
-            return lambda entries, at: value(at).expand_as(entries)
-        chosen = torch.zeros(site.layer.shape[1:], dtype=torch.bool, device=site.policy.device)
+            return lambda entries, context: value(context).expand_as(entries)
+        layer = selection.layer
+        chosen = torch.zeros(layer.shape[1:], dtype=torch.bool, device=selection.policy.device)
         for cell in self.cells or ():
             chosen[cell] = True
         if self.cells is None:
             raise UserError(f"others={self.others:g} says what becomes of other cells, but the "
-                            f"patch of {site.layer.name} names no cell")
+                            f"patch of {layer.name} names no cell")
         inside = chosen.flatten()  # (P,)
-        return lambda entries, at: torch.where(inside, value(at), self.others).expand_as(entries)
+        return lambda entries, context: torch.where(
+            inside, value(context), self.others).expand_as(entries)
 
     @property
-    def needs_rows(self) -> bool:
-        return super().needs_rows or callable(self.value)
+    def needs_info(self) -> bool:
+        return super().needs_info or callable(self.value)
 
     @property
     def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
         return self.cells if self.others is None else None
 
-    def sets_over(self, earlier: Patch, layer: Layer) -> bool:
+    def overwrites(self, earlier: Patch, layer: Layer) -> bool:
         if self.override or not isinstance(earlier, SetTo):
             return False
         if self.conditions or earlier.conditions:  # which may exclude each other
@@ -100,17 +102,17 @@ class Mean(Patch):
     over: Literal["cells", "channels"] = "cells"
 
     @property
-    def wants_reference(self) -> bool:
+    def needs_reference(self) -> bool:
         return self.reference is None
 
-    def bind(self, site: Site) -> Change:
-        reference, layer = _given(self.reference, self.kind), site.layer
+    def bind(self, selection: Selection) -> PatchFn:
+        reference, layer = _given(self.reference, self.kind), selection.layer
         if self.over == "channels":
-            mean = reference.channel_means(site.policy, layer).expand(-1, layer.num_cells)
+            mean = reference.channel_means(selection.policy, layer).expand(-1, layer.num_cells)
         else:
-            mean = reference.mean(site.policy, layer)
-        mean = site.of_shape(mean.reshape(layer.shape), "the reference mean")
-        return lambda entries, at: mean.expand_as(entries)
+            mean = reference.mean(selection.policy, layer)
+        mean = selection.broadcast(mean.reshape(layer.shape), "the reference mean")
+        return lambda entries, context: mean.expand_as(entries)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,29 +135,32 @@ class Resample(Patch):
     seed: int = 0
 
     @property
-    def wants_reference(self) -> bool:
+    def needs_reference(self) -> bool:
         return self.sources is None and self.reference is None
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_info(self) -> bool:
         return True
 
-    def bind(self, site: Site) -> Change:
+    def bind(self, selection: Selection) -> PatchFn:
         sources = self.sources or _given(self.reference, self.kind).drawn
-        num_channels = site.layer.shape[0] if site.channels is None else len(site.channels)
+        policy, layer = selection.policy, selection.layer
+        num_channels = (layer.shape[0] if selection.channels is None
+                        else len(selection.channels))
 
         @functools.cache
         def of_level(level: int) -> Tensor:
             """(K, M)"""
             frames = sources(level, num_channels if self.draw == "channel" else 1, self.seed)
-            found = activations_of(site.policy, frames, [site.layer.name])[site.layer.name]
-            entries = site.take(found.reshape(len(found), site.layer.shape[0], -1))
+            outputs = activations_of(policy, frames, [layer.name])[layer.name]
+            entries = selection.take(outputs.reshape(len(outputs), layer.shape[0], -1))
             if self.draw == "joint":
                 return entries[0]
             channels = torch.arange(num_channels, device=entries.device)
             return entries[channels, channels]
 
-        return lambda entries, at: torch.stack([of_level(int(level)) for level in at.rows.target])
+        return lambda entries, context: torch.stack(
+            [of_level(int(level)) for level in context.required_info.target])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -179,29 +184,30 @@ class Noise(Patch):
     seed: int = 0
 
     @property
-    def wants_reference(self) -> bool:
+    def needs_reference(self) -> bool:
         return self.reference_sd and self.reference is None
 
     @property
-    def needs_rows(self) -> bool:
-        return super().needs_rows or self.draw == "picture"
+    def needs_info(self) -> bool:
+        return super().needs_info or self.draw == "picture"
 
-    def bind(self, site: Site) -> Change:
-        layer, sigma = site.layer, torch.tensor(self.sigma)
+    def bind(self, selection: Selection) -> PatchFn:
+        layer, sigma = selection.layer, torch.tensor(self.sigma)
         if self.reference_sd:
-            stds = _given(self.reference, self.kind).channel_stds(site.policy, layer)  # (C, 1)
+            stds = _given(self.reference, self.kind).channel_stds(selection.policy, layer)  # (C, 1)
             sigma = sigma * stds.expand(-1, layer.num_cells).reshape(layer.shape)
-        scale = site.of_shape(sigma, "sigma")
+        scale = selection.broadcast(sigma, "sigma")
 
         def drawn(*numbers: int) -> np.ndarray:
             rng = np.random.default_rng([self.seed, *numbers])
             return rng.standard_normal(layer.shape, dtype=np.float32)
 
         if self.draw == "once":
-            noise = scale * site.of_shape(drawn(), "noise")
-            return lambda entries, at: entries + noise
-        return lambda entries, at: entries + scale * site.of_shape(
-            np.stack([drawn(*map(int, each)) for each in zip(at.rows.episode, at.rows.step)]),
+            noise = scale * selection.broadcast(drawn(), "noise")
+            return lambda entries, context: entries + noise
+        return lambda entries, context: entries + scale * selection.broadcast(
+            np.stack([drawn(int(episode), int(step)) for episode, step in
+                      zip(context.required_info.episode, context.required_info.step)]),
             "noise")
 
 
@@ -220,12 +226,12 @@ class Add(Patch):
     coefficient: float = 1.0
 
     @property
-    def needs_rows(self) -> bool:
-        return super().needs_rows or callable(self.vector)
+    def needs_info(self) -> bool:
+        return super().needs_info or callable(self.vector)
 
-    def bind(self, site: Site) -> Change:
-        vector = site.values(self.vector, "the vector")
-        return lambda entries, at: entries + self.coefficient * vector(at)
+    def bind(self, selection: Selection) -> PatchFn:
+        vector = selection.values(self.vector, "the vector")
+        return lambda entries, context: entries + self.coefficient * vector(context)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -242,10 +248,10 @@ class Multiply(Patch):
     positive: float
     negative: float | None = None
 
-    def bind(self, site: Site) -> Change:
+    def bind(self, selection: Selection) -> PatchFn:
         if self.negative is None:
-            return lambda entries, at: self.positive * entries
-        return lambda entries, at: (self.positive * entries.clamp(min=0)
+            return lambda entries, context: self.positive * entries
+        return lambda entries, context: (self.positive * entries.clamp(min=0)
                                     + self.negative * entries.clamp(max=0))
 
 
@@ -267,17 +273,17 @@ class Project(Patch):
     reference: ReferenceSet | None = None
 
     @property
-    def wants_reference(self) -> bool:
+    def needs_reference(self) -> bool:
         return self.to == MEAN and self.reference is None
 
-    def bind(self, site: Site) -> Change:
-        layer, vector = site.layer, self.vector
+    def bind(self, selection: Selection) -> PatchFn:
+        layer, vector = selection.layer, self.vector
         if isinstance(vector, Mapping):
             vector = vector[layer.name]
         in_cells = layer.is_map and np.shape(vector) == layer.shape[:1]
         if in_cells:
             vector = torch.as_tensor(vector).reshape(-1, 1, 1)
-        v = site.of_shape(vector, "the vector")  # (1, K, M)
+        v = selection.broadcast(vector, "the vector")  # (1, K, M)
         dims = (1,) if in_cells else (1, 2)
         norm = torch.linalg.vector_norm(v, dim=dims, keepdim=True)
         if not (norm > 0).all():
@@ -290,9 +296,9 @@ class Project(Patch):
 
         to = self.to
         if to == MEAN:  # of a linear map: what the mean has
-            mean = _given(self.reference, self.kind).mean(site.policy, layer)
-            to = along(site.of_shape(mean, "the reference mean")).mean()
-        return lambda entries, at: entries + (to - along(entries)) * unit
+            mean = _given(self.reference, self.kind).mean(selection.policy, layer)
+            to = along(selection.broadcast(mean, "the reference mean")).mean()
+        return lambda entries, context: entries + (to - along(entries)) * unit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -304,10 +310,10 @@ class Clamp(Patch):
     low: float | None
     high: float | None
 
-    def bind(self, site: Site) -> Change:
+    def bind(self, selection: Selection) -> PatchFn:
         if self.low is not None and self.high is not None and self.low > self.high:
             raise UserError(f"clamp has a low bound {self.low:g} above its high one {self.high:g}")
-        return lambda entries, at: entries.clamp(self.low, self.high)
+        return lambda entries, context: entries.clamp(self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -327,23 +333,23 @@ class Shift(Patch):
     reference: ReferenceSet | None = None
 
     @property
-    def wants_reference(self) -> bool:
+    def needs_reference(self) -> bool:
         return self.reference is None
 
-    def bind(self, site: Site) -> Change:
-        layer = site.layer
+    def bind(self, selection: Selection) -> PatchFn:
+        layer = selection.layer
         if not layer.is_map or self.cells is not None:
             raise UserError(f"shift moves whole maps, so it takes no cells, and a layer with maps; "
                             f"{layer.name} has the shape {layer.shape}")
-        means = _given(self.reference, self.kind).channel_means(site.policy, layer)
-        fill = site.take(means[None])[..., None]  # (1, K, 1, 1)
+        means = _given(self.reference, self.kind).channel_means(selection.policy, layer)
+        fill = selection.take(means[None])[..., None]  # (1, K, 1, 1)
         # Row i takes the entries of row i - down.
         (to_rows, from_rows), (to_columns, from_columns) = (
             (slice(max(by, 0), size + min(by, 0)), slice(max(-by, 0), size + min(-by, 0)))
             if abs(by) < size else (slice(0, 0), slice(0, 0))
             for by, size in zip((self.down, self.right), layer.shape[1:]))
 
-        def change(entries: Tensor, at: Pass) -> Tensor:
+        def change(entries: Tensor, context: PatchContext) -> Tensor:
             maps = entries.unflatten(2, layer.shape[1:])  # (R, K, H, W)
             moved = fill.expand_as(maps).clone()
             moved[:, :, to_rows, to_columns] = maps[:, :, from_rows, from_columns]
@@ -363,21 +369,22 @@ class Interchange(Patch):
 
     kind: ClassVar[str] = "interchange"
 
-    pairs: Callable[[Rows], np.ndarray | Tensor] | None = None
+    pairs: Callable[[BatchInfo], np.ndarray | Tensor] | None = None
 
     @property
-    def needs_rows(self) -> bool:
+    def needs_info(self) -> bool:
         return True
 
-    def bind(self, site: Site) -> Change:
+    def bind(self, selection: Selection) -> PatchFn:
         if self.pairs is None:
             raise UserError("interchange needs to know which pictures are paired")
 
-        def change(entries: Tensor, at: Pass) -> Tensor:
-            paired = torch.as_tensor(self.pairs(at.rows))
+        def change(entries: Tensor, context: PatchContext) -> Tensor:
+            paired = torch.as_tensor(self.pairs(context.required_info))
             if paired.dtype == torch.uint8:
-                paired = activations_of(site.policy, paired, [site.layer.name])[site.layer.name]
-            return site.of_shape(paired, "what is paired")
+                name = selection.layer.name
+                paired = activations_of(selection.policy, paired, [name])[name]
+            return selection.broadcast(paired, "what is paired")
 
         return change
 
@@ -396,8 +403,8 @@ class ChangeState(Patch):
     layer: str = dataclasses.field(default=STATE, init=False)
     change: HiddenChange
 
-    def bind(self, site: Site) -> Change:
-        return lambda entries, at: self.change(at.entering, entries.squeeze(2)).unsqueeze(2)
+    def bind(self, selection: Selection) -> PatchFn:
+        return lambda entries, context: self.change(context.state, entries.squeeze(2)).unsqueeze(2)
 
 
 def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from agents.episodes import Episode, play_episodes
-from agents.hooks import Patch
+from agents.episodes import Episode, PlayOptions, play_episodes
+from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
-from agents.scopes import Scope, patched
+from agents.patch import Patch
 from common.devices import Compute
 from common.progress import with_progress
 from envs.procgen_env import EnvConfig, LevelEdit
@@ -21,23 +21,23 @@ from interventions.patch_text import warn_of_unused
 
 def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
                 levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                edit: LevelEdit | None = None, with_squares: bool = False) -> Runner:
+                edit: LevelEdit | None = None) -> Runner:
     """Plays the same levels in every arm, with actions drawn from the policy itself.
 
     Args:
-        levels, seed, num_slots, edit, with_squares: see ``play_episodes``.
+        levels, seed, num_slots, edit: see ``play_episodes``.
     """
     def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
         with patched(policy, patches, std) as scope:
             episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
-                                     keep_frames=False, edit=edit, with_squares=with_squares)
+                                     PlayOptions(edit=edit, keep_frames=False))
             runs = played(with_progress(episodes, len(levels), "episode"), scope)
         warn_of_unused(scope)
         return runs
     return run
 
 
-def played(episodes: Iterable[Episode], scope: Scope) -> ArmRuns:
+def played(episodes: Iterable[Episode], scope: ActivePatches) -> ArmRuns:
     """The runs of one arm on real levels, in the order of the episodes' numbers."""
     episodes = sorted(episodes, key=lambda episode: episode.number)
     # The last row is no step of the agent's; the reward of a step is in the row after it.
@@ -48,4 +48,4 @@ def played(episodes: Iterable[Episode], scope: Scope) -> ArmRuns:
         *(np.concatenate(parts) for parts in zip(*(
             (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
             for episode in episodes))),
-        *map(np.array, scope.total_moved()))
+        *map(np.array, scope.total_change()))

@@ -20,10 +20,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from agents.hooks import disabled
 from agents.layers import find_layer
 from agents.networks import Policy, PolicyOutput
 from agents.reference_set import ReferenceSet
-from agents.scopes import outside_scopes
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import Progress
@@ -222,7 +222,7 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pict
                 entering = None if pictures.entering is None else pictures.entering[chosen]
                 half = cut.begin(pictures.frames[chosen], entering)
                 if kind == "interchange":
-                    with outside_scopes(policy):
+                    with disabled(policy):
                         put = cut.begin(pictures.paired[chosen], entering).activations
                 source = put.to(half.activations).expand_as(half.activations)
                 before = _numbers(pictures.outcome(half.rest(), chosen))
@@ -302,7 +302,7 @@ def _by_layer(policy: Policy, parts: Sequence[Part]) -> dict[str, list[int]]:
     for place, part in enumerate(parts):
         layer = find_layer(policy, part.layer)
         Zero(part.layer, channels=None if part.channel is None else (part.channel,),
-             cells=None if part.cell is None else (part.cell,)).place(policy, layer)
+             cells=None if part.cell is None else (part.cell,)).select(policy, layer)
         found.setdefault(layer.name, []).append(place)
     return found
 

@@ -10,10 +10,10 @@ from conftest import FLOAT32, small_policy
 from torch import nn
 
 from agents.acting import run_policy
+from agents.hooks import cached
 from agents.layers import all_layers
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
 from agents.outputs import output_names, outputs_named
-from agents.scopes import cached
 from attribution.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
 from attribution.attributing.layers import Cut, find_cuts, is_cut, short_names
 from attribution.attributing.over_time import AttributorOverTime, Window

@@ -6,9 +6,9 @@ import torch
 from conftest import FLOAT32, tiny_policy
 
 from agents.acting import run_policy
+from agents.hooks import patched
 from agents.layers import find_layer
 from agents.reference_set import ReferenceSet, activations_of
-from agents.scopes import patched
 from common.errors import UserError
 from interventions.controls import (
     CELLS,
@@ -105,7 +105,7 @@ def moved(patch, reference):
     std = {layer.name: reference.std(POLICY, layer)}
     with patched(POLICY, [patch], std) as scope:
         run_policy(POLICY, FLOAT32, reference.frames, POLICY.initial_states(12))
-    return scope.moved_in_std()
+    return scope.total_change()[0]
 
 
 @pytest.mark.parametrize("patch", [

@@ -14,12 +14,12 @@ import train
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
 from agents.edits import Edit, with_edits
-from agents.hooks import Apply
+from agents.hooks import patched
 from agents.outputs import outputs_named
+from agents.patch import Apply
 from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched
 from attribution import edit_agent
 from attribution.attributing.attribution_files import FeaturesFolder
 from attribution.attributing.integration import Attributor, Integration
@@ -92,7 +92,7 @@ def test_a_patch_of_the_same_change_is_the_edit_and_patches_see_what_an_edit_lea
         np.testing.assert_allclose(answers(policy), answers(edited), atol=1e-5)
     with patched(edited, [patch]) as scope:
         answers(edited)
-    assert scope.moved()[0].norm < 1e-4  # nothing was left to take out
+    assert scope.changes()[0].norm < 1e-4  # nothing was left to take out
     assert not policy.edits and np.abs(answers(policy) - answers(edited)).max() > 1e-3
 
 

@@ -16,7 +16,7 @@ import evaluate
 import record
 from agents.agent_file import save_agent
 from agents.edits import Edit, with_edits
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.networks import Policy
 from agents.object_masks import ObjectPainter
 from agents.rollout_files import RolloutFolder
@@ -198,7 +198,8 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
 def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
     """Sixteen times the same episode: each of its steps is looked at in one of them."""
     levels = [(number, KILLED["saw"][0]) for number in range(STEPS_A_STATE)]
-    play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4, greedy=True)
+    play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
+                             PlayOptions(greedy=True))
     sampled = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
     monkeypatch.setattr(playing, "STEPS_A_STATE", 1)
     exact = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
@@ -314,7 +315,7 @@ def played(monkeypatch) -> list:
     calls = []
 
     def play(policy, *rest, **more):
-        calls.append((policy, more["edit"]))
+        calls.append((policy, rest[-1].edit))
         return play_episodes(policy, *rest, **more)
 
     monkeypatch.setattr(failure_arms, "play_episodes", play)

@@ -14,7 +14,7 @@ from sklearn.metrics import cohen_kappa_score
 import loss_over_time_experiment as script
 import record
 from agents.agent_file import load_agent, save_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import RolloutWriter
 from common.errors import UserError
 from common.game_constants import (
@@ -68,8 +68,8 @@ def played(tmp_path_factory):
     config = EnvConfig("coinrun", "hard")
     levels = list(enumerate(config.draw_levels(6, 11)))
     writer = RolloutWriter(folder, {"env": vars(config), "positions": True})
-    for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6, greedy=True,
-                                 keep_positions=True):
+    for episode in play_episodes(load_agent(AGENT), FLOAT32, config, levels, 0, 6,
+                                 PlayOptions(greedy=True, keep_positions=True)):
         record.write_episode(writer, episode, with_video=False)
     writer.finish()
     return folder

@@ -27,7 +27,7 @@ from scipy.stats import binomtest, sem
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
-from agents.scopes import patched
+from agents.hooks import patched
 from common.errors import UserError
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv

@@ -27,10 +27,10 @@ import record
 from agents.acting import run_policy
 from agents.action_noise import load_action_noise
 from agents.agent_file import load_agent, save_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
+from agents.hooks import patched
 from agents.networks import to_images
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched
 from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
@@ -179,7 +179,7 @@ def test_the_size_of_an_alteration_is_in_standard_deviations():
     with patched(policy, [ChangeState(lambda entering, leaving: leaving + move)],
                  {"hidden_state": std}) as scope, torch.no_grad():
         policy.step(torch.rand(3, 64), torch.zeros(3, 64))
-    assert scope.moved_in_std() == pytest.approx(5)
+    assert scope.total_change()[0] == pytest.approx(5)
 
 
 # What a run gives.
@@ -552,7 +552,7 @@ def test_arms_are_what_is_played_on_the_same_levels(compared, agent_path):
                          ("ic_1_to_None", [ChangeState(step, steps=(1, None))])):
         with patched(policy, patches):
             episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"),
-                                            levels, 3, 64, keep_frames=False),
+                                            levels, 3, 64, PlayOptions(keep_frames=False)),
                               key=lambda episode: episode.number)
         runs = read_runs(compared, arm)
         assert runs.starts.tolist() == [level for _, level in levels]

@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 
 from agents.agent_file import save_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from common.errors import UserError
 from common.files import read_arrays
 from common.results import ResultStore
@@ -237,7 +237,7 @@ def test_rows_are_the_episodes_and_fields_of_their_levels(finished, agent):
     squares = np.split(paths["squares"], paths["lengths"].cumsum()[:-1])
     played = {episode.number: episode for episode in play_episodes(
         policy, FLOAT32, EnvConfig("maze", "easy"), list(enumerate(table["seed"][:8])), 2,
-        16, keep_frames=False)}
+        16, PlayOptions(keep_frames=False))}
     steps = {0: (0, -1), 3: (-1, 0), 5: (1, 0), 6: (0, 1)}
     moves = {**dict.fromkeys((0, 1, 2), steps[0]), 3: steps[3], 5: steps[5],
              **dict.fromkeys((6, 7, 8), steps[6])}

@@ -9,8 +9,8 @@ import torch
 from conftest import FLOAT32, planted_policy, tiny_policy
 
 from agents.agent_file import save_agent
+from agents.hooks import patched
 from agents.layers import find_layer
-from agents.scopes import patched
 from interventions.patches import SetTo
 from interventions.resumed import CutPass
 from maze import channels, retargeting, scrubbing

@@ -14,8 +14,8 @@ from conftest import FLOAT32, ROOT
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
+from agents.hooks import cached, patched
 from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
-from agents.scopes import cached, patched
 from common.doctor import chromium
 from common.errors import UserError
 from envs.procgen_env import EnvConfig

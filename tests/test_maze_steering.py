@@ -13,8 +13,8 @@ from PIL import Image
 
 from agents.acting import run_policy
 from agents.agent_file import save_agent
+from agents.hooks import patched
 from agents.layers import ALL, all_layers, layers_named
-from agents.scopes import patched
 from common.results import ResultStore
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from interventions.patches import Add
@@ -117,7 +117,7 @@ def test_arms_and_controls_are_those_of_patched_passes(policy, forks, layer):
                                        atol=2e-4)
             if layer != ALL:
                 np.testing.assert_allclose(found.sizes[0, arm, number, 1],
-                                           scope.total_moved()[1], rtol=1e-5)
+                                           scope.total_change()[1], rtol=1e-5)
     unpatched = [list(at_decision_square(vector_field(policy, FLOAT32, state)).values())
                  for state in forks]
     np.testing.assert_allclose(found.before[:, :-1], unpatched, rtol=2e-3, atol=2e-4)

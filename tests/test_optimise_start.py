@@ -24,9 +24,9 @@ from scipy.integrate import quad
 import record
 import saliency_experiments
 from agents.agent_file import load_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
+from agents.hooks import cached
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
-from agents.scopes import cached
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet
@@ -394,7 +394,7 @@ def greedy(agent_path, tmp_path_factory):
     folder, config = tmp_path_factory.mktemp("greedy"), EnvConfig("fruitbot", "easy")
     writer = RolloutWriter(folder, {"env": vars(config)})
     episodes = list(play_episodes(load_agent(agent_path), FLOAT32, config, [(0, 3), (1, 8)], 0, 2,
-                                  greedy=True))
+                                  PlayOptions(greedy=True)))
     for episode in sorted(episodes, key=lambda each: each.number):
         writer.add(episode.number, EpisodeArrays(episode.frames, episode.hidden_states,
                                                  episode.log_probs, record.steps_table(episode)))

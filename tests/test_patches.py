@@ -14,12 +14,12 @@ import record_gen_samples
 import render
 from agents.acting import embed_frames
 from agents.agent_file import load_agent, weights_sha256
-from agents.hooks import Apply, Rows
+from agents.hooks import batch_info, cached, patched
 from agents.layers import find_layer, layers_named
 from agents.networks import to_images
+from agents.patch import Apply, BatchInfo
 from agents.reference_set import ReferenceSet
 from agents.rollout_files import RolloutFolder
-from agents.scopes import cached, patched, rows_of_pass
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from generative.sample_files import SampleFolder
@@ -50,7 +50,7 @@ def random_frames(number, seed=0):
 def rows_of(number):
     """Rows of three episodes on two levels."""
     numbers = np.arange(number)
-    return Rows(numbers % 3, numbers // 3, numbers % 2)
+    return BatchInfo(numbers % 3, numbers // 3, numbers % 2)
 
 
 @torch.no_grad()
@@ -167,14 +167,14 @@ def test_every_kind_is_its_formula(known, number, channels):
         make, formula = FORMULAS[name]
         with (patched(policy, [make(layer=LAYER, channels=channels)]) as scope,
               cached(policy, [LAYER], before=True) as before,
-              cached(policy, [LAYER]) as after, rows_of_pass(policy, rows)):
+              cached(policy, [LAYER]) as after, batch_info(policy, rows)):
             embed_frames(policy, torch.from_numpy(frames), FLOAT32)
         a = before[LAYER].numpy()
         expected = a.copy()
         expected[:, chosen] = formula(a[:, chosen], chosen, *known, rows)
         np.testing.assert_allclose(after[LAYER], expected, rtol=1e-4, atol=1e-5, err_msg=name)
         assert not np.allclose(a, expected, atol=1e-3), name
-        (size,) = scope.moved()
+        (size,) = scope.changes()
         delta = np.sqrt(((expected - a)**2).sum(axis=(1, 2, 3)))
         assert size.pictures == number, name
         assert size.norm == pytest.approx(delta.mean(), rel=1e-3), name
@@ -217,7 +217,7 @@ def test_channels_of_a_resampled_layer_may_have_a_source_each():
 
     patch = kinds.Resample(LAYER, sources, draw="channel", channels=(1, 5), seed=3)
     with (patched(policy, [patch]), cached(policy, [LAYER]) as after,
-          rows_of_pass(policy, rows)):
+          batch_info(policy, rows)):
         embed_frames(policy, torch.from_numpy(random_frames(4)), FLOAT32)
     assert asked == [(0, 2, 3), (1, 2, 3)]  # once a level
     for row, level in enumerate(rows.level):
@@ -260,7 +260,7 @@ def test_a_patch_that_does_not_fit_is_refused_before_any_pass(make, message):
     policy = small_policy()
     with pytest.raises(UserError, match=message), patched(policy, [make()]):
         pass
-    assert "_scopes" not in vars(policy)
+    assert "_hook_stack" not in vars(policy)
 
 
 def test_an_agent_without_memory_has_no_gru_to_patch():
@@ -395,7 +395,7 @@ def test_rooms_above_add_words_and_unopened_ones_are_refused():
         pass
     (opened,) = open_patches([patch], opening)
     assert to_text(opened) == to_text(patch)
-    assert opened.in_force(rows_of(7)).tolist() == [True] * 3 + [False] * 3 + [True]
+    assert opened.applies_to(rows_of(7)).tolist() == [True] * 3 + [False] * 3 + [True]
     with pytest.raises(UserError, match="parity=odd means nothing"):
         open_patches([parse_patch(f"zero@{LAYER},parity=odd")], opening)
 
@@ -437,7 +437,7 @@ def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
     layer = find_layer(opening.policy, LAYER)
     assert opened.cells == (layer.cell(2, 3, 15, "centred"),)
     path, free = grid.path(grid.start, grid.cheese), grid.squares()
-    rows = Rows(0 * np.arange(len(free)), np.arange(len(free)), np.full(len(free), level),
+    rows = BatchInfo(0 * np.arange(len(free)), np.arange(len(free)), np.full(len(free), level),
                 np.array(free), np.arange(len(free)) % 2)
     first = ".".join(map(str, free[4]))
     for word, expected in (("at=path", [square in path for square in free]),
@@ -445,15 +445,15 @@ def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
                            (f"squares={first}", [square == free[4] for square in free]),
                            ("facing=1", [number % 2 == 1 for number in range(len(free))])):
         (opened,) = open_patches([parse_patch(f"zero@{LAYER},{word}")], opening)
-        assert opened.in_force(rows).tolist() == expected, word
+        assert opened.applies_to(rows).tolist() == expected, word
     level = next(level for level in range(99) if stock_state("easy", level).grid.kind() == "fork")
     grid = stock_state("easy", level).grid
     (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=decision_square")], opening)
     rows = dataclasses.replace(rows, square=np.array(free), level=np.full(len(free), level))
-    assert opened.in_force(rows).tolist() == [square == grid.decision_square() for square in free]
+    assert opened.applies_to(rows).tolist() == [square == grid.decision_square() for square in free]
     blind = dataclasses.replace(rows, square=None)
     with pytest.raises(UserError, match="depends on where the mouse is"):
-        opened.in_force(blind)
+        opened.applies_to(blind)
 
     def moved(data):  # the cheese at the first free square above the start
         state = MazeState.parse(data)
@@ -461,7 +461,7 @@ def test_a_square_is_its_cell_and_the_way_is_that_of_the_level():
 
     (opened,) = open_patches([parse_patch(f"zero@{LAYER},at=path")], maze_opening(edit=moved))
     start = stock_state("easy", level).grid.start
-    on = opened.in_force(dataclasses.replace(rows, square=np.array(
+    on = opened.applies_to(dataclasses.replace(rows, square=np.array(
         [start] * (len(free) - 1) + [grid.corner])))
     assert on.tolist() == [True] * (len(free) - 1) + [False]
 

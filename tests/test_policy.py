@@ -19,6 +19,7 @@ from conftest import (
 
 from agents.acting import draw_actions, run_policy
 from agents.agent_file import load_agent, save_agent
+from agents.hooks import patched
 from agents.layers import find_layer
 from agents.networks import (
     ARCHITECTURES,
@@ -31,7 +32,6 @@ from agents.networks import (
     to_images,
 )
 from agents.ppo import Rollout, evaluate_rollout
-from agents.scopes import patched
 from agents.training import Worker
 from common.devices import Compute
 from common.errors import UserError

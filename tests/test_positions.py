@@ -11,7 +11,7 @@ from conftest import FLOAT32, record_arguments, tiny_policy
 import envs.procgen_env
 import record
 from agents.action_noise import load_action_noise
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
 from analysis.hidden_states.figures import _colourings
 from analysis.hidden_states.recorded import recorded_steps
@@ -76,7 +76,7 @@ def test_positions_of_an_episode_are_those_of_its_states(game):
 def test_positions_are_read_only_when_asked_for(monkeypatch):
     config, levels = EnvConfig("maze", "easy"), [(0, 0), (1, 11)]  # of 3 x 3 squares
     episodes = {e.number: e for e in play_episodes(tiny_policy(), FLOAT32, config, levels, 0, 2,
-                                                   keep_positions=True)}
+                                                   PlayOptions(keep_positions=True))}
 
     def read(*_):
         raise AssertionError("a state was read")
@@ -108,7 +108,8 @@ def test_a_recording_has_columns_of_positions_if_it_is_told(recordings, agent_pa
     assert "positions" not in plain.description() and with_them.description()["positions"] is True
     levels = [(0, 0), (1, 0)]
     episodes = play_episodes(tiny_policy(), FLOAT32, EnvConfig("maze", "easy"), levels, 3, 8,
-                             alter_logits=load_action_noise("maze"), keep_positions=True)
+                             PlayOptions(alter_logits=load_action_noise("maze"),
+                                         keep_positions=True))
     for episode in episodes:
         ours, theirs = with_them.steps(episode.number), plain.steps(episode.number)
         assert list(ours) == [*STEP_COLUMNS, *POSITION_COLUMNS]

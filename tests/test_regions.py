@@ -29,7 +29,7 @@ import render
 import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
 from agents.env_flags import env_config
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.training import TrainingRun, TrainSettings
 from common.errors import UserError
 from common.settings import load_settings
@@ -385,7 +385,7 @@ def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
 
     env = EnvConfig("maze", "easy", level, 1)
     (episode,) = play_episodes(tiny_policy(), FLOAT32, env, [(0, level)], 3, 1,
-                               edit=CheeseRegion(2))
+                               PlayOptions(edit=CheeseRegion(2)))
     (stock,) = play_episodes(tiny_policy(), FLOAT32, env, [(0, level)], 3, 1)
     assert episode.length != stock.length
 
@@ -397,7 +397,7 @@ def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):
     assert (result["cheese_region"], result["mean_length"]) == (2, episode.length)
 
     args = compare_interventions.parser().parse_args(["--agent_file", str(agent_path), *played])
-    place = compare_interventions.in_reality(args, tiny_policy(), FLOAT32, with_squares=False)
+    place = compare_interventions.in_reality(args, tiny_policy(), FLOAT32)
     assert place.description["cheese_region"] == 2
     assert place.run((), {}).actions.tolist() == episode.actions[:-1].tolist()
 

@@ -17,8 +17,8 @@ from conftest import ROOT, bytes_of_files, golden_projector, killed_at, save_pro
 
 import record_gen_samples
 from agents.agent_file import load_agent
+from agents.hooks import patched
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched
 from common.errors import UserError
 from common.game_constants import ACTION_NAMES
 from common.parameters import ParameterSet

@@ -6,10 +6,10 @@ import torch
 from conftest import FLOAT32, planted_policy, tiny_policy
 
 from agents.acting import run_policy
+from agents.hooks import patched
 from agents.layers import all_layers, find_layer
 from agents.networks import ARCHITECTURES, build_policy
 from agents.reference_set import ReferenceSet, activations_of
-from agents.scopes import patched
 from common.errors import UserError
 from interventions.patches import Zero
 from interventions.probes import probe_channels

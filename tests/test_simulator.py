@@ -17,7 +17,7 @@ from conftest import (
 )
 
 from agents.agent_file import load_agent
-from agents.scopes import patched
+from agents.hooks import patched
 from common.errors import UserError
 from generative.batches import align
 from generative.config import SimulatorConfig

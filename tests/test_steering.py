@@ -11,9 +11,9 @@ from conftest import FLOAT32, golden_projector, save_projector, tiny_policy
 import compare_interventions
 import record
 from agents.agent_file import load_agent, save_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
+from agents.hooks import patched
 from agents.rollout_files import RolloutFolder
-from agents.scopes import patched
 from analysis import steering_vectors
 from analysis.steering.splits import read_states, split_states
 from common.errors import UserError
@@ -236,7 +236,8 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     policy, env = load_agent(runner / "model_0.pth"), EnvConfig("coinrun", "easy")
     levels = list(enumerate(env.draw_levels(10, 7)))
     with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
-        expected = played(play_episodes(policy, FLOAT32, env, levels, 7, 64, keep_frames=False),
+        expected = played(play_episodes(policy, FLOAT32, env, levels, 7, 64,
+                                        PlayOptions(keep_frames=False)),
                           scope)
     found = read_runs(folder, f"patch_{ARM}")
     assert found.actions.tolist() == expected.actions.tolist()

@@ -48,7 +48,7 @@ from agents.agent_file import (
     read_origin,
     save_agent,
 )
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.evaluation import evaluate
 from agents.training import TrainingRun, TrainSettings
 from common.errors import NonFiniteLoss, UserError
@@ -603,7 +603,8 @@ def test_ppo_learns(tmp_path):
 
     def play():
         levels = [(number, 0) for number in range(60)]
-        return evaluate(play_episodes(run.policy, FLOAT32, env, levels, 1, 60, keep_frames=False))
+        return evaluate(play_episodes(run.policy, FLOAT32, env, levels, 1, 60,
+                                      PlayOptions(keep_frames=False)))
 
     untrained = play()
     run.train()

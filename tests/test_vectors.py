@@ -11,8 +11,8 @@ from conftest import FLOAT32, tiny_policy
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent, weights_sha256
+from agents.hooks import patched
 from agents.networks import build_policy
-from agents.scopes import patched
 from common.errors import UserError
 from interventions.patches import Add
 from interventions.vectors import (

@@ -11,7 +11,7 @@ from PIL import Image
 
 import evaluate
 import render
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.evaluation import evaluate as evaluation_of
 from common.video import enlarge, mark_action
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
@@ -116,7 +116,8 @@ def test_episode_depends_on_its_number_and_level_alone():
 
 def test_greedy_takes_the_most_likely_action():
     config = EnvConfig("fruitbot", "easy")
-    (episode,) = play_episodes(tiny_policy(), FLOAT32, config, [(0, 3)], 0, 1, greedy=True)
+    (episode,) = play_episodes(tiny_policy(), FLOAT32, config, [(0, 3)], 0, 1,
+                               PlayOptions(greedy=True))
     assert np.array_equal(episode.actions, episode.log_probs.argmax(axis=1))
 
 

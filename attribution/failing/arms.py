@@ -15,7 +15,7 @@ import torch
 
 from agents.agent_file import load_agent
 from agents.edits import Edit, with_edits
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.networks import Policy
 from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, activations_of
@@ -209,7 +209,8 @@ def play_arm(each: FailureArm, folder: CausesFolder, compute: Compute, config: E
     if left:
         episodes = functools.partial(
             play_episodes, each.policy(), compute, config, left, seed, num_envs,
-            keep_frames=False, edit=each.level_edit, edit_every_step=each.every_step)
+            PlayOptions(edit=each.level_edit, edit_every_step=each.every_step,
+                        keep_frames=False))
         with Progress(len(levels), "episode", len(begun)) as progress:
             for _, fate in with_fates(config, episodes):
                 folder.add(each.arm.name, fate)

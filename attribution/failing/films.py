@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.films import last_steps, write_beside
 from attribution.failing.arms import FailureArm
 from attribution.failing.files import SOLVED
@@ -47,8 +47,8 @@ def shoot(path: Path, arms: Sequence[FailureArm], causes: Sequence[str], compute
     films = {}
     for each, cause in zip(arms, causes):
         [episode] = play_episodes(each.policy(), compute, config, [level], seed, num_slots,
-                                  keep_frames=False, edit=each.level_edit,
-                                  edit_every_step=each.every_step)
+                                  PlayOptions(edit=each.level_edit, keep_frames=False,
+                                              edit_every_step=each.every_step))
         films[f"{each.arm.label}: {cause}"] = last_steps(
             config, level[1], episode.actions[:-1].tolist(), LAST_STEPS, each.level_edit,
             each.every_step)
@@ -89,8 +89,8 @@ def endings(arm: FailureArm, failed: pd.DataFrame, compute: Compute, config: Env
     """
     levels = list(zip(failed["level"].tolist(), failed["level_seed"].tolist()))
     played = {episode.number: episode for episode in play_episodes(
-        arm.policy(), compute, config, levels, seed, num_slots, edit=arm.level_edit,
-        edit_every_step=arm.every_step)}
+        arm.policy(), compute, config, levels, seed, num_slots,
+        PlayOptions(edit=arm.level_edit, edit_every_step=arm.every_step))}
     found = []
     for (number, level), cause in zip(levels, failed["cause"]):
         episode = played[number]

@@ -25,10 +25,10 @@ import numpy as np
 import pandas as pd
 import torch
 
+from agents.hooks import cached
 from agents.networks import to_images
 from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
-from agents.scopes import cached
 from common.devices import Compute
 from envs.procgen_env import LevelSlots
 from generative.dataset import WindowPlace

@@ -14,10 +14,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from agents.hooks import ActivationCache, cached
 from agents.layers import STATE, Layer, find_layer
 from agents.networks import Policy, PolicyOutput
 from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
-from agents.scopes import Activations, cached
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -50,7 +50,7 @@ class Answers:
     units: dict[str, Tensor]
 
     @classmethod
-    def of(cls, steps: Sequence[Step | AgentOutput], activations: Activations,
+    def of(cls, steps: Sequence[Step | AgentOutput], activations: ActivationCache,
            policy: Policy) -> Answers:
         """Of steps, simulated or not, during which the outputs of layers were recorded."""
         return cls(*(torch.stack([getattr(step, name) for step in steps]).float()
@@ -58,7 +58,7 @@ class Answers:
                    _units(activations, policy))
 
 
-def _units(activations: Activations, policy: Policy) -> dict[str, Tensor]:
+def _units(activations: ActivationCache, policy: Policy) -> dict[str, Tensor]:
     """Means over cells (T, B, U) of recorded layers, of which each pass was a step."""
     found = {}
     for name in activations:

@@ -44,7 +44,7 @@ import torch
 from scipy.special import ive, logsumexp
 from torch import Tensor
 
-from agents.scopes import cached
+from agents.hooks import cached
 from common.description import open_described_folder
 from common.devices import Compute
 from common.errors import UserError

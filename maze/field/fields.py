@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
-from agents.hooks import Rows
+from agents.hooks import batch_info
 from agents.networks import Policy, PolicyOutput
+from agents.patch import BatchInfo
 from agents.reference_set import ReferenceSet
-from agents.scopes import rows_of_pass
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS
@@ -257,9 +257,9 @@ def vector_field(policy: Policy, compute: Compute, state: MazeState, *, facing: 
     steps = _without_cheese(grid).distances(grid.mouse)[tuple(squares.T)]  # (n,)
 
     def run(chosen: np.ndarray, facings: np.ndarray, hidden: Tensor) -> PolicyOutput:
-        rows = Rows(chosen, np.maximum(steps[chosen], 0),
-                    np.full(len(chosen), state.level_seed), squares[chosen], facings)
-        with rows_of_pass(policy, rows):
+        rows = BatchInfo(chosen, np.maximum(steps[chosen], 0),
+                         np.full(len(chosen), state.level_seed), squares[chosen], facings)
+        with batch_info(policy, rows):
             return run_policy(policy, compute, frames(squares[chosen], facings), hidden)
 
     entering = policy.initial_states(len(squares))  # (n, D)

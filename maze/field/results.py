@@ -35,9 +35,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from agents.hooks import Patch
+from agents.hooks import ChangeSize, patched
 from agents.networks import Policy
-from agents.scopes import Size, patched
+from agents.patch import Patch
 from common.description import first_difference
 from common.devices import Compute
 from common.errors import UserError
@@ -55,7 +55,7 @@ UNPATCHED = "unpatched"  # the arm without patches
 OUTCOMES = (*AT_DECISION, *OF_FIELD, *EXACT, *OF_CHANGE)
 _COLUMNS = {"arm": str, "level": str, "seed": int, "maze_dim": int, "kind": str, "squares": int,
             **dict.fromkeys((*OUTCOMES, "facing_variation"), float)}
-_SIZES = ("in_std", "norm", "relative")  # of a Size
+_SIZES = ("in_std", "norm", "relative")  # of a ChangeSize
 FIELDS_FILES = Schema(
     "fields", "python -m maze.fields", items={
         "patches": Entry("{}/patches.json", Json()),
@@ -88,11 +88,11 @@ def key_of(level: str, facing: int, facings: Sequence[int]) -> str:
 
 
 def write_field(store: ResultStore, arm: str, key: str, field: Field,
-                moved: Sequence[Size] = ()) -> None:
+                moved: Sequence[ChangeSize] = ()) -> None:
     """Write a field.
 
     Args:
-        moved: how far each patch moved an output, from ``Scope.moved``.
+        moved: how far each patch moved an output, from ``ActivePatches.changes``.
     """
     grid = field.grid
     sizes = [[size.pictures, *(getattr(size, name) for name in _SIZES)] for size in moved]
@@ -105,7 +105,7 @@ def write_field(store: ResultStore, arm: str, key: str, field: Field,
         "moved": np.array(sizes, np.float64).reshape(-1, 1 + len(_SIZES))})
 
 
-def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[Size]]:
+def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[ChangeSize]]:
     """Read a field, and how far each patch moved an output.
 
     Raises:
@@ -127,7 +127,7 @@ def read_field(store: ResultStore, arm: str, key: str) -> tuple[Field, list[Size
     except (UserError, ValueError, TypeError) as error:
         raise UserError(f"the field {store.file_of('field', arm, key)} is damaged: {error}"
                         ) from None
-    moved = [Size(str(layer), int(pictures), *sizes) for layer, (pictures, *sizes) in zip(
+    moved = [ChangeSize(str(layer), int(pictures), *sizes) for layer, (pictures, *sizes) in zip(
         arrays["moved_layers"], arrays["moved"].tolist(), strict=True)]
     return field, moved
 
@@ -190,7 +190,7 @@ def fields_of_arm(store: ResultStore, arm: str, patches: Sequence[Patch],
             if not store.has("field", arm, key):
                 with patched(options.policy, patches, std) as scope:
                     field = options.field(state, facing)
-                write_field(store, arm, key, field, scope.moved())
+                write_field(store, arm, key, field, scope.changes())
             field, sizes = read_field(store, arm, key)
             if field.grid.to_rows() != state.grid.to_rows():
                 raise UserError(f"{store.file_of('field', arm, key)} is of another level "
@@ -209,7 +209,7 @@ def moved_table(moved: Sequence[Mapping]) -> pd.DataFrame:
     Args:
         moved: from :func:`fields_of_arm`.
     """
-    sizes = [field.name for field in dataclasses.fields(Size)]
+    sizes = [field.name for field in dataclasses.fields(ChangeSize)]
     table = pd.DataFrame(moved, columns=["arm", "patch", *sizes])
     rows = []
     for key, part in table.groupby(["arm", "patch", "layer"], sort=False):

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agents.hooks import Patch, Rows
 from agents.layers import layers_named
+from agents.patch import BatchInfo, Patch
 from common.errors import UserError, nearest
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 from interventions.patch_text import Opening, register_word
@@ -110,7 +110,7 @@ def _facing(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
     _env(word, opening)
     _chosen(word, value, ("0", "1"))
 
-    def faces(rows: Rows) -> np.ndarray:
+    def faces(rows: BatchInfo) -> np.ndarray:
         _check_squares(rows)
         return rows.facing == int(value)
     return _with_condition(patch, faces)
@@ -131,7 +131,7 @@ def _at(word: str, patch: Patch, value: str, opening: Opening) -> Patch:
             found = []
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
-    def holds(rows: Rows) -> np.ndarray:
+    def holds(rows: BatchInfo) -> np.ndarray:
         _check_squares(rows)
         on = np.array([_is_on(rows[[row]], squares_of(int(level)))[0]
                        for row, level in enumerate(rows.level)])
@@ -177,13 +177,13 @@ def _grid(opening: Opening, level: int) -> Grid:
     return state.grid
 
 
-def _check_squares(rows: Rows) -> None:
+def _check_squares(rows: BatchInfo) -> None:
     if rows.square is None or rows.facing is None:
         raise UserError("a patch depends on where the mouse is, but the pass does not say so; play "
                         "with squares, or leave the word out")
 
 
-def _is_on(rows: Rows, squares: np.ndarray) -> np.ndarray:
+def _is_on(rows: BatchInfo, squares: np.ndarray) -> np.ndarray:
     """Whether the mouse is on one of squares (n, 2), bool (B,)."""
     _check_squares(rows)
     return (rows.square[:, None] == squares).all(axis=2).any(axis=1)

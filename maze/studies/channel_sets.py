@@ -75,7 +75,7 @@ def channels_asked(texts: Sequence[str], strongest: int | None, policy: Policy, 
             found |= set(parse_patch(f"zero@{layer.name}:{text}").channels)
     channels = tuple(sorted(map(int, found)))
     if channels:
-        Zero(layer.name, channels=channels).place(policy, layer)  # refuses one that is not there
+        Zero(layer.name, channels=channels).select(policy, layer)  # refuses one that is not there
     return channels
 
 

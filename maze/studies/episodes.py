@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from agents.episodes import Episode, play_episodes
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.networks import Policy
 from common.devices import Compute
 from common.errors import UserError
@@ -82,7 +82,8 @@ def entries_of(policy: Policy, compute: Compute, states: Sequence[MazeState],
     episodes = play_episodes(
         policy, compute, game_of(states), [(number, states[number].level_seed)
                                            for number in numbers],
-        seed, EPISODES_AT_A_TIME, keep_frames=False, edit=chosen, keep_positions=True)
+        seed, EPISODES_AT_A_TIME,
+        PlayOptions(edit=chosen, keep_frames=False, keep_positions=True))
     for episode in episodes:
         state = states[episode.number]
         grid = state.grid

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from agents.films import beside, small_film, write_beside
-from agents.hooks import Patch
+from agents.hooks import patched
 from agents.networks import Policy
-from agents.scopes import patched
+from agents.patch import Patch
 from common.devices import Compute
 from common.files import save_json
 from common.video import write_gif
@@ -54,8 +54,7 @@ class Reel:
             with patched(self.policy, patches):
                 [episode] = play_episodes(
                     self.policy, self.compute, self.env, [(number, state.level_seed)], self.seed,
-                    num_slots=1, person_view=True, edit=self.edit, with_squares=True,
-                    keep_positions=True)
+                    1, PlayOptions(edit=self.edit, keep_person_views=True, keep_positions=True))
             films[name] = small_film(episode, self.max_steps)
             rows.append({"level": state.level_seed, "arm": name,
                          "cheese": bool(episode.level_complete), "steps": episode.length,

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from agents.acting import run_policy
+from agents.hooks import patched
 from agents.layers import Layer
 from agents.networks import Policy
 from agents.reference_set import ReferenceSet
-from agents.scopes import patched
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import with_progress
@@ -130,7 +130,7 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
                 with patched(policy, patches, std) as scope:
                     after.append(decisions.outcomes())
                 arms.append(arm)
-                moved[arm.name] = scope.moved()[0].in_std
+                moved[arm.name] = scope.changes()[0].in_std
     before, after = decisions.outcomes(), np.stack(after)
     table = compare_outcomes(arms, moved, OUTCOMES, before, after, seed)
     return with_verdicts(table, OUTCOMES, before, after, seed)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agents.hooks import Rows
 from agents.layers import layers_named
 from agents.networks import Policy
+from agents.patch import BatchInfo
 from common.cli import Parser
 from common.errors import UserError
 from interventions.patches import Add
@@ -65,7 +65,7 @@ def own_vector(policy: Policy, layer: str, thing: Thing, states: Sequence[MazeSt
     vectors = dict(zip((state.level_seed for state in states),
                        differences(policy, [layer.name], thing, states)[layer.name]))
 
-    def of_rows(rows: Rows) -> np.ndarray:
+    def of_rows(rows: BatchInfo) -> np.ndarray:
         nothing = np.zeros(layer.shape, np.float32)  # of rows that fill a pass up
         return np.stack([vectors.get(level, nothing) for level in rows.level.tolist()])
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from agents.acting import run_policy
+from agents.hooks import patched
 from agents.layers import ALL, layers_named
 from agents.networks import Policy, PolicyOutput
-from agents.scopes import patched
 from common.devices import Compute
 from interventions.controls import OTHERS, controls_of
 from interventions.patches import Add
@@ -168,7 +168,7 @@ class _Passes:
         if self._half is None:
             with patched(self._policy, [Add(ALL, vector=added)], self._std) as scope:
                 output = self._whole()
-            return output, np.tile(scope.total_moved(), (len(self._frames), 1))
+            return output, np.tile(scope.total_change(), (len(self._frames), 1))
         activations, change = self._half.activations.float(), added[self._layer]
         std = self._std[self._layer]
         in_std = torch.where(std > 0, change / std, torch.zeros_like(change))

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from agents.acting import run_policy
+from agents.hooks import cached
 from agents.layers import Layer
 from agents.networks import Policy
-from agents.scopes import cached
 from common.devices import Compute
 from common.progress import with_progress
 from interventions.tracking import SCORES, Tracker

@@ -9,11 +9,11 @@ from conftest import FLOAT32, small_policy, tiny_policy
 
 from agents.acting import embed_frames, run_policy
 from agents.agent_file import load_agent
-from agents.episodes import play_episodes
-from agents.hooks import PADDING, Apply, Rows
+from agents.episodes import PlayOptions, play_episodes
+from agents.hooks import batch_info, cached, patched
 from agents.layers import all_layers, find_layer
 from agents.networks import to_images
-from agents.scopes import cached, patched, rows_of_pass
+from agents.patch import PADDING, Apply, BatchInfo
 from common.errors import UserError
 from common.parameters import ParameterSet
 from envs.procgen_env import EnvConfig
@@ -48,7 +48,7 @@ def run(policy, frames):
 
 
 def assert_untouched(policy):
-    assert "_scopes" not in vars(policy)
+    assert "_hook_stack" not in vars(policy)
     assert not any(module._forward_hooks for module in policy.modules())
 
 
@@ -137,7 +137,7 @@ def test_functions_by_layer_name_map_outputs_in_the_layers_own_shape():
     assert torch.equal(after[LAYER], flip(plain[LAYER]))
     assert torch.equal(after["fc_value"], before["fc_value"] + 2)
     assert torch.equal(after["fc_value"][:, 0], values)
-    assert [size.layer for size in scope.moved()] == [LAYER, "fc_value"]
+    assert [size.layer for size in scope.changes()] == [LAYER, "fc_value"]
     assert_untouched(policy)
 
 
@@ -199,7 +199,7 @@ def test_names_of_one_output_are_one_list_of_patches():
         run(policy, frames)
     torch.testing.assert_close(after[LAYER], (before[LAYER] + 1) * 3 - 2)
     assert torch.equal(after[LAYER], after["embedder.block2.res1"])
-    assert [size.layer for size in scope.moved()] == 3 * [LAYER]
+    assert [size.layer for size in scope.changes()] == 3 * [LAYER]
 
 
 def test_scopes_left_in_another_order_end_cleanly_and_warn():
@@ -311,28 +311,28 @@ def test_a_patched_memory_is_carried_on():
 def test_a_patch_that_depends_on_rows_needs_to_know_them():
     policy, frames = small_policy(), frames_of(4)
     numbers = np.arange(4)
-    rows = Rows(np.array([0, 1, PADDING, 2]), numbers, 10 * numbers)
+    rows = BatchInfo(np.array([0, 1, PADDING, 2]), numbers, 10 * numbers)
     plain = run(policy, frames).values
     late = Zero("fc_value", steps=(1, 3))
     with patched(policy, [late]) as scope:
-        with pytest.raises(UserError, match="depends on whose pictures"):
+        with pytest.raises(UserError, match="depends on the step, level"):
             run(policy, frames)
-        with (rows_of_pass(policy, rows[:3]),
-              pytest.raises(UserError, match="pass of 4 pictures is said to be of 3")):
+        with (batch_info(policy, rows[:3]),
+              pytest.raises(UserError, match="metadata for 3 frames, but the batch has 4")):
             run(policy, frames)
-        with rows_of_pass(policy, rows):
+        with batch_info(policy, rows):
             values = run(policy, frames).values
         assert torch.equal(values, plain * torch.tensor([1, 0, 1, 1]))  # row 2 is empty
-        assert scope.moved()[0].pictures == 1
+        assert scope.changes()[0].pictures == 1
     never = Zero("fc_value", levels=(5,))
     with patched(policy, [late, never]) as scope:
-        assert scope.never_in_force() == []  # nothing has run
-        with rows_of_pass(policy, rows), cached(policy, ["fc_value"]) as recording:
+        assert scope.never_applied() == []  # nothing has run
+        with batch_info(policy, rows), cached(policy, ["fc_value"]) as recording:
             run(policy, frames)
-        assert scope.never_in_force() == [never]
+        assert scope.never_applied() == [never]
         assert len(recording["fc_value"]) == 3
     with (patched(policy, [Zero("fc_value", levels=(30,), conditions=(
-            lambda rows: rows.episode == 2,))]), rows_of_pass(policy, rows)):
+            lambda rows: rows.episode == 2,))]), batch_info(policy, rows)):
         assert torch.equal(run(policy, frames).values, plain * torch.tensor([1, 1, 1, 0]))
 
 
@@ -354,10 +354,10 @@ def test_patches_that_depend_on_rows_do_not_depend_on_how_many_play():
     for num_slots in (16, 17):
         with patched(policy, patches) as scope:
             episodes = sorted(play_episodes(policy, FLOAT32, EnvConfig("fruitbot", "easy"), levels,
-                                            5, num_slots, keep_frames=False,
-                                            keep_positions=True, with_squares=True),
+                                            5, num_slots, PlayOptions(keep_frames=False,
+                                                                      keep_positions=True)),
                               key=lambda episode: episode.number)
-        played.append((episodes, [size.pictures for size in scope.moved()]))
+        played.append((episodes, [size.pictures for size in scope.changes()]))
     (some, pictures), (others, again) = played
     assert pictures == again
     assert pictures[0] == sum(min(episode.length + 1, 30) - 2 for episode in some)
@@ -383,7 +383,7 @@ def test_patches_act_in_the_simulator_and_not_in_its_training(simulator_file, ag
     start = simulator.start_from(vectors, MODE)
     plain = simulator.imagine(start, MODE, 3)
     numbers = np.arange(2)
-    rows = Rows(numbers, 0 * numbers, 0 * numbers - 1)
+    rows = BatchInfo(numbers, 0 * numbers, 0 * numbers - 1)
     with patched(policy, [SetTo("gru", 0.25, channels=(3,), steps=(1, 2))]):
         altered = simulator.imagine(start, MODE, 3, rows=rows)
         with pytest.raises(UserError, match="the training pass of a simulator takes no patches"):

@@ -1,0 +1,280 @@
+"""Patches: functions of a layer's activations, restricted to some channels, cells and frames.
+
+``agents.hooks.patched`` applies them. Letters in shape comments: B frames of a batch, R of them
+that a patch changes, C channels and H W cells of a map (units are channels with one cell),
+P = H W, K channels and M cells that a patch changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agents.layers import Layer
+from agents.networks import Policy
+from common.errors import UserError
+
+PADDING = -1  # episode of a row that only fills a batch up
+NO_LEVEL = -1  # level of a simulation
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchInfo:
+    """Metadata of a batch: episode, step, level and player position of each frame.
+
+    Attributes:
+        episode: number of the episode or of the simulated start, int64 (B,); ``PADDING`` for rows
+            without a frame.
+        step: step of the episode, from 0, int64 (B,).
+        level: seed of the level, int64 (B,); ``NO_LEVEL`` if there is none.
+        square: row from the bottom and column of the player, int64 (B, 2), or None.
+        facing: direction that the player faces, int64 (B,), or None.
+    """
+
+    episode: np.ndarray
+    step: np.ndarray
+    level: np.ndarray
+    square: np.ndarray | None = None
+    facing: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    @property
+    def target(self) -> np.ndarray:
+        """Seed of draws per level: the level's seed, or the number of the simulated start."""
+        return np.where(self.level == NO_LEVEL, self.episode, self.level)
+
+    def at_step(self, step: int) -> BatchInfo:
+        """Return the metadata of the same episodes at one step."""
+        return dataclasses.replace(self, step=np.full_like(self.episode, step))
+
+    def padded(self, number: int) -> BatchInfo:
+        """Append ``number`` rows without a frame."""
+        return self._map(lambda values: np.concatenate(
+            [values, np.full((number, *values.shape[1:]), PADDING, values.dtype)]))
+
+    def __getitem__(self, index: slice | np.ndarray) -> BatchInfo:
+        """Select rows by a slice, by numbers, or by a truth value each."""
+        return self._map(lambda values: values[index])
+
+    def _map(self, function: Callable[[np.ndarray], np.ndarray]) -> BatchInfo:
+        return dataclasses.replace(self, **{name: function(values) for name, values
+                                            in vars(self).items() if values is not None})
+
+
+Condition = Callable[[BatchInfo], np.ndarray]
+"""Map metadata to the rows on which a patch acts, bool (B,)."""
+
+Array = np.ndarray | Tensor
+Values = float | Array | Mapping[str, float | Array] | Callable[[BatchInfo], Array]
+"""Values for the entries of a layer: a number, an array that broadcasts to the layer's shape, such
+an array per layer name, or a function of the metadata that returns one per frame (R, *shape)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchContext:
+    """Inputs of a patch function in addition to the activations.
+
+    Attributes:
+        info: metadata of the R frames, or None if the caller did not attach any.
+        state: recurrent state that enters the step (R, D), for the layer ``hidden_state`` only.
+    """
+
+    info: BatchInfo | None
+    state: Tensor | None
+
+    @property
+    def required_info(self) -> BatchInfo:
+        """The metadata, for patches with ``needs_info``."""
+        assert self.info is not None
+        return self.info
+
+
+PatchFn = Callable[[Tensor, PatchContext], Tensor]
+"""Map selected activations (R, K, M), float32, to their replacements."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Entries of a layer's output that a patch acts on.
+
+    Attributes:
+        channels: int64 (K,), or None for all.
+        cells: cell numbers in reading order, int64 (M,), or None for all.
+    """
+
+    policy: Policy
+    layer: Layer
+    channels: Tensor | None
+    cells: Tensor | None
+
+    def take(self, values: Tensor) -> Tensor:
+        """Select the entries (R, K, M) of outputs (R, C, P)."""
+        if self.channels is not None:
+            values = values[:, self.channels]
+        return values if self.cells is None else values[:, :, self.cells]
+
+    def broadcast(self, values: float | Array, name: str) -> Tensor:
+        """Broadcast an array to the layer's shape and select its entries.
+
+        Args:
+            values: array that broadcasts to (*shape) or (R, *shape).
+            name: description of the values, for messages.
+
+        Returns:
+            Entries (R or 1, K, M).
+
+        Raises:
+            UserError: if the array does not fit, or holds NaN or infinity.
+        """
+        values = torch.as_tensor(values, dtype=torch.float32, device=self.policy.device)
+        shape = self.layer.shape
+        lead = values.shape[:1] if values.ndim > len(shape) else (1,)
+        try:
+            whole = values.expand(*lead, *shape)
+        except RuntimeError:
+            raise UserError(f"{name} has the shape {tuple(values.shape)}, but "
+                            f"{self.layer.name} has {shape}") from None
+        if not torch.isfinite(values).all():
+            raise UserError(f"{name} holds NaN or infinity")
+        return self.take(whole.reshape(*lead, shape[0], -1))
+
+    def values(self, values: Values, name: str) -> Callable[[PatchContext], Tensor]:
+        """Return a function from a context to values that broadcast with (R, K, M).
+
+        Raises:
+            UserError: see ``broadcast``; also raised by the returned function.
+        """
+        if isinstance(values, Mapping):
+            if self.layer.name not in values:
+                raise UserError(f"{name} has no numbers for the layer {self.layer.name}")
+            values = values[self.layer.name]
+        if callable(values):
+            return lambda context: self.broadcast(values(context.required_info), name)
+        fixed = self.broadcast(values, name)
+        return lambda context: fixed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Patch:
+    """A change of a layer's output, restricted to some channels, cells and frames.
+
+    Attributes:
+        layer: name of the layer, see ``agents.layers.layers_named``.
+        channels: numbers of channels or units; all if None.
+        cells: (row from the top, column) of cells; all if None.
+        steps: first step of an episode at which the patch acts, and the first at which it no
+            longer does (None: until the end); all if None.
+        levels: seeds of the levels on which it acts; all if None.
+        conditions: further conditions, all of which must hold.
+        words: options that other packages define, as written. They become conditions, cells and
+            the like in ``interventions.patch_text.open_patches``.
+        written: the patch before it was opened, which names it; None if it never was.
+    """
+
+    kind: ClassVar[str]
+
+    layer: str
+    _: dataclasses.KW_ONLY
+    channels: tuple[int, ...] | None = None
+    cells: tuple[tuple[int, int], ...] | None = None
+    steps: tuple[int, int | None] | None = None
+    levels: tuple[int, ...] | None = None
+    conditions: tuple[Condition, ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
+    written: Patch | None = None
+
+    def bind(self, selection: Selection) -> PatchFn:
+        """Return the patch function for a selection, with everything constant precomputed.
+
+        Raises:
+            UserError: if the patch cannot act there.
+        """
+        raise NotImplementedError
+
+    @property
+    def needs_info(self) -> bool:
+        """Whether batch metadata is required."""
+        return self.steps is not None or self.levels is not None or bool(self.conditions)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the field ``reference`` must still be set to a reference set."""
+        return False
+
+    def applies_to(self, info: BatchInfo) -> np.ndarray:
+        """Return the rows on which the patch acts, bool (B,)."""
+        acts = info.episode != PADDING
+        if self.steps is not None:
+            begin, end = self.steps
+            acts = acts & (info.step >= begin)
+            if end is not None:
+                acts &= info.step < end
+        if self.levels is not None:
+            acts = acts & np.isin(info.level, self.levels)
+        for condition in self.conditions:
+            acts = acts & condition(info)
+        return acts
+
+    def select(self, policy: Policy, layer: Layer) -> Selection:
+        """Return the entries that the patch changes.
+
+        Raises:
+            UserError: if the layer has no such channel or cell; the bounds are named.
+        """
+        if self.words and self.written is None:
+            raise UserError(f"the patch at {self.layer} has the word '{self.words[0][0]}', which "
+                            "must be opened first (interventions.patch_text.open_patches)")
+        what = "channels" if layer.is_map else "units"
+        for channel in self.channels or ():
+            if not 0 <= channel < layer.shape[0]:
+                raise UserError(f"{layer.name} has no {what[:-1]} {channel}: its {what} are "
+                                f"numbered 0 to {layer.shape[0] - 1}")
+        if self.cells is not None and not layer.is_map:
+            raise UserError(f"{layer.name} has no cells: it is {layer.shape[0]} units; leave "
+                            "cells and squares out, or name a layer with a map")
+        for row, column in self.cells or ():
+            if not (0 <= row < layer.shape[1] and 0 <= column < layer.shape[2]):
+                raise UserError(f"{layer.name} has no cell {row}.{column}: its rows go from 0 to "
+                                f"{layer.shape[1] - 1}, its columns to {layer.shape[2] - 1}")
+        width = layer.shape[-1]
+        cells = self.entry_cells and [row * width + column for row, column in self.entry_cells]
+        return Selection(policy, layer, *(
+            None if numbers is None else torch.tensor(numbers, dtype=torch.int64,
+                                                      device=policy.device)
+            for numbers in (self.channels, cells)))
+
+    def overwrites(self, earlier: Patch, layer: Layer) -> bool:
+        """Return whether the patch silently undoes an earlier patch of the same layer."""
+        return False
+
+    @property
+    def entry_cells(self) -> tuple[tuple[int, int], ...] | None:
+        """Cells that the patch may change."""
+        return self.cells
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apply(Patch):
+    """Replace the selected entries by a function of them.
+
+    Attributes:
+        function: maps the output of the layer, float32 (R, *shape), to values of the same shape.
+            If channels or cells are selected, it maps only those, (R, K, M); M is 1 for units.
+    """
+
+    kind: ClassVar[str] = "function"
+
+    function: Callable[[Tensor], Tensor]
+
+    def bind(self, selection: Selection) -> PatchFn:
+        if selection.channels is not None or selection.cells is not None:
+            return lambda entries, context: self.function(entries)
+        return lambda entries, context: self.function(
+            entries.reshape(-1, *selection.layer.shape)).reshape(entries.shape)
