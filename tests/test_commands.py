@@ -1,6 +1,7 @@
 """The command line: the published flags, and every mistake as one clear sentence."""
 
 import dataclasses
+import importlib
 import os
 import re
 import shlex
@@ -434,11 +435,29 @@ def test_bfloat16_is_a_feature_of_the_processor(features, hardware):
 
 
 def commands_of_documents():
-    """Every command line of README.md and docs/, as words."""
-    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    """Every command line of README.md, docs/ and the model cards, as words."""
+    for document in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+                     *sorted((ROOT / "pretrained").glob("*/README.md"))):
         for line in document.read_text().replace("\\\n", " ").splitlines():
-            if re.match(r"(    )?python [-\w./]+ ", line):
-                yield shlex.split(line, comments=True)
+            if re.match(r"(    )?(python|torchrun|sbatch|COMMAND=\S+) [-\w./]+ ", line):
+                words = shlex.split(line.partition(" < ")[0], comments=True)
+                if words[0].startswith("COMMAND="):  # of a job of LSF
+                    words = ["bsub", *shlex.split(words[0].removeprefix("COMMAND="))]
+                yield words
+
+
+def test_scripts_accept_every_documented_command():
+    """Flags and values are parsed; files need not exist."""
+    num_commands = 0
+    for words in commands_of_documents():
+        begin = next(k for k, word in enumerate(words) if word == "-m" or word.endswith(".py"))
+        name, argv = words[begin], words[begin + 1:]
+        if name == "-m":
+            name, *argv = argv
+        script = importlib.import_module(name.removesuffix(".py").replace("/", "."))
+        script.parser().parse_args(argv)
+        num_commands += 1
+    assert num_commands > 100
 
 
 def test_commands_of_different_documents_write_to_different_folders():

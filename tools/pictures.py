@@ -4,7 +4,7 @@ run_pipeline.py has written:
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
     python -m tools.pictures OUTPUT
 
-What a picture shows is chosen by a rule, not by hand, see docs/figures.md. A picture whose stages
+What a picture shows is chosen by a rule, not by hand, see docs/walkthrough.md. A picture whose stages
 are not finished is left out, and they are named.
 """
 
