@@ -4,8 +4,8 @@ run_pipeline.py has written:
     python run_pipeline.py --preset section:demo --output_dir OUTPUT
     python -m tools.pictures OUTPUT
 
-What a picture shows is chosen by a rule, not by hand, see docs/walkthrough.md. A picture whose stages
-are not finished is left out, and they are named.
+Rules choose what a picture shows (see docs/walkthrough.md). Pictures whose stages are not finished
+are left out, and those stages are named.
 """
 
 from __future__ import annotations
