@@ -16,7 +16,26 @@ import numpy as np
 import torch
 
 from agents.outputs import POLICY, PUBLISHED_POLICY, VALUE, Output, outputs_named
-from attribution.attributing.attribution_files import (
+from attribution.advantages import AUTO, find_advantage_settings
+from attribution.context import (
+    AttributionContext,
+    add_agent_flags,
+    add_integral_flags,
+    add_output_flags,
+)
+from attribution.integrated_gradients import (
+    GAUSS_LEGENDRE,
+    RIEMANN_RIGHT,
+    RULES,
+    Integration,
+    LayerIntegratedGradients,
+    frame_gradients,
+)
+from attribution.layers import Bottleneck
+from attribution.over_time import IntegratedGradientsOverTime, Window
+from attribution.recordings import batches, check_finite_frames
+from attribution.reduction import cells_first
+from attribution.results import (
     ACTIVATIONS,
     INPUT,
     Attributed,
@@ -28,20 +47,7 @@ from attribution.attributing.attribution_files import (
     finished_layers,
     quantiles,
 )
-from attribution.attributing.flags import (
-    Opened,
-    add_agent_flags,
-    add_integral_flags,
-    add_output_flags,
-)
-from attribution.attributing.gradients import frame_gradients
-from attribution.attributing.integration import GAUSS, RIGHT, RULES, Attributor, Integration
-from attribution.attributing.layers import Cut
-from attribution.attributing.over_time import AttributorOverTime, Window
-from attribution.attributing.recordings import batches, check_finite_frames
-from attribution.attributing.reduction import cells_first
-from attribution.walking.advantages import AUTO, unit_of
-from attribution.walking.trajectories import (
+from attribution.trajectories import (
     CHOICES,
     FAILURES,
     IN_ORDER,
@@ -55,8 +61,8 @@ from common.progress import Progress
 from common.shards import WHOLE, add_shard_flags
 
 NUM_REFERENCE = 1024  # observations over which an output's deviation is taken
-PUBLISHED = Integration(10, RIGHT, None)
-AT_THE_END = Integration(1, RIGHT, None)  # of the path alone: gradient times activation
+PUBLISHED = Integration(10, RIEMANN_RIGHT, None)
+AT_THE_END = Integration(1, RIEMANN_RIGHT, None)  # of the path alone: gradient times activation
 Places = Mapping[int, np.ndarray]  # of a trajectory by number, episode and row of its steps (T, 2)
 Piece = TypeVar("Piece", Attributed, AttributedOverTime, Reduced, Gradients)
 
@@ -81,7 +87,7 @@ def parser() -> Parser:
     flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
                        help=f"{FAILURES}: episodes with the smallest sum of rewards first")
     add_integral_flags(flags)
-    flags.add_argument("--integration", choices=RULES, default=GAUSS,
+    flags.add_argument("--integration", choices=RULES, default=GAUSS_LEGENDRE,
                        help="nodes of the integral: those of Gauss and Legendre, or right ends of "
                             "equal parts")
     flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
@@ -103,16 +109,17 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
+    context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
     outputs, integration = asked(args)
-    if args.memory_steps and not opened.policy.recurrent:
+    if args.memory_steps and not context.policy.recurrent:
         raise UserError("--memory_steps is for agents with memory, which this one has not; leave "
                         "it out")
-    steps = gather_trajectories(opened.recording.folder, args.num_trajectories, args.num_steps,
+    steps = gather_trajectories(context.recording.folder, args.num_trajectories, args.num_steps,
                                 args.episodes, args.choose)
     places = {number: places_of(steps.part(number)) for number in range(len(steps.bounds) - 1)}
-    features = {cut.name: opened.features(args.features_dir, cut) for cut in opened.cuts}
-    layers = [*([INPUT] if opened.wants_frame else []), *features]
+    features = {bottleneck.name: context.features(args.features_dir, bottleneck)
+                for bottleneck in context.bottlenecks}
+    layers = [*([INPUT] if context.wants_frame else []), *features]
     described = (f"{len(places)} trajectories of {', '.join(map(str, map(len, places.values())))} "
                  f"steps; "
                  f"layers: {', '.join(layers)}; outputs: "
@@ -125,42 +132,47 @@ def main(argv: list[str] | None = None) -> None:
               "trajectories")
     folder = AttributionFolder(args.output_dir)
     folder.open({
-        **opened.description, "num_trajectories": args.num_trajectories,
+        **context.provenance, "num_trajectories": args.num_trajectories,
         "num_steps": args.num_steps, "choose": args.choose, "episodes": args.episodes,
         "seed": args.seed, **vars(integration), "published_mode": args.published_mode,
-        "unit": vars(unit_of(args.agent_file, AUTO, opened.recording.all_steps())),
+        "unit": vars(find_advantage_settings(args.agent_file, AUTO, context.recording.all_steps())),
         "versions": versions()}, args.overwrite, args.shard,
         {"layers": layers, "outputs": [output.name for output in outputs],
          "memory_steps": args.memory_steps, "gradient_activation": args.gradient_activation,
          "features_sha256": [each.checksum for each in features.values()]}, args.join)
     is_whole = args.shard == WHOLE
     if is_whole and not folder.trajectories_file.exists():
-        folder.add_trajectories(without_noise(opened, steps))
+        folder.add_trajectories(without_noise(context, steps))
     places = {number: places[number] for number in args.shard.of([*places])}
-    deviations = deviations_of(opened, outputs, args.seed)
-    if opened.wants_frame:
-        differentiate_frames(opened, outputs, places, folder)
+    deviations = deviations_of(context, outputs, args.seed)
+    if context.wants_frame:
+        differentiate_frames(context, outputs, places, folder)
         if is_whole:
             sum_up_frames(outputs, places, deviations, folder)
-    for cut in opened.cuts:
-        folder.open_layer(features[cut.name], {
-            "features_dir": str(args.features_dir), "layer": cut.layer.name,
-            "place": features[cut.name].settings["place"], "partial": cut.partial}, is_whole)
+    for bottleneck in context.bottlenecks:
+        folder.open_layer(features[bottleneck.name], {
+            "features_dir": str(args.features_dir), "layer": bottleneck.layer.name,
+            "place": features[bottleneck.name].settings["place"], "partial": bottleneck.bypassed},
+                          is_whole)
         waiting = [output for output in outputs
-                   if not folder.summary_file(cut.name, output.name).exists()]
-        attribute_layer(opened, cut, features[cut.name], waiting, integration, places,
+                   if not folder.summary_file(bottleneck.name, output.name).exists()]
+        attribute_layer(context, bottleneck, features[bottleneck.name], waiting, integration,
+                        places,
                         np.array([deviations[output.name] for output in waiting]), folder)
-        attribute_memory(opened, cut, features[cut.name], outputs, integration, places,
+        attribute_memory(context, bottleneck, features[bottleneck.name], outputs, integration,
+                         places,
                          deviations, folder, args.memory_steps)
         if args.gradient_activation:
-            multiply_gradients(opened, cut, features[cut.name], outputs, places, folder)
+            multiply_gradients(context, bottleneck, features[bottleneck.name], outputs, places,
+                               folder)
         if not is_whole:
             continue
         for output in waiting:
-            folder.add_summary(cut.name, output.name, summary_of(
-                folder, cut.name, output.name, len(places), deviations[output.name],
+            folder.add_summary(bottleneck.name, output.name, summary_of(
+                folder, bottleneck.name, output.name, len(places), deviations[output.name],
                 integration.tolerance))
-        print(said(cut.name, [folder.summary(cut.name, output.name) for output in outputs]))
+        print(said(bottleneck.name, [folder.summary(bottleneck.name, output.name)
+                                     for output in outputs]))
     folder.finish()
     print(f"wrote {args.output_dir}: {described}" if is_whole else
           f"attributed along {len(places)} trajectories in {args.output_dir}")
@@ -175,11 +187,11 @@ def asked(args: argparse.Namespace) -> tuple[tuple[Output, ...], Integration]:
                          ), PUBLISHED
 
 
-def without_noise(opened: Opened, steps: Trajectories) -> Trajectories:
+def without_noise(context: AttributionContext, steps: Trajectories) -> Trajectories:
     """Trajectories with the log-probabilities of the policy without noise."""
-    if not opened.recording.description.get("action_noise"):
+    if not context.recording.description.get("action_noise"):
         return steps
-    log_probs = [opened.run(some)[0].log_probs.cpu().numpy() for some in batches(places_of(steps))]
+    log_probs = [context.run(some)[0].log_probs.cpu().numpy() for some in batches(places_of(steps))]
     return dataclasses.replace(steps, log_probs=np.concatenate(log_probs))
 
 
@@ -188,17 +200,18 @@ def places_of(steps: Trajectories) -> np.ndarray:
     return np.stack([steps.episode, steps.row], axis=1)
 
 
-def deviations_of(opened: Opened, outputs: Sequence[Output], seed: int) -> dict[str, float]:
+def deviations_of(context: AttributionContext, outputs: Sequence[Output], seed: int) -> dict[str,
+                                                                                             float]:
     """Deviation of each output over observations of the recording, by its name."""
     found = []
-    for some in batches(opened.recording.observations(NUM_REFERENCE, seed)):
-        output, actions = opened.run(some)
+    for some in batches(context.recording.observations(NUM_REFERENCE, seed)):
+        output, actions = context.run(some)
         found.append(torch.stack([each(output, actions) for each in outputs]).double().cpu())
     return dict(zip((output.name for output in outputs),
                     torch.cat(found, dim=1).numpy().std(axis=1).tolist()))
 
 
-def attribute_layer(opened: Opened, cut: Cut, features: LayerFeatures,
+def attribute_layer(context: AttributionContext, bottleneck: Bottleneck, features: LayerFeatures,
                     outputs: Sequence[Output], integration: Integration,
                     places: Places, deviations: np.ndarray,
                     folder: AttributionFolder) -> None:
@@ -210,23 +223,25 @@ def attribute_layer(opened: Opened, cut: Cut, features: LayerFeatures,
     """
     if not outputs:
         return
-    attributor = Attributor(opened.policy, opened.compute, cut, outputs, integration,
+    attributor = LayerIntegratedGradients(context.policy, context.compute, bottleneck, outputs,
+                                          integration,
                             features.mean_activations
                             if features.settings["baseline"] == "mean" else None)
     names = [output.name for output in outputs]
-    with Progress(sum(map(len, places.values())), f"{cut.name} step") as progress:
+    with Progress(sum(map(len, places.values())), f"{bottleneck.name} step") as progress:
         for number, trajectory in places.items():
-            if not all(folder.file(cut.name, name, number).exists()
+            if not all(folder.file(bottleneck.name, name, number).exists()
                        for name in (*names, ACTIVATIONS)):
-                activations, attributed = along(opened, attributor, features, trajectory,
+                activations, attributed = along(context, attributor, features, trajectory,
                                                 deviations)
-                folder.add_activations(cut.name, number, activations)
+                folder.add_activations(bottleneck.name, number, activations)
                 for name, each in zip(names, attributed):
-                    folder.add(cut.name, name, number, each)
+                    folder.add(bottleneck.name, name, number, each)
             progress.update(progress.done + len(trajectory))
 
 
-def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
+def along(context: AttributionContext, attributor: LayerIntegratedGradients,
+          features: LayerFeatures,
           trajectory: np.ndarray, deviations: np.ndarray) -> tuple[np.ndarray, list[Attributed]]:
     """Activations of features (T, H, W, F) and attributions of each output along a trajectory of
     places (T, 2).
@@ -234,30 +249,30 @@ def along(opened: Opened, attributor: Attributor, features: LayerFeatures,
     Raises:
         UserError: if a number is not finite; its frame is named.
     """
-    cut, reducer = attributor.cut, features.reducer
+    bottleneck, reducer = attributor.bottleneck, features.reducer
     all_activations: list[np.ndarray] = []
     pieces: list[list[Attributed]] = [[] for _ in attributor.outputs]
     for batch in batches(trajectory):
-        rows = opened.recording.rows(batch)
-        begun = attributor.begin(rows.frames, rows.entering)
-        held = begun.activations.cpu().numpy().reshape(len(batch), *cut.shape)
-        check_finite_frames(held, batch, f"activations of the layer {cut.name}")
+        rows = context.recording.read(batch)
+        prefix = attributor.run_prefix(rows.frames, rows.entering)
+        held = prefix.activations.cpu().numpy().reshape(len(batch), *bottleneck.shape)
+        check_finite_frames(held, batch, f"activations of the layer {bottleneck.name}")
         held = cells_first(held)
-        shape = (len(batch), *cut.shape[1:], -1)
+        shape = (len(batch), *bottleneck.shape[1:], -1)
         all_activations.append(reducer.activations(held).reshape(shape).astype(np.float16))
-        found = attributor.attribute(begun, rows.actions, deviations)
+        found = attributor.attribute(prefix, rows.actions, deviations)
         for number, values in enumerate(found.values):
-            check_finite_frames(values, batch, f"attributions to the layer {cut.name}")
+            check_finite_frames(values, batch, f"attributions to the layer {bottleneck.name}")
             coefficients, residual = reducer.attributions(cells_first(values), held)
             cells = np.concatenate([coefficients, residual[:, None]], axis=1).reshape(shape)
             pieces[number].append(Attributed(
                 cells.astype(np.float16), cells.sum(axis=(1, 2)).astype(np.float32),
-                found.outputs[number], found.baselines[number], found.gaps[number],
+                found.outputs[number], found.baselines[number], found.errors[number],
                 found.steps[number]))
     return np.concatenate(all_activations), [*map(joined, pieces)]
 
 
-def attribute_memory(opened: Opened, cut: Cut, features: LayerFeatures,
+def attribute_memory(context: AttributionContext, bottleneck: Bottleneck, features: LayerFeatures,
                      outputs: Sequence[Output], integration: Integration,
                      places: Places, deviations: dict[str, float],
                      folder: AttributionFolder, lags: int) -> None:
@@ -268,31 +283,33 @@ def attribute_memory(opened: Opened, cut: Cut, features: LayerFeatures,
     """
     if not lags:
         return
-    attributor = AttributorOverTime(opened.policy, opened.compute, cut, outputs, integration)
+    attributor = IntegratedGradientsOverTime(context.policy, context.compute, bottleneck, outputs,
+                                             integration)
     scales = np.array([deviations[output.name] for output in outputs])
-    with Progress(sum(map(len, places.values())), f"{cut.name} step over time") as progress:
+    with Progress(sum(map(len, places.values())), f"{bottleneck.name} step over time") as progress:
         for number, trajectory in places.items():
-            if not all(folder.memory_file(cut.name, output.name, lags, number).exists()
+            if not all(folder.memory_file(bottleneck.name, output.name, lags, number).exists()
                        for output in outputs):
-                pieces = [memory_of(opened, attributor, features, some, scales, lags)
+                pieces = [memory_of(context, attributor, features, some, scales, lags)
                           for some in batches(trajectory)]
                 for output, some in zip(outputs, zip(*pieces)):
-                    folder.add_over_time(cut.name, output.name, number, joined(some))
+                    folder.add_over_time(bottleneck.name, output.name, number, joined(some))
             progress.update(progress.done + len(trajectory))
 
 
-def memory_of(opened: Opened, attributor: AttributorOverTime, features: LayerFeatures,
+def memory_of(context: AttributionContext, attributor: IntegratedGradientsOverTime,
+              features: LayerFeatures,
               batch: np.ndarray, deviations: np.ndarray, lags: int) -> list[AttributedOverTime]:
     """Attributions over time of each output at some steps (B, 2)."""
-    cut = attributor.cut
+    bottleneck = attributor.bottleneck
     rows = batch[:, 1:] - np.arange(lags)  # (B, L)
     wanted, where = np.unique(np.stack([
         np.broadcast_to(batch[:, :1], rows.shape), np.maximum(rows, 0)], axis=-1).reshape(-1, 2),
         axis=0, return_inverse=True)
-    read = opened.recording.rows(wanted)
+    read = context.recording.read(wanted)
     shape = rows.shape
     where = where.reshape(shape)
-    held = attributor.begin(read.frames, read.entering).activations
+    held = attributor.run_prefix(read.frames, read.entering).activations
     is_there = torch.from_numpy(rows >= 0).to(held.device)
     last = torch.from_numpy(where).to(held.device)
     activations = held[last] * is_there.reshape(*shape, *[1] * (held.ndim - 1))
@@ -300,36 +317,37 @@ def memory_of(opened: Opened, attributor: AttributorOverTime, features: LayerFea
         Window(activations, is_there,
                torch.from_numpy(read.entering[where[:, -1]]).to(held.device)),
         read.actions[where[:, 0]], deviations)
-    cells = cells_first(activations.flatten(0, 1).cpu().numpy().reshape(-1, *cut.shape))
+    cells = cells_first(activations.flatten(0, 1).cpu().numpy().reshape(-1, *bottleneck.shape))
     pieces = []
     for number, values in enumerate(found.values):
-        check_finite_frames(values, batch, f"attributions over time to the layer {cut.name}")
+        check_finite_frames(values, batch, f"attributions over time to the layer {bottleneck.name}")
         coefficients, residual = features.reducer.attributions(
-            cells_first(values.reshape(-1, *cut.shape)), cells)
+            cells_first(values.reshape(-1, *bottleneck.shape)), cells)
         totals = np.concatenate([coefficients, residual[:, None]], axis=1).reshape(
             *shape, -1, features.number + 1).sum(axis=2)
         pieces.append(AttributedOverTime(
             totals, found.older[number], found.outputs[number], found.baselines[number],
-            found.gaps[number], found.steps[number]))
+            found.errors[number], found.steps[number]))
     return pieces
 
 
-def multiply_gradients(opened: Opened, cut: Cut, features: LayerFeatures,
+def multiply_gradients(context: AttributionContext, bottleneck: Bottleneck, features: LayerFeatures,
                        outputs: Sequence[Output], places: Places,
                        folder: AttributionFolder) -> None:
     """Write gradient times activation at one layer, trajectory by trajectory."""
-    attributor = Attributor(opened.policy, opened.compute, cut, outputs, AT_THE_END)
+    attributor = LayerIntegratedGradients(context.policy, context.compute, bottleneck, outputs,
+                                          AT_THE_END)
     for number, trajectory in places.items():
-        if all(folder.gradient_activation_file(cut.name, output.name, number).exists()
+        if all(folder.gradient_activation_file(bottleneck.name, output.name, number).exists()
                for output in outputs):
             continue
-        _, products = along(opened, attributor, features, trajectory, np.zeros(len(outputs)))
+        _, products = along(context, attributor, features, trajectory, np.zeros(len(outputs)))
         for output, each in zip(outputs, products):
-            folder.add_gradient_activation(cut.name, output.name, number,
+            folder.add_gradient_activation(bottleneck.name, output.name, number,
                                            Reduced(each.cells, each.totals))
 
 
-def differentiate_frames(opened: Opened, outputs: Sequence[Output], places: Places,
+def differentiate_frames(context: AttributionContext, outputs: Sequence[Output], places: Places,
                          folder: AttributionFolder) -> None:
     """Write gradients of the outputs by the frames, trajectory by trajectory."""
     waiting = without_summary(outputs, folder)
@@ -338,7 +356,7 @@ def differentiate_frames(opened: Opened, outputs: Sequence[Output], places: Plac
     with Progress(sum(map(len, places.values())), f"{INPUT} step") as progress:
         for number, trajectory in places.items():
             if not all(folder.file(INPUT, output.name, number).exists() for output in waiting):
-                pieces = [gradients_of(opened, waiting, batch) for batch in batches(trajectory)]
+                pieces = [gradients_of(context, waiting, batch) for batch in batches(trajectory)]
                 for output, some in zip(waiting, zip(*pieces)):
                     folder.add_gradients(output.name, number, joined(some))
             progress.update(progress.done + len(trajectory))
@@ -361,14 +379,15 @@ def without_summary(outputs: Sequence[Output], folder: AttributionFolder) -> lis
             if not folder.summary_file(INPUT, output.name).exists()]
 
 
-def gradients_of(opened: Opened, outputs: Sequence[Output], batch: np.ndarray) -> list[Gradients]:
+def gradients_of(context: AttributionContext, outputs: Sequence[Output],
+                 batch: np.ndarray) -> list[Gradients]:
     """Gradients of each output by the frames of some steps (B, 2).
 
     Raises:
         UserError: if a number is not finite; its frame is named.
     """
-    found, said_by_agent = frame_gradients(opened.policy, opened.compute, outputs,
-                                           opened.recording.rows(batch))
+    found, said_by_agent = frame_gradients(context.policy, context.compute, outputs,
+                                           context.recording.read(batch))
     pieces = []
     for values, output in zip(found, said_by_agent):
         check_finite_frames(values, batch, "gradients by the frame")

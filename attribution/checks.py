@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agents.outputs import VALUE, outputs_named
-from attribution.attributing.attribution_files import AttributionFolder
-from attribution.attributing.flags import Opened, add_agent_flags, add_output_flags
-from attribution.attributing.layers import find_cuts
 from attribution.checking.check_files import CHECKS, ChecksFolder
 from attribution.checking.check_report import report, verdict
 from attribution.checking.checked_frames import draw_frames
 from attribution.checking.checks_of_agent import AgentChecks, Subject
 from attribution.checking.sources import check_attributions
+from attribution.context import AttributionContext, add_agent_flags, add_output_flags
+from attribution.layers import find_bottlenecks
+from attribution.results import AttributionFolder
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import sha256, versions
@@ -52,11 +52,11 @@ def main(argv: list[str] | None = None) -> None:
     set_up_logging(args.log_level)
     attributions = AttributionFolder(args.attribution_dir)
     # Checks that were made before stay in the report, so every layer is opened.
-    opened = Opened(argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
-                    attributions.layers())
-    check_attributions(attributions, opened)
-    subjects = subjects_of(args.features_dir, opened, attributions)
-    asked = asked_of(args, opened, subjects)
+    everything = argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True})
+    context = AttributionContext(everything, attributions.layers())
+    check_attributions(attributions, context)
+    subjects = subjects_of(args.features_dir, context, attributions)
+    asked = asked_of(args, context, subjects)
     frames = draw_frames(attributions, args.num_frames, args.seed)
     what = (f"{len(frames.step)} frames of {len(set(frames.episodes))} episodes of "
             f"{args.agent_file.name}; "
@@ -66,11 +66,11 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{what}; checks: {', '.join(args.checks)}")
         return
     folder = ChecksFolder(args.output_dir)
-    folder.open({**opened.description, "attributions": attributions.settings(),
+    folder.open({**context.provenance, "attributions": attributions.settings(),
                  "trajectories_sha256": sha256(attributions.trajectories_file),
                  "num_frames": args.num_frames, "seed": args.seed, "versions": versions()},
                 args.overwrite)
-    checks = AgentChecks(opened, attributions, subjects, frames, folder, args.seed)
+    checks = AgentChecks(context, attributions, subjects, frames, folder, args.seed)
     checks.make(args.checks, asked)
     tables = checks.write()
     folder.add_report(report(tables, f"{len(frames.step)} frames of {len(set(frames.episodes))} "
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {folder.report_file}")
 
 
-def subjects_of(features_dir: Path, opened: Opened,
+def subjects_of(features_dir: Path, context: AttributionContext,
                 attributions: AttributionFolder) -> list[Subject]:
     """All that is attributed to layers with cells.
 
@@ -88,20 +88,20 @@ def subjects_of(features_dir: Path, opened: Opened,
         UserError: if a layer is attributed to other features than those given.
     """
     found = []
-    for cut in opened.cuts:
-        if not cut.layer.is_map:
+    for bottleneck in context.bottlenecks:
+        if not bottleneck.layer.is_map:
             continue
-        features = opened.features(features_dir, cut)
-        if attributions.layer_settings(cut.name).get("features_sha256") != features.checksum:
-            raise UserError(f"the attributions in {attributions.path} to {cut.name} are of other "
-                            f"features than those in {features_dir}; name the right "
+        features = context.features(features_dir, bottleneck)
+        if attributions.layer_settings(bottleneck.name).get("features_sha256") != features.checksum:
+            raise UserError(f"the attributions in {attributions.path} to {bottleneck.name} are of "
+                            f"other features than those in {features_dir}; name the right "
                             "--features_dir, or make the attributions again")
-        found += [Subject(cut, features, output)
-                  for output in outputs_named(attributions.outputs(cut.name))]
+        found += [Subject(bottleneck, features, output)
+                  for output in outputs_named(attributions.outputs(bottleneck.name))]
     return found
 
 
-def asked_of(args: argparse.Namespace, opened: Opened,
+def asked_of(args: argparse.Namespace, context: AttributionContext,
              subjects: Sequence[Subject]) -> list[Subject]:
     """Subjects that the flags ask for.
 
@@ -109,10 +109,11 @@ def asked_of(args: argparse.Namespace, opened: Opened,
         UserError: if it is not attributed.
     """
     outputs = [output.name for output in outputs_named(args.outputs)]
-    layers = [cut.name for cut in find_cuts(opened.policy, args.layers, allow_partial=True)
-              ] if args.layers else [subject.cut.name for subject in subjects]
+    layers = [bottleneck.name for bottleneck in find_bottlenecks(
+        context.policy, args.layers, allow_bypassed=True)
+              ] if args.layers else [subject.bottleneck.name for subject in subjects]
     found = [subject for subject in subjects
-             if subject.output.name in outputs and subject.cut.name in layers]
+             if subject.output.name in outputs and subject.bottleneck.name in layers]
     if not found:
         where = ", ".join(dict.fromkeys(layers)) or "a layer with cells"
         raise UserError(f"{args.attribution_dir} holds no attributions of "

@@ -23,9 +23,7 @@ from agents.agent_file import load_agent, read_origin, save_agent
 from agents.edits import Edit, with_edits
 from agents.env_flags import add_env_flags, env_config
 from agents.provenance import agent_digests, agent_sha256
-from attribution.attributing.attribution_files import FeaturesFolder, LayerFeatures
-from attribution.attributing.flags import features_of
-from attribution.attributing.layers import Cut, find_cuts
+from attribution.context import load_features
 from attribution.editing.candidates import (
     Candidate,
     Trial,
@@ -42,6 +40,8 @@ from attribution.failing.arms import (
     play_arm,
 )
 from attribution.failing.files import ORIGINAL, SOLVED, CausesFolder
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.results import FeaturesFolder, LayerFeatures
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -114,15 +114,17 @@ def main(argv: list[str] | None = None) -> None:
     origin, checksum = read_origin(args.agent_file), agent_sha256(args.agent_file)
     root = origin.edited_from or checksum
     layers = args.layers or layers_in(args.features_dir)
-    features = {cut: features_of(args.features_dir, cut, {*agent_digests(args.agent_file), root},
+    features = {bottleneck: load_features(args.features_dir, bottleneck,
+                                        {*agent_digests(args.agent_file), root},
                                  config.env_name)
-                for cut in find_cuts(original.policy(), layers)}
+                for bottleneck in find_bottlenecks(original.policy(), layers)}
     edits = Edits(original, features)
     trials = []
     for hazard in hazards:
         folder = CausesFolder(args.output_dir / PLAYED / hazard.name, config.env_name)
         folder.open({"agent_sha256": checksum, "features_sha256": {
-            cut.name: each.checksum for cut, each in features.items()}, "env": vars(config),
+            bottleneck.name: each.checksum for bottleneck, each in features.items()},
+                     "env": vars(config),
             "num_episodes": args.num_episodes, "seed": args.seed, "precision": compute.precision,
             "versions": versions(), "arms": {}}, args.overwrite)
         chosen, tried = Tries(hazard, folder, edits, compute, config, args).search()
@@ -167,10 +169,10 @@ class Edits:
         features: of its layers.
     """
 
-    def __init__(self, original: FailureArm, features: dict[Cut, LayerFeatures]):
+    def __init__(self, original: FailureArm, features: dict[Bottleneck, LayerFeatures]):
         self.original = original
-        self._by_name = {cut.name: (cut.layer.name, each.reducer.directions)
-                         for cut, each in features.items()}
+        self._by_name = {bottleneck.name: (bottleneck.layer.name, each.reducer.directions)
+                         for bottleneck, each in features.items()}
 
     @property
     def numbers(self) -> dict[str, int]:

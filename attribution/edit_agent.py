@@ -18,12 +18,12 @@ from agents.edits import Edit, with_edits
 from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of
-from attribution.attributing.attribution_files import LayerFeatures
-from attribution.attributing.flags import features_of
-from attribution.attributing.layers import find_cuts
-from attribution.attributing.recordings import Recording
+from attribution.context import load_features
 from attribution.editing.random_edits import random_edits
 from attribution.editing.weights import in_weights, pool_behind
+from attribution.layers import find_bottlenecks
+from attribution.recordings import Recording
+from attribution.results import LayerFeatures
 from common.cli import (
     Parser,
     add_log_flag,
@@ -75,15 +75,17 @@ def main(argv: list[str] | None = None) -> None:
                  args.overwrite)
     policy, origin = load_agent(args.agent_file), read_origin(args.agent_file)
     root = origin.edited_from or agent_sha256(args.agent_file)
-    [cut] = find_cuts(policy, [args.layer], allow_partial=True)
-    features = features_of(args.features_dir, cut, {*agent_digests(args.agent_file), root})
+    [bottleneck] = find_bottlenecks(policy, [args.layer], allow_bypassed=True)
+    features = load_features(args.features_dir, bottleneck, {*agent_digests(args.agent_file), root})
     for number in args.features:
         if number >= features.number:
-            raise UserError(f"there is no feature {number} of {cut.name}: they are numbered 0 to "
-                            f"{features.number - 1}")
-    layer = pool_behind(policy, cut.layer.name) if args.behind_pool else cut.layer.name
+            raise UserError(f"there is no feature {number} of {bottleneck.name}: they are numbered "
+                            f"0 to {features.number - 1}")
+    layer = bottleneck.layer.name
+    if args.behind_pool:
+        layer = pool_behind(policy, layer)
     edit = Edit(layer, torch.from_numpy(features.reducer.directions[args.features]), args.strength)
-    said = f"features {', '.join(map(str, args.features))} of {cut.name}"
+    said = f"features {', '.join(map(str, args.features))} of {bottleneck.name}"
     if args.random_directions is not None:
         if args.data_dir is None:
             raise UserError("--random_directions needs --data_dir, the recording that the features "
@@ -103,7 +105,7 @@ def random_edit(edit: Edit, policy: Policy, features: LayerFeatures,
     if features.settings.get("recording_sha256") != recording.sha256:
         raise UserError(f"the features in {args.features_dir} were found in another recording than "
                         f"{args.data_dir}; give that one as --data_dir")
-    rows = recording.rows(features.observations)
+    rows = recording.read(features.observations)
     activations = activations_of(policy, rows.frames, [edit.layer], rows.entering)[edit.layer]
     [drawn] = random_edits(edit, activations, 1, args.random_directions)
     return drawn.edit, (f"changing {drawn.relative:.2f} times as much at the same strength, "

@@ -17,33 +17,37 @@ import numpy as np
 
 from agents.layers import STATE, all_layers
 from agents.outputs import VALUE, outputs_named
-from attribution.attributing.attribution_files import (
+from attribution.context import (
+    AttributionContext,
+    add_agent_flags,
+    add_integral_flags,
+    add_output_flags,
+)
+from attribution.feature_directions import (
+    ATTRIBUTIONS,
+    KINDS,
+    OBSERVATIONS_A_FEATURE,
+    Features,
+    LayerSamples,
+    features_along,
+    find_features,
+)
+from attribution.feature_examples import SUBDIVISIONS, spatial_examples, thumbnail_examples
+from attribution.integrated_gradients import (
+    Integration,
+    LayerIntegratedGradients,
+    completeness_errors,
+)
+from attribution.layers import Bottleneck
+from attribution.recordings import batches, check_finite_frames
+from attribution.reduction import cells_first
+from attribution.results import (
     ATTRIBUTION_SCRIPT,
     INPUT,
     THUMBNAIL,
     FeaturesFolder,
     quantiles,
 )
-from attribution.attributing.examples import SUBDIVISIONS, spatial_examples, thumbnail_examples
-from attribution.attributing.features import (
-    ATTRIBUTIONS,
-    KINDS,
-    OBSERVATIONS_A_FEATURE,
-    Features,
-    Held,
-    features_along,
-    find_features,
-)
-from attribution.attributing.flags import (
-    Opened,
-    add_agent_flags,
-    add_integral_flags,
-    add_output_flags,
-)
-from attribution.attributing.integration import Attributor, Integration, gaps_of
-from attribution.attributing.layers import Cut
-from attribution.attributing.recordings import batches, check_finite_frames
-from attribution.attributing.reduction import cells_first
 from common.cli import Parser, count, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
@@ -84,42 +88,44 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    opened = Opened(args)
-    if opened.wants_frame:
+    context = AttributionContext(args)
+    if context.wants_frame:
         raise UserError(f"the layer '{INPUT}' is the frame itself, which has gradients and no "
                         f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} gives them")
-    observations = opened.recording.observations(args.num_observations, args.seed)
+    observations = context.recording.observations(args.num_observations, args.seed)
     check_number(len(observations), args.num_observations, args.nmf_features)
-    places = {layer.name: place for place, layer in enumerate(all_layers(opened.policy))}
+    places = {layer.name: place for place, layer in enumerate(all_layers(context.policy))}
     integration = Integration(args.integrate_steps, tolerance=args.tolerance)
     if args.dry_run:
-        print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
-              "layers: " + ", ".join(f"{cut.name} {cut.shape}" for cut in opened.cuts))
+        print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
+              "layers: " + ", ".join(f"{bottleneck.name} {bottleneck.shape}"
+                                     for bottleneck in context.bottlenecks))
         return
-    components = components_of(opened, args)
-    for cut in opened.cuts:
-        given = components if cut.layer.name == STATE else None
-        folder = FeaturesFolder(args.output_dir, cut.name)
+    components = components_of(context, args)
+    for bottleneck in context.bottlenecks:
+        given = components if bottleneck.layer.name == STATE else None
+        folder = FeaturesFolder(args.output_dir, bottleneck.name)
         description = {
-            **opened.description, "layer": cut.layer.name, "name": cut.name,
-            "place": places[cut.layer.name], "num_observations": args.num_observations,
+            **context.provenance, "layer": bottleneck.layer.name, "name": bottleneck.name,
+            "place": places[bottleneck.layer.name], "num_observations": args.num_observations,
             "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
             "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
             "baseline": args.baseline, "components": given.checksums if given else None,
             "versions": versions()}
         if folder.has(description) and not args.overwrite:
-            print(f"{cut.name}: already there")
+            print(f"{bottleneck.name}: already there")
             continue
         folder.open(description, args.overwrite)
-        held, mean, values = attributed(opened, cut, integration, args.baseline == MEAN,
+        held, mean, values = attributed(context, bottleneck, integration, args.baseline == MEAN,
                                         observations, folder)
         features = (find_features(held, args.nmf_features, args.seed, args.nmf_of)
                     if given is None else
                     features_along(held, given.directions, given.names, args.nmf_features))
         folder.finish(features.reducer.directions, mean, observations,
-                      examples_of(features, held, cut), {**facts_of(cut, held), **features.facts,
+                      examples_of(features, held, bottleneck), {**facts_of(bottleneck, held),
+                                                                **features.facts,
                                                          **values})
-        print(summary(cut.name, features.facts, values))
+        print(summary(bottleneck.name, features.facts, values))
     print(f"wrote {args.output_dir}")
 
 
@@ -141,7 +147,7 @@ class Components:
         return [f"IC {number}" for number in range(len(self.directions))]
 
 
-def components_of(opened: Opened, args: argparse.Namespace) -> Components | None:
+def components_of(context: AttributionContext, args: argparse.Namespace) -> Components | None:
     """The components that the flags name; None if they name none.
 
     Raises:
@@ -149,7 +155,7 @@ def components_of(opened: Opened, args: argparse.Namespace) -> Components | None
     """
     if args.precomp_dir is None:
         return None
-    projector, checksums = Projector.load_for(opened.policy.hidden_state_size, args.precomp_dir,
+    projector, checksums = Projector.load_for(context.policy.hidden_state_size, args.precomp_dir,
                                               args.num_episodes, args.agent_file)
     return Components(projector.directions("ica").numpy(), checksums)
 
@@ -170,39 +176,42 @@ def check_number(found: int, asked: int, features: int) -> None:
                    "on with these", found, asked)
 
 
-def attributed(opened: Opened, cut: Cut, integration: Integration, from_mean: bool,
+def attributed(context: AttributionContext, bottleneck: Bottleneck, integration: Integration,
+               from_mean: bool,
                observations: np.ndarray, folder: FeaturesFolder
-               ) -> tuple[Held, np.ndarray, dict]:
+               ) -> tuple[LayerSamples, np.ndarray, dict]:
     """A layer's activations and the value's attributions to it, in all observations.
 
     Returns:
         That; the mean activations (C, H, W); and facts about the value, for the settings.
     """
-    make = functools.partial(Attributor, opened.policy, opened.compute, cut,
+    make = functools.partial(LayerIntegratedGradients, context.policy, context.compute, bottleneck,
                              outputs_named([VALUE]), integration)
     passes = list(batches(observations))
-    runs = list(runs_of(opened, cut, make(), passes))
+    runs = list(runs_of(context, bottleneck, make(), passes))
     activations, values = map(np.concatenate, zip(*runs))
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
     attributor = make(mean if from_mean else None)
     found: dict[str, list[np.ndarray]] = {}
-    with Progress(len(observations), f"{cut.name} observation") as progress:
+    with Progress(len(observations), f"{bottleneck.name} observation") as progress:
         for begin in range(0, len(passes), PASSES_A_PART):
             number = begin // PASSES_A_PART
             part = folder.part(number)
             if part is None:
-                part = joined([attributed_batch(opened, attributor, batch, values.std())
+                part = joined([attributed_batch(context, attributor, batch, values.std())
                                for batch in passes[begin:begin + PASSES_A_PART]])
                 folder.store_part(number, part)
             for name, array in part.items():
                 found.setdefault(name, []).append(array)
             progress.update(sum(map(len, found["outputs"])))
     everything = {name: np.concatenate(arrays) for name, arrays in found.items()}
-    held = Held(cut.name, everything["attributions"], activations, observations[:, 0])
+    held = LayerSamples(bottleneck.name, everything["attributions"], activations, observations[:,
+                                                                                               0])
     return held, mean, facts_of_value(everything)
 
 
-def runs_of(opened: Opened, cut: Cut, attributor: Attributor, passes: Sequence[np.ndarray]
+def runs_of(context: AttributionContext, bottleneck: Bottleneck,
+            attributor: LayerIntegratedGradients, passes: Sequence[np.ndarray]
             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Activations (B, C, H, W) of observations and the values (B,), a batch at a time.
 
@@ -210,15 +219,16 @@ def runs_of(opened: Opened, cut: Cut, attributor: Attributor, passes: Sequence[n
         UserError: if an activation is not finite; its frame is named.
     """
     for batch in passes:
-        rows = opened.recording.rows(batch)
-        begun = attributor.begin(rows.frames, rows.entering)
-        found = begun.activations.cpu().numpy()
-        check_finite_frames(found, batch, f"activations of the layer {cut.name}")
-        yield (found.reshape(len(batch), *cut.shape),
-               attributor.outputs_at(begun, rows.actions)[0])
+        rows = context.recording.read(batch)
+        prefix = attributor.run_prefix(rows.frames, rows.entering)
+        found = prefix.activations.cpu().numpy()
+        check_finite_frames(found, batch, f"activations of the layer {bottleneck.name}")
+        yield (found.reshape(len(batch), *bottleneck.shape),
+               attributor.outputs_at(prefix, rows.actions)[0])
 
 
-def attributed_batch(opened: Opened, attributor: Attributor, batch: np.ndarray,
+def attributed_batch(context: AttributionContext, attributor: LayerIntegratedGradients,
+                     batch: np.ndarray,
                      deviation: float) -> dict[str, np.ndarray]:
     """Attributions of the value in some observations (B, 2), and the value at both ends of the
     paths.
@@ -229,11 +239,11 @@ def attributed_batch(opened: Opened, attributor: Attributor, batch: np.ndarray,
     Raises:
         UserError: if one is not finite; its frame is named.
     """
-    rows = opened.recording.rows(batch)
-    found = attributor.attribute(attributor.begin(rows.frames, rows.entering), rows.actions,
+    rows = context.recording.read(batch)
+    found = attributor.attribute(attributor.run_prefix(rows.frames, rows.entering), rows.actions,
                                  np.array([deviation]))
     check_finite_frames(found.values[0], batch,
-                        f"attributions to the layer {attributor.cut.name}")
+                        f"attributions to the layer {attributor.bottleneck.name}")
     return {"attributions": found.values[0], "outputs": found.outputs[0],
             "baselines": found.baselines[0]}
 
@@ -248,29 +258,31 @@ def facts_of_value(found: dict[str, np.ndarray]) -> dict:
     large the integrals' errors are."""
     values, baselines = found["outputs"], found["baselines"]
     sums = found["attributions"].reshape(len(values), -1).sum(axis=1, dtype=np.float64)
-    gaps = gaps_of(sums[None], values[None], baselines[None], np.array([values.std()]))
+    gaps = completeness_errors(sums[None], values[None], baselines[None], np.array([values.std()]))
     return {"value_mean": float(values.mean()), "value_deviation": float(values.std()),
             "baseline_mean": float(baselines.mean()), "baseline_deviation": float(baselines.std()),
             **quantiles(gaps)}
 
 
-def facts_of(cut: Cut, held: Held) -> dict:
+def facts_of(bottleneck: Bottleneck, held: LayerSamples) -> dict:
     """Facts of a layer that readers of its features need."""
-    return {"grid": cut.shape[1:], "channels": cut.shape[0], "stride": cut.layer.stride,
-            "first_pixel": cut.layer.first_pixel, "signed": held.signed, "partial": cut.partial,
+    return {"grid": bottleneck.shape[1:], "channels": bottleneck.shape[0],
+            "stride": bottleneck.layer.stride,
+            "first_pixel": bottleneck.layer.first_pixel, "signed": held.signed,
+            "partial": bottleneck.bypassed,
             "observations": len(held.episodes)}
 
 
-def examples_of(features: Features, held: Held, cut: Cut) -> dict:
+def examples_of(features: Features, held: LayerSamples, bottleneck: Bottleneck) -> dict:
     """All examples of a map's features, by their kinds; none of units."""
-    if not cut.layer.is_map:
+    if not bottleneck.layer.is_map:
         return {}
     found = np.concatenate([
         features.reducer.activations(cells_first(some)).astype(np.float32)
         for some in batches(held.activations)])
-    found = np.moveaxis(found.reshape(len(held.episodes), *cut.shape[1:], -1), -1, 1)
-    return {**{subdivision: spatial_examples(found, cut, subdivision)
-               for subdivision in SUBDIVISIONS}, THUMBNAIL: thumbnail_examples(found, cut)}
+    found = np.moveaxis(found.reshape(len(held.episodes), *bottleneck.shape[1:], -1), -1, 1)
+    return {**{subdivision: spatial_examples(found, bottleneck, subdivision)
+               for subdivision in SUBDIVISIONS}, THUMBNAIL: thumbnail_examples(found, bottleneck)}
 
 
 def summary(name: str, facts: dict, values: dict) -> str:

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from agents.replay import recorded_game
-from attribution.attributing.attribution_files import finished_layers
-from attribution.attributing.flags import Opened, add_agent_flags, add_output_flags
 from attribution.checking.hallucinations import hallucinations
 from attribution.checking.object_files import ObjectsFolder
 from attribution.checking.object_scores import cells_of, object_scores, score_difference
 from attribution.checking.recorded_objects import kinds_in, painted
 from attribution.checking.sources import feature_activations
+from attribution.context import AttributionContext, add_agent_flags, add_output_flags
+from attribution.results import finished_layers
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
@@ -44,47 +44,50 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    opened = Opened(args, None if args.layers else finished_layers(args.features_dir))
-    cuts = [cut for cut in opened.cuts if cut.layer.is_map]
-    if not cuts:
+    context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
+    bottlenecks = [bottleneck for bottleneck in context.bottlenecks if bottleneck.layer.is_map]
+    if not bottlenecks:
         raise UserError("objects go with the cells of a layer, and "
-                        f"{', '.join(cut.name for cut in opened.cuts)} has none; give --layers "
-                        "with cells")
-    kinds = kinds_in(recorded_game(opened.recording.folder))
-    features = {cut.name: opened.features(args.features_dir, cut) for cut in cuts}
-    others = {cut.name: opened.features(args.other_features_dir, cut) for cut in cuts
+                        f"{', '.join(layer.name for layer in context.bottlenecks)} has none; give "
+                        "--layers with cells")
+    kinds = kinds_in(recorded_game(context.recording.folder))
+    features = {bottleneck.name: context.features(args.features_dir, bottleneck)
+                for bottleneck in bottlenecks}
+    others = {bottleneck.name: context.features(args.other_features_dir, bottleneck)
+              for bottleneck in bottlenecks
               } if args.other_features_dir else {}
     names = [kind.name for kind in kinds]
-    observations = opened.recording.observations(args.num_observations, args.seed)
+    observations = context.recording.observations(args.num_observations, args.seed)
     if args.dry_run:
-        print(f"{len(observations)} observations of {len(opened.recording.lengths)} episodes; "
+        print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
               f"layers: {', '.join(features)}; kinds of object: {', '.join(names)}")
         return
     folder = ObjectsFolder(args.output_dir)
-    folder.open({**opened.description, "num_observations": args.num_observations,
+    folder.open({**context.provenance, "num_observations": args.num_observations,
                  "seed": args.seed, "kinds": names, "versions": versions()}, args.overwrite)
     if not folder.masks_file.exists():
         folder.add_masks(observations, np.stack([
-            pictures.masks for pictures in painted(opened.recording.folder, observations, kinds)]))
+            pictures.masks for pictures in painted(context.recording.folder, observations, kinds)]))
     observations, masks = folder.masks()
-    for cut in cuts:
-        own, other = features[cut.name], others.get(cut.name)
-        has_scores = folder.has(cut.name, own.checksum)
+    for bottleneck in bottlenecks:
+        own, other = features[bottleneck.name], others.get(bottleneck.name)
+        has_scores = folder.has(bottleneck.name, own.checksum)
         if not has_scores or other:
-            activations = feature_activations(opened, cut, own, observations)
-            touched = np.moveaxis(cells_of(masks, cut), 1, -1)
+            activations = feature_activations(context, bottleneck, own, observations)
+            touched = np.moveaxis(cells_of(masks, bottleneck), 1, -1)
         if not has_scores:
             scores = object_scores(activations, touched, observations[:, 0], args.seed)
-            folder.add_scores(cut.name, cut.layer.name, own.checksum, scores, {
+            folder.add_scores(bottleneck.name, bottleneck.layer.name, own.checksum, scores, {
                 int(feature): hallucinations(activations[..., feature],
                                              touched[..., scores.best[feature]],
                                              observations[:, 0], args.seed)
                 for feature in np.flatnonzero(scores.named)}, observations)
         if other:
-            folder.add_difference(cut.name, own.checksum, other.checksum, score_difference(
-                activations, feature_activations(opened, cut, other, observations), touched,
+            folder.add_difference(bottleneck.name, own.checksum, other.checksum, score_difference(
+                activations, feature_activations(context, bottleneck, other, observations), touched,
                 observations[:, 0], args.seed))
-        print(said(cut.name, folder.names(cut.name), folder.difference(cut.name)))
+        print(said(bottleneck.name, folder.names(bottleneck.name),
+                   folder.difference(bottleneck.name)))
     print(f"wrote {args.output_dir}: {len(observations)} observations of "
           f"{len(np.unique(observations[:, 0]))} episodes")
 

@@ -15,18 +15,26 @@ import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_digests, agent_sha256
-from attribution.attributing.attribution_files import AttributionFolder
-from attribution.attributing.recordings import Recording
+from attribution.advantages import (
+    AUTO,
+    GAMMA,
+    LAMBDA,
+    RAW,
+    SLOPES,
+    AdvantageSettings,
+    find_advantage_settings,
+)
 from attribution.checking.check_files import CHECKS, ChecksFolder
 from attribution.checking.object_files import ObjectsFolder
-from attribution.page_export.contents import (
+from attribution.page_contents import (
     Sources,
     gather,
     joined,
     read_labels,
 )
-from attribution.page_export.files import AttributionPageFolder, PageContent, write_page
-from attribution.walking.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, Unit, unit_of
+from attribution.page_files import AttributionPageFolder, PageContent, write_page
+from attribution.recordings import Recording
+from attribution.results import AttributionFolder
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
 from common.output_folder import Output
@@ -150,7 +158,7 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
     return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
 
 
-def gathered(args: argparse.Namespace, of: Shown, unit: Unit) -> PageContent:
+def gathered(args: argparse.Namespace, of: Shown, unit: AdvantageSettings) -> PageContent:
     """Content of the page for an agent."""
     labels = read_labels(args.labels, of.sources.features) if args.labels else {}
     return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
@@ -168,7 +176,8 @@ def main(argv: list[str] | None = None) -> None:
     given = {name: getattr(args, name) for name in ("gamma", "lmbda")
              if getattr(args, name) is not None}
     first = shown(args, args.agent_file, args.data_dir, args.attribution_dir)
-    unit = dataclasses.replace(unit_of(args.agent_file, args.reward_scale, first.rows), **given)
+    unit = dataclasses.replace(find_advantage_settings(args.agent_file, args.reward_scale,
+                                                       first.rows), **given)
     content = gathered(args, first, unit)
     beside = None
     if args.beside_agent_file:

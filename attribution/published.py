@@ -1,19 +1,33 @@
 """Convert a published agent of "Understanding RL Vision" (a joblib file) to an agent file.
 
-The file is read by a reader that admits nothing but arrays of numbers, so no code in it runs.
+The file is read by a reader that admits nothing but arrays of numbers, so no code in it runs. It
+holds a dictionary of ``args``, the values of the training, and ``params``, tensors by their names
+in the network of Hilton et al. (2020). Kernels of convolutions are (height, width, in, out), those
+of dense layers (in, out), and the first dense layer reads the last map by row, column and channel.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from agents.agent_file import load_agent, save_agent
-from agents.networks import Policy
-from attribution.published_agents.conversion import read_published
+from agents.agent_file import AgentOrigin, load_agent, save_agent
+from agents.networks import Policy, build_policy
+from attribution.joblib_arrays import read_joblib
 from common.cli import Parser, add_log_flag, add_output_file_flag, check_output, set_up_logging
-from common.errors import script_main
+from common.errors import UserError, nearest, script_main
+from common.files import MAX_WEIGHT
+from common.game_constants import NUM_ACTIONS
+
+WHAT = "published checkpoint"
+MODEL = "ppo2_model"
+# Our modules, by the names of the published layers below MODEL.
+CONVOLUTIONS = {f"pi/{name}/conv2d": f"embedder.conv{name}"
+                for name in ("1a", "2a", "2b", "3a", "4a")}
+DENSE = {"pi/dense": "embedder.fc1", "pi/dense_1": "embedder.fc"}
+HEADS = {"pi": "fc_policy", "vf": "fc_value"}  # w and b, not kernel and bias
 
 
 def parser() -> Parser:
@@ -42,6 +56,93 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {args.output}; to measure it:\n"
           f"    python evaluate.py --model_file {args.output} --env_name coinrun "
           f"--distribution_mode hard{backgrounds}")
+
+
+def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
+    """The policy in a published checkpoint, and what its file says of its training.
+
+    Raises:
+        UserError: if the file is missing, damaged or holds code, or an agent with another network,
+            a memory, or other actions or tensors than ours; the entry is named.
+    """
+    content = read_joblib(path, WHAT)
+    for name in ("args", "params"):
+        if not isinstance(content.get(name), dict):
+            raise UserError(f"the {WHAT} {path} has no dictionary '{name}'")
+    args, params = content["args"], content["params"]
+    if args.get("cnn") != "clear":
+        raise UserError(f"the {WHAT} {path} holds the network '{args.get('cnn')}' (entry 'cnn'), "
+                        "not 'clear'")
+    if args.get("use_lstm"):
+        raise UserError(f"the {WHAT} {path} holds an agent with an LSTM (entry 'use_lstm'), which "
+                        "is no network of ours")
+    policy = build_policy("clear", 1, recurrent=False, learned_initial_state=False)
+    policy.load_state_dict(_weights(params, policy, path))
+    return policy, _origin(args)
+
+
+def _published_names(policy: Policy) -> dict[str, str]:
+    """The names of our tensors in a published file."""
+    layers = {ours: (name, {"weight": "kernel", "bias": "bias"})
+              for name, ours in (CONVOLUTIONS | DENSE).items()}
+    layers |= {ours: (name, {"weight": "w", "bias": "b"}) for name, ours in HEADS.items()}
+    names = {}
+    for key in policy.state_dict():
+        module, _, kind = key.rpartition(".")
+        layer, kinds = layers[module]
+        names[key] = f"{MODEL}/{layer}/{kinds[kind]}:0"
+    return names
+
+
+def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor]:
+    names = _published_names(policy)
+    for name in params:
+        if name not in names.values():
+            raise UserError(f"the {WHAT} {path} holds a tensor '{name}' that the network has not"
+                            f"{nearest(str(name), names.values())}")
+    actions = params.get(names["fc_policy.bias"])
+    if isinstance(actions, np.ndarray) and actions.shape != (NUM_ACTIONS,):
+        raise UserError(f"the agent in the {WHAT} {path} has {actions.size} actions; Procgen's "
+                        f"games have {NUM_ACTIONS}")
+    weights = {}
+    for key, expected in policy.state_dict().items():
+        found = params.get(names[key])
+        if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
+            raise UserError(f"the {WHAT} {path} has no tensor '{names[key]}'")
+        converted = _our_layout(key, found) if found.ndim == expected.ndim else found
+        if converted.shape != tuple(expected.shape):
+            raise UserError(f"in the {WHAT} {path} the tensor '{names[key]}' has the shape "
+                            f"{found.shape}, which does not fit the network")
+        if not (np.abs(found) <= MAX_WEIGHT).all():
+            raise UserError(f"in the {WHAT} {path} the tensor '{names[key]}' holds NaN, infinity "
+                            f"or a number beyond {MAX_WEIGHT:.0e}")
+        weights[key] = torch.from_numpy(np.ascontiguousarray(converted, dtype=np.float32))
+    return weights
+
+
+def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
+    """A tensor of as many dimensions as ours, in our order of dimensions."""
+    if tensor.ndim == 4:
+        return tensor.transpose(3, 2, 0, 1)
+    if key == "embedder.fc1.weight" and len(tensor) == 4 * 4 * 32:
+        by_channel = tensor.reshape(4, 4, 32, -1).transpose(2, 0, 1, 3)  # from row, column, channel
+        return by_channel.reshape(len(tensor), -1).T
+    return tensor.T
+
+
+def _origin(args: dict) -> AgentOrigin:
+    """The training that a published agent's arguments describe, as far as they are
+    of the kind they should be. Procgen's own defaults hold for the rest: backgrounds on, hard
+    mode."""
+    def number(name: str) -> float | None:
+        value = args.get(name)
+        return float(value) if isinstance(value, int | float) else None
+
+    scaled = args.get("reward_processing", "none") != "none"
+    return AgentOrigin(
+        reward_scale=None if scaled else number("reward_scale"),
+        use_backgrounds=True if args.get("env_kind") == "procgen" else None,
+        gamma=number("gamma"), lmbda=number("lambda"))
 
 
 if __name__ == "__main__":

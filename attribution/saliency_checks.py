@@ -15,8 +15,6 @@ import pandas as pd
 from agents.outputs import ANSWERS, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
-from attribution.attributing.layers import find_cuts
-from attribution.attributing.recordings import Recording, Rows
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import (
     drawn_again,
@@ -25,6 +23,8 @@ from attribution.checking.randomisation import (
     stages_of,
 )
 from attribution.checking.recorded_objects import kinds_in
+from attribution.layers import find_bottlenecks
+from attribution.recordings import RecordedFrames, Recording
 from attribution.through_simulator.comparison import compared, deletion_table
 from attribution.through_simulator.maps import Map, attribution_maps, simulated_maps, with_agent
 from attribution.through_simulator.real_changes import deletion_curves, hidden_objects
@@ -72,8 +72,9 @@ def main(argv: list[str] | None = None) -> None:
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
     policy, checksum = simulator.agent.policy, agent_sha256(args.agent_file)
-    cuts = [cut for cut in find_cuts(policy, args.layers) if cut.layer.is_map]
-    if not cuts:
+    bottlenecks = [bottleneck for bottleneck in find_bottlenecks(policy, args.layers)
+                   if bottleneck.layer.is_map]
+    if not bottlenecks:
         raise UserError("--layers names no layer with cells; block2 and block3 are some")
     recording = Recording(Path(common.data_dir), policy, args.agent_file,
                           args.check_contents)
@@ -85,15 +86,15 @@ def main(argv: list[str] | None = None) -> None:
     places = np.array([(place.episode, place.frame) for place in where])
     order = np.lexsort(places.T[::-1])
     windows, places = windows[order], places[order]
-    rows, episodes = recording.rows(places), places[:, 0]
+    rows, episodes = recording.read(places), places[:, 0]
     (output,) = outputs_named([args.output])
     function, smoothing = SaliencyFunction(args.output), (saliency.gaussian_kernel_size,
                                                           saliency.sigma)
 
     def all_maps(agent, some: slice) -> list[Map]:
-        few = Rows(rows.frames[some], rows.entering[some], rows.actions[some])
+        few = RecordedFrames(rows.frames[some], rows.entering[some], rows.actions[some])
         with with_agent(simulator, agent):
-            return [*attribution_maps(agent, compute, cuts, output, few),
+            return [*attribution_maps(agent, compute, bottlenecks, output, few),
                     *simulated_maps(simulator, compute, dataset, windows[some], function, lags,
                                     *smoothing)]
 
@@ -103,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     changes = dict(zip(lags, real.changes))
     objects = []
     for one in maps:
-        table = objects_table(real.masks, changes[one.lag], one.values, one.cut,
+        table = objects_table(real.masks, changes[one.lag], one.values, one.bottleneck,
                               [kind.name for kind in kinds], episodes, args.seed)
         table.insert(0, "lag", one.lag)
         table.insert(0, "map", one.name)

@@ -23,9 +23,9 @@ import numpy as np
 from PIL import Image
 from playwright.sync_api import Browser, CDPSession, Page
 
-from attribution.attributing.examples import SUBDIVISIONS
-from attribution.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
-from attribution.page_export.files import (
+from attribution.feature_examples import SUBDIVISIONS
+from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
+from attribution.page_files import (
     ACTIVATION,
     AttributionPageFolder,
     PageAttribution,
@@ -35,7 +35,7 @@ from attribution.page_export.files import (
     PageOutput,
     write_page,
 )
-from attribution.walking.trajectories import Trajectories
+from attribution.trajectories import Trajectories
 from tools.browser import opened_page, running_browser
 
 NUM_FEATURES, NUM_OBSERVATIONS, NUM_ACTIONS = 8, 256, 15

@@ -34,9 +34,9 @@ from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, Output, outputs_named
 from attribution import attribute, features
 from attribution import page as attribution_page
-from attribution.attributing.integration import Attributor, Integration
-from attribution.attributing.layers import Cut, find_cuts
-from attribution.attributing.recordings import Recording, Rows, batches
+from attribution.integrated_gradients import Integration, LayerIntegratedGradients
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.recordings import RecordedFrames, Recording, batches
 from benchmarks.measuring import Apart, peak_memory
 from common.devices import Compute
 
@@ -96,11 +96,12 @@ def measure_demo(agent: list[str], folder: Path) -> None:
     print(f"demo: {total:.0f} s of processor time in all", flush=True)
 
 
-def plain_loop(policy: Policy, cut: Cut, outputs: tuple[Output, ...], rows: Rows,
+def plain_loop(policy: Policy, bottleneck: Bottleneck, outputs: tuple[Output, ...],
+               rows: RecordedFrames,
                integration: Integration) -> np.ndarray:
     """Attributions (K, B, C, H, W) by the plain loop."""
     frames, entering, actions = map(torch.from_numpy, (rows.frames, rows.entering, rows.actions))
-    module = policy.get_submodule(cut.layer.name)
+    module = policy.get_submodule(bottleneck.layer.name)
     found = []
     for output in outputs:
         of_output = []
@@ -111,10 +112,10 @@ def plain_loop(policy: Policy, cut: Cut, outputs: tuple[Output, ...], rows: Rows
                     return (place * activations.detach()).requires_grad_()
 
                 hook = module.register_forward_hook(scaled)
-                with cached(policy, [cut.layer.name], graph=True) as kept:
+                with cached(policy, [bottleneck.layer.name], graph=True) as kept:
                     run = policy.step(policy.embed(to_images(frames[some])), entering[some])
                 hook.remove()
-                point = kept[cut.layer.name]
+                point = kept[bottleneck.layer.name]
                 (gradient,) = torch.autograd.grad(output(run, actions[some]).sum(), point)
                 total = total + weight * gradient * point.detach() / place
             of_output.append(total)
@@ -132,25 +133,25 @@ def measure_loop(data: Path) -> None:
     policy = load_agent(AGENT)
     policy.requires_grad_(False)
     recording = Recording(data, policy, AGENT)
-    rows = recording.rows(recording.observations(LOOP_FRAMES, 0))
+    rows = recording.read(recording.observations(LOOP_FRAMES, 0))
     integration = Integration(tolerance=None)
     totals = np.zeros(2)
     for name, asked in (*((layer, (VALUE,)) for layer in LAYERS), ("block3", (VALUE, POLICY))):
-        (cut,) = find_cuts(policy, [name])
+        (bottleneck,) = find_bottlenecks(policy, [name])
         outputs = outputs_named(asked)
-        attributor = Attributor(policy, FLOAT32, cut, outputs, integration)
-        pieces = [Rows(*(each[some] for each in vars(rows).values()))
+        attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, integration)
+        pieces = [RecordedFrames(*(each[some] for each in vars(rows).values()))
                   for some in batches(np.arange(len(rows.frames)))]
 
         def ours(attributor=attributor, pieces=pieces, outputs=outputs) -> np.ndarray:
             return np.concatenate([attributor.attribute(
-                attributor.begin(piece.frames, piece.entering), piece.actions,
+                attributor.run_prefix(piece.frames, piece.entering), piece.actions,
                 np.ones(len(outputs))).values for piece in pieces], axis=1)
 
         ours()  # kernels are prepared
         fast, seconds = measured(ours)
-        plain, longer = measured(lambda cut=cut, outputs=outputs: plain_loop(
-            policy, cut, outputs, rows, integration))
+        plain, longer = measured(lambda bottleneck=bottleneck, outputs=outputs: plain_loop(
+            policy, bottleneck, outputs, rows, integration))
         # Where rounding decides whether a unit is active, single cells differ.
         assert np.abs(fast - plain).sum() < 1e-3 * np.abs(plain).sum()
         print(f"{len(rows.frames)} frames, {len(outputs)} outputs at {name}: {seconds:.2f} s of "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from agents import rollout_files
 from attribution.article.claims import CLAIMS, LETTER, SCRIPT
-from attribution.attributing.config import AttributionConfig
 from attribution.checking.check_files import OBJECTS as OBJECT_CHECK
+from attribution.config import AttributionConfig
 from attribution.failing.config import FailureCausesConfig
 from attribution.failing.counting import ANY
 from attribution.failing.files import ORIGINAL, CausesFolder

@@ -17,7 +17,7 @@ from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.training_log import newest_run
 from analysis.panel_export.files import PanelFolder
-from attribution.page_export.files import AttributionPageFolder
+from attribution.page_files import AttributionPageFolder
 from common.description import read_description
 from common.errors import UserError
 from common.parameters import ParameterSet, flattened

@@ -12,9 +12,9 @@ import record
 from agents.rollout_files import RolloutFolder
 from attribution import attribute as attribute_script
 from attribution import edit_agent, features, page
-from attribution.attributing.attribution_files import INPUT, AttributionFolder
-from attribution.page_export.files import AttributionPageFolder
-from attribution.walking.trajectories import Trajectories
+from attribution.page_files import AttributionPageFolder
+from attribution.results import INPUT, AttributionFolder
+from attribution.trajectories import Trajectories
 
 LAYERS = ("block3", "embedder.relufc")  # a map, and units
 OUTPUTS = ("value", "log_prob_any_right")  # the second one at the map alone

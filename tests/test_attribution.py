@@ -14,10 +14,16 @@ from agents.hooks import cached
 from agents.layers import all_layers
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy, to_images
 from agents.outputs import output_names, outputs_named
-from attribution.attributing.integration import RIGHT, Attributor, Beginning, Integration, gaps_of
-from attribution.attributing.layers import Cut, find_cuts, is_cut, short_names
-from attribution.attributing.over_time import AttributorOverTime, Window
-from attribution.attributing.reduction import Reducer, cells_first, num_slots
+from attribution.integrated_gradients import (
+    RIEMANN_RIGHT,
+    Integration,
+    LayerIntegratedGradients,
+    PrefixActivations,
+    completeness_errors,
+)
+from attribution.layers import Bottleneck, find_bottlenecks, is_bottleneck, short_names
+from attribution.over_time import IntegratedGradientsOverTime, Window
+from attribution.reduction import Reducer, cells_first, num_slots
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
@@ -52,15 +58,17 @@ def frames_of(policy: Policy, num: int = NUM, seed: int = 0):
             rng.integers(0, 15, num))
 
 
-def attributed(policy, cut, outputs=VALUE, integration=DEFAULT, num=NUM, baseline=None):
+def attributed(policy, bottleneck, outputs=VALUE, integration=DEFAULT, num=NUM, baseline=None):
     frames, entering, actions = frames_of(policy, num)
-    attributor = Attributor(policy, FLOAT32, cut, outputs, integration, baseline)
-    return attributor.attribute(attributor.begin(frames, entering), actions,
+    attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, integration,
+                                          baseline)
+    return attributor.attribute(attributor.run_prefix(frames, entering), actions,
                                 np.ones(len(outputs)))
 
 
 def test_default_layers_are_those_of_each_architecture():
-    found = {name: {cut.name: cut.shape for cut in find_cuts(agent(name, True))} for name in AGENTS}
+    found = {name: {layer.name: layer.shape for layer in find_bottlenecks(agent(name, True))}
+             for name in AGENTS}
     assert found == {
         "impala": {"block1": (4, 32, 32), "block2": (6, 16, 16), "block3": (5, 8, 8)},
         "wide": {"block1": (8, 32, 32), "block2": (12, 16, 16), "block3": (12, 8, 8)},
@@ -73,12 +81,12 @@ def test_default_layers_are_those_of_each_architecture():
 def test_a_layer_inside_a_residual_unit_is_refused_with_the_nearest_cuts():
     policy = agent("impala", True)
     with pytest.raises(UserError) as error:
-        find_cuts(policy, ["embedder.block2.res1.relu2"])
+        find_bottlenecks(policy, ["embedder.block2.res1.relu2"])
     for name in ("embedder.block2.maxpool", "embedder.block2.res1.resadd", "--allow_partial"):
         assert name in str(error.value)
-    (cut,) = find_cuts(policy, ["embedder.block2.res1.relu2"], allow_partial=True)
-    assert cut.partial
-    assert not find_cuts(policy, ["block2"], allow_partial=True)[0].partial
+    (bottleneck,) = find_bottlenecks(policy, ["embedder.block2.res1.relu2"], allow_bypassed=True)
+    assert bottleneck.bypassed
+    assert not find_bottlenecks(policy, ["block2"], allow_bypassed=True)[0].bypassed
 
 
 def test_cuts_are_found_in_the_network_and_not_by_name():
@@ -87,8 +95,8 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
     for name, expected in (("block1.conv", True), ("block2.res1.relu1", False),
                            ("block2.res1.conv2", False), ("block2.res1.resadd", True),
                            ("block3.res2.relu2", False), ("fc", True)):
-        assert is_cut(policy, layers[f"embedder.{name}"]) == expected
-    assert is_cut(policy, layers["gru"]) and is_cut(policy, layers["hidden_state"])
+        assert is_bottleneck(policy, layers[f"embedder.{name}"]) == expected
+    assert is_bottleneck(policy, layers["gru"]) and is_bottleneck(policy, layers["hidden_state"])
 
     class Around(nn.Module):
         """The same embedding, and a glance at the picture itself."""
@@ -102,8 +110,8 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
 
     policy.embedder = Around(policy.embedder)
     layers = {layer.name: layer for layer in all_layers(policy)}
-    assert not is_cut(policy, layers["embedder.inner.block2.res2.resadd"])
-    assert is_cut(policy, layers["gru"])
+    assert not is_bottleneck(policy, layers["embedder.inner.block2.res2.resadd"])
+    assert is_bottleneck(policy, layers["gru"])
 
 
 @pytest.mark.parametrize(("name", "words"), (
@@ -111,42 +119,43 @@ def test_cuts_are_found_in_the_network_and_not_by_name():
     ("fc_value", "'hidden_state'"), ("gru.gru", "'gru'")))
 def test_a_layer_that_is_none_is_named_beside_the_nearest(name, words):
     with pytest.raises(UserError, match=words):
-        find_cuts(agent("impala", True), [name])
+        find_bottlenecks(agent("impala", True), [name])
 
 
 @pytest.mark.parametrize("embedder", ("impala", "nature", "clear"))
 def test_a_cell_is_centred_on_the_pixels_that_it_depends_on(embedder):
     """The centre of mass of |d cell / d pixel| over channels, random frames and networks."""
     policy = agent(embedder, False)
-    cuts = find_cuts(policy)
-    weights = {cut.name: torch.zeros(64, 64, dtype=torch.float64) for cut in cuts}
+    bottlenecks = find_bottlenecks(policy)
+    weights = {layer.name: torch.zeros(64, 64, dtype=torch.float64) for layer in bottlenecks}
     for seed in range(2):
         policy = agent(embedder, False, seed)
         pixels = torch.rand(12, 3, 64, 64, requires_grad=True)
-        with cached(policy, [cut.layer.name for cut in cuts], graph=True) as kept:
+        with cached(policy, [each.layer.name for each in bottlenecks], graph=True) as kept:
             policy.embed(pixels)
-        for cut in cuts:
-            cell = kept[cut.layer.name][..., (cut.shape[1] + 1) // 2, cut.shape[2] // 2]
+        for bottleneck in bottlenecks:
+            _, height, width = bottleneck.shape
+            cell = kept[bottleneck.layer.name][..., (height + 1) // 2, width // 2]
             (gradient,) = torch.autograd.grad(cell.sum(), pixels, retain_graph=True)
-            weights[cut.name] += gradient.abs().sum(dim=(0, 1))
-    for cut in cuts:
-        row, column = (cut.shape[1] + 1) // 2, cut.shape[2] // 2
+            weights[bottleneck.name] += gradient.abs().sum(dim=(0, 1))
+    for bottleneck in bottlenecks:
+        row, column = (bottleneck.shape[1] + 1) // 2, bottleneck.shape[2] // 2
         places = torch.arange(64, dtype=torch.float64)
-        of = weights[cut.name]
+        of = weights[bottleneck.name]
         centre = [(of.sum(dim=axis) * places).sum() / of.sum() for axis in (1, 0)]
-        expected = cut.centres()
+        expected = bottleneck.centres()
         stride = expected[1] - expected[0]
-        assert abs(centre[0] - expected[row]) < stride / 4, cut.name
-        assert abs(centre[1] - expected[column]) < stride / 4, cut.name
+        assert abs(centre[0] - expected[row]) < stride / 4, bottleneck.name
+        assert abs(centre[1] - expected[column]) < stride / 4, bottleneck.name
 
 
 @pytest.mark.parametrize("steps", (1, 2, 16))
-@pytest.mark.parametrize("rule", ("gauss", RIGHT))
+@pytest.mark.parametrize("rule", ("gauss", RIEMANN_RIGHT))
 def test_a_linear_tail_gives_weights_times_activations(steps, rule):
     policy = agent("impala", False)
-    (cut,) = find_cuts(policy, ["embedder.relufc"])
+    (bottleneck,) = find_bottlenecks(policy, ["embedder.relufc"])
     integration = Integration(steps, rule, None)
-    found = attributed(policy, cut, integration=integration)
+    found = attributed(policy, bottleneck, integration=integration)
     frames, entering, _ = frames_of(policy)
     activations = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering)).hidden_states
     expected = (activations * policy.fc_value.weight).numpy()
@@ -172,8 +181,8 @@ def test_a_polynomial_tail_is_integrated_exactly_up_to_its_degree(degree, is_exa
     policy.embedder.relufc = Power(degree)
     with torch.no_grad():
         policy.embedder.fc.weight *= 2
-    (cut,) = find_cuts(policy, ["block3"])
-    found = attributed(policy, cut, integration=Integration(3, tolerance=None))
+    (bottleneck,) = find_bottlenecks(policy, ["block3"])
+    found = attributed(policy, bottleneck, integration=Integration(3, tolerance=None))
     wrong = np.abs(found.values.sum(axis=(2, 3, 4)) - (found.outputs - found.baselines))
     largest = np.abs(found.outputs - found.baselines).max()
     assert largest > 0.05 and (wrong.max() < 1e-6 * largest) == is_exact, wrong / largest
@@ -184,10 +193,10 @@ def test_a_polynomial_tail_is_integrated_exactly_up_to_its_degree(degree, is_exa
     ("clear", False, "4a")))
 def test_attributions_are_captums_on_the_rest_of_the_network(embedder, recurrent, name):
     policy = agent(embedder, recurrent)
-    (cut,) = find_cuts(policy, [name])
+    (bottleneck,) = find_bottlenecks(policy, [name])
     frames, entering, actions = frames_of(policy)
     outputs = outputs_named(["value", "taken", "log_prob_any_left"])
-    found = attributed(policy, cut, outputs, Integration(8, tolerance=None))
+    found = attributed(policy, bottleneck, outputs, Integration(8, tolerance=None))
     after = {"block2": ("block3", "relu3"), "block3": (), "relu2": ("conv3", "relu3"),
              "4a": ("pool4",)}[name]
     last = ("fc1", "relufc1", "fc", "relufc") if embedder == "clear" else ("fc", "relufc")
@@ -200,7 +209,7 @@ def test_attributions_are_captums_on_the_rest_of_the_network(embedder, recurrent
         return scalar
 
     kept = {}
-    hook = policy.get_submodule(cut.layer.name).register_forward_hook(
+    hook = policy.get_submodule(bottleneck.layer.name).register_forward_hook(
         lambda _, inputs, output: kept.update(output=output.detach()))
     policy.embed(to_images(torch.from_numpy(frames)))
     hook.remove()
@@ -222,19 +231,19 @@ def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurr
     outputs = outputs_named(["value", "log_prob_right"])
     run = run_policy(policy, FLOAT32, frames, torch.from_numpy(entering))
     expected = [scalar(run, torch.from_numpy(actions)).numpy() for scalar in outputs]
-    cuts = find_cuts(policy)[-2:]
-    for cut in (*cuts, *find_cuts(policy, ["hidden_state"])):
-        found = attributed(policy, cut, outputs, num=2)
+    bottlenecks = find_bottlenecks(policy)[-2:]
+    for bottleneck in (*bottlenecks, *find_bottlenecks(policy, ["hidden_state"])):
+        found = attributed(policy, bottleneck, outputs, num=2)
         np.testing.assert_allclose(found.outputs, expected, rtol=1e-4, atol=1e-5)
-        head = Attributor(policy, FLOAT32, cut, outputs, Integration())
-        begun = head.begin(frames, entering)
-        held = begun.activations.numpy().reshape(2, *cut.shape)
-        empty = Beginning(torch.zeros_like(begun.activations), begun.also_read)
+        head = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, Integration())
+        prefix = head.run_prefix(frames, entering)
+        held = prefix.activations.numpy().reshape(2, *bottleneck.shape)
+        empty = PrefixActivations(torch.zeros_like(prefix.activations), prefix.also_read)
         np.testing.assert_allclose(found.baselines, head.outputs_at(empty, actions), atol=1e-6)
         signed = bool((held < 0).any())
-        directions = rng.random((4, num_slots(cut.shape[0], signed))).astype(np.float32)
+        directions = rng.random((4, num_slots(bottleneck.shape[0], signed))).astype(np.float32)
         reducer = Reducer(directions / directions.sum(axis=1, keepdims=True), signed)
-        for values, change, gap in zip(found.values, found.outputs - found.baselines, found.gaps):
+        for values, change, gap in zip(found.values, found.outputs - found.baselines, found.errors):
             coefficients, residual = reducer.attributions(cells_first(values), cells_first(held))
             sums = (coefficients.sum(axis=1) + residual).reshape(2, -1).sum(axis=1)
             raw = values.reshape(2, -1).sum(axis=1, dtype=np.float64)
@@ -245,15 +254,16 @@ def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurr
 
 def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_each_other():
     policy = agent("impala", True)
-    (cut,) = find_cuts(policy, ["embedder.block3.res1.resadd"])
+    (bottleneck,) = find_bottlenecks(policy, ["embedder.block3.res1.resadd"])
     outputs = outputs_named(["value", "log_prob_up", "log_prob_right", "taken"])
-    found = attributed(policy, cut, outputs)
+    found = attributed(policy, bottleneck, outputs)
     assert len(np.unique(found.steps)) > 2, "nothing was refined"
     frames, entering, actions = frames_of(policy)
     for number, frame in ((0, 1), (2, 3)):
-        alone = Attributor(policy, FLOAT32, cut, outputs[number:number + 1], Integration())
+        alone = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs[number:number + 1],
+                                         Integration())
         some = slice(frame, frame + 1)
-        single = alone.attribute(alone.begin(frames[some], entering[some]), actions[some],
+        single = alone.attribute(alone.run_prefix(frames[some], entering[some]), actions[some],
                                  np.ones(1))
         assert single.steps[0, 0] == found.steps[number, frame]
         np.testing.assert_allclose(single.values[0, 0], found.values[number, frame],
@@ -262,13 +272,13 @@ def test_a_frame_alone_is_what_it_is_in_a_batch_and_outputs_do_not_depend_on_eac
 
 def test_refinement_goes_on_until_gaps_are_small_and_counts_its_nodes():
     policy = agent("impala", True)
-    (cut,) = find_cuts(policy, ["block2"])
-    coarse = attributed(policy, cut, integration=Integration(4, tolerance=None))
-    fine = attributed(policy, cut, integration=Integration(4))
-    assert (coarse.steps == 4).all() and coarse.gaps.max() > 0.01
-    assert fine.gaps.max() <= 0.01 and fine.steps.max() > 4
-    assert (fine.steps[coarse.gaps > 0.01] > 4).all()
-    truth = attributed(policy, cut, integration=Integration(128, tolerance=None)).values
+    (bottleneck,) = find_bottlenecks(policy, ["block2"])
+    coarse = attributed(policy, bottleneck, integration=Integration(4, tolerance=None))
+    fine = attributed(policy, bottleneck, integration=Integration(4))
+    assert (coarse.steps == 4).all() and coarse.errors.max() > 0.01
+    assert fine.errors.max() <= 0.01 and fine.steps.max() > 4
+    assert (fine.steps[coarse.errors > 0.01] > 4).all()
+    truth = attributed(policy, bottleneck, integration=Integration(128, tolerance=None)).values
     errors = [np.abs(each.values - truth).sum() for each in (coarse, fine)]
     assert errors[1] < errors[0]
 
@@ -276,15 +286,16 @@ def test_refinement_goes_on_until_gaps_are_small_and_counts_its_nodes():
 def test_the_baseline_may_be_a_mean():
     policy = agent("impala", True)
     for name in ("block2", "block3"):
-        (cut,) = find_cuts(policy, [name])
+        (bottleneck,) = find_bottlenecks(policy, [name])
         frames, entering, actions = frames_of(policy)
-        zero = Attributor(policy, FLOAT32, cut, VALUE, Integration())
-        begun = zero.begin(frames, entering)
-        mean = begun.activations.mean(dim=0).numpy()
-        found = attributed(policy, cut, baseline=mean)
-        same = Beginning(torch.from_numpy(mean).expand_as(begun.activations), begun.also_read)
+        zero = LayerIntegratedGradients(policy, FLOAT32, bottleneck, VALUE, Integration())
+        prefix = zero.run_prefix(frames, entering)
+        mean = prefix.activations.mean(dim=0).numpy()
+        found = attributed(policy, bottleneck, baseline=mean)
+        same = PrefixActivations(torch.from_numpy(mean).expand_as(prefix.activations),
+                                 prefix.also_read)
         np.testing.assert_allclose(found.baselines, zero.outputs_at(same, actions), rtol=1e-6)
-        assert found.gaps.max() <= 0.01
+        assert found.errors.max() <= 0.01
 
 
 @pytest.mark.parametrize(("embedder", "name", "stem"), (
@@ -294,14 +305,15 @@ def test_the_baseline_may_be_a_mean():
 def test_modules_on_whose_outputs_the_path_stays_straight_run_once_a_frame(
         embedder, name, stem, monkeypatch):
     policy = agent(embedder, False)
-    (cut,) = find_cuts(policy, [name])
-    attributor = Attributor(policy, FLOAT32, cut, VALUE, Integration(8, tolerance=None))
+    (bottleneck,) = find_bottlenecks(policy, [name])
+    attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, VALUE,
+                                          Integration(8, tolerance=None))
     modules = dict(policy.named_modules())
     names = {module: path.rpartition(".")[2] for path, module in modules.items()}
     assert " ".join(names[module] for module in attributor._stem) == stem
-    fast = attributed(policy, cut, integration=Integration(8, tolerance=None)).values
+    fast = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
     monkeypatch.setattr("interventions.resumed._chain", lambda node: ())
-    plain = attributed(policy, cut, integration=Integration(8, tolerance=None)).values
+    plain = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
     np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
 
 
@@ -318,25 +330,25 @@ def walked(policy, num=5):
 
 def window_of(attributor, frames, states, row, lags):
     rows = row - np.arange(lags)
-    begun = attributor.begin(frames, states[:-1].numpy()).activations
+    prefix = attributor.run_prefix(frames, states[:-1].numpy()).activations
     is_there = torch.from_numpy(rows >= 0)[None]
-    held = begun[np.maximum(rows, 0)][None] * is_there.reshape(1, lags, *[1] * (begun.ndim - 1))
+    held = prefix[np.maximum(rows, 0)][None] * is_there.reshape(1, lags, *[1] * (prefix.ndim - 1))
     return Window(held, is_there, states[max(rows[-1], 0)][None])
 
 
 @pytest.mark.parametrize("name", ("block3", "embedder.block3.res1.resadd"))
 def test_attributions_over_time_add_up_and_see_each_step_once(name):
     policy = agent("impala", True)
-    (cut,) = find_cuts(policy, [name])
+    (bottleneck,) = find_bottlenecks(policy, [name])
     frames, states, values, actions = walked(policy)
-    over_time = AttributorOverTime(policy, FLOAT32, cut, VALUE, Integration())
+    over_time = IntegratedGradientsOverTime(policy, FLOAT32, bottleneck, VALUE, Integration())
     for row, lags in ((4, 3), (4, 1), (1, 3)):
         window = window_of(over_time, frames, states, row, lags)
         found = over_time.attribute_over_time(window, actions[row:row + 1], np.ones(1))
         assert found.outputs[0, 0] == pytest.approx(values[row], abs=1e-5)
         state = policy.initial_state().detach()[None]
         for _ in range(min(lags, row + 1)):  # the start of the path: nothing is ever seen
-            empty = torch.zeros(1, *cut.layer.shape)
+            empty = torch.zeros(1, *bottleneck.layer.shape)
             run = over_time._head.finish(empty, (state,))
             state = run.hidden_states
         assert found.baselines[0, 0] == pytest.approx(run.values.item(), abs=1e-5)
@@ -350,30 +362,30 @@ def test_attributions_over_time_add_up_and_see_each_step_once(name):
 
 def test_one_step_with_the_state_held_is_attribution_to_this_frame():
     policy = agent("impala", True)
-    (cut,) = find_cuts(policy, ["block3"])
+    (bottleneck,) = find_bottlenecks(policy, ["block3"])
     frames, states, _, actions = walked(policy)
     outputs = outputs_named(["value", "taken"])
-    over_time = AttributorOverTime(policy, FLOAT32, cut, outputs, Integration())
+    over_time = IntegratedGradientsOverTime(policy, FLOAT32, bottleneck, outputs, Integration())
     found = over_time.attribute_over_time(window_of(over_time, frames, states, 3, 1),
                                           actions[3:4], np.ones(2), hold_state=True)
-    plain = Attributor(policy, FLOAT32, cut, outputs, Integration())
-    expected = plain.attribute(plain.begin(frames[3:4], states[3:4].numpy()), actions[3:4],
+    plain = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, Integration())
+    expected = plain.attribute(plain.run_prefix(frames[3:4], states[3:4].numpy()), actions[3:4],
                                np.ones(2))
     np.testing.assert_allclose(found.values[:, :, 0], expected.values, atol=1e-6)
     assert (found.older == 0).all() and (found.steps == expected.steps).all()
 
 
 def test_a_gap_is_a_share_of_the_change_or_of_a_tenth_of_the_deviation():
-    gaps = gaps_of(np.array([[1.1, 0.1]]), np.array([[2.0, 1.0]]), np.array([[1.0, 1.0]]),
-                   np.array([5.0]))
+    gaps = completeness_errors(np.array([[1.1, 0.1]]), np.array([[2.0, 1.0]]),
+                               np.array([[1.0, 1.0]]), np.array([5.0]))
     np.testing.assert_allclose(gaps, [[0.1 / 1.0, 0.1 / 0.5]])
 
 
 def test_bfloat16_is_refused():
     policy = agent("impala", True)
     with pytest.raises(UserError, match="float32"):
-        Attributor(policy, Compute(torch.device("cpu"), True), find_cuts(policy)[0], VALUE,
-                   Integration())
+        LayerIntegratedGradients(policy, Compute(torch.device("cpu"), True),
+                                 find_bottlenecks(policy)[0], VALUE, Integration())
 
 
 def test_outputs_are_what_their_names_say():
@@ -404,8 +416,8 @@ def test_outputs_are_what_their_names_say():
 
 
 def test_units_have_one_cell_and_no_place():
-    (cut,) = find_cuts(agent("impala", True), ["gru"])
-    assert cut.shape == (12, 1, 1)
+    (bottleneck,) = find_bottlenecks(agent("impala", True), ["gru"])
+    assert bottleneck.shape == (12, 1, 1)
     with pytest.raises(UserError, match="no cells"):
-        cut.centres()
-    assert dataclasses.replace(cut, name="x") == Cut("x", cut.layer)
+        bottleneck.centres()
+    assert dataclasses.replace(bottleneck, name="x") == Bottleneck("x", bottleneck.layer)

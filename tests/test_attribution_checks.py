@@ -17,14 +17,14 @@ from scipy.stats import spearmanr
 import record
 from agents.agent_file import load_agent, save_agent
 from attribution import attribute, checks, features, objects
-from attribution.attributing.attribution_files import AttributionFolder
-from attribution.attributing.layers import find_cuts
 from attribution.checking.check_files import CHECKS, ChecksFolder
 from attribution.checking.check_report import report, verdict
 from attribution.checking.object_files import ObjectsFolder
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
 from attribution.checking.taken_out import features_table
+from attribution.layers import find_bottlenecks
+from attribution.results import AttributionFolder
 from stats.association import rank_correlation, ratio, slope
 from stats.bootstrap import ClusterBootstrap
 
@@ -263,7 +263,7 @@ def test_slopes_are_those_of_least_squares():
 def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agent):
     """Kind 0 changes the output by its own cells, kind 1 by a constant, while all cells are alike;
     kind 2 is in too few frames."""
-    [cut] = find_cuts(load_agent(agent), ["block3"])
+    [bottleneck] = find_bottlenecks(load_agent(agent), ["block3"])
     rng = np.random.default_rng(1)
     number = 100
     masks = np.zeros((number, 3, 64, 64), bool)
@@ -279,7 +279,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
         places = {(rows[i], rows[j]) for i, j in np.argwhere(masks[frame, 0])}
         changes[frame, 0] = -sum(attributions[frame, i, j] for i, j in places)
     changes[:, 1] = 1
-    table = objects_table(masks, changes, attributions, cut, ["coin", "saw", "lava"],
+    table = objects_table(masks, changes, attributions, bottleneck, ["coin", "saw", "lava"],
                           np.arange(number) // 10, seed=0).set_index("kind")
     assert table.loc["coin", "agreement"] == 1 and table.loc["coin", "above_chance"]
     assert table.loc["coin", "rank_correlation"] == pytest.approx(1)

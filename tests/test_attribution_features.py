@@ -5,11 +5,11 @@ import pytest
 from conftest import small_policy
 from scipy.optimize import nnls as scipys_nnls
 
-from attribution.attributing import features as features_module
-from attribution.attributing.examples import matched, spatial_examples, thumbnail_examples
-from attribution.attributing.features import ACTIVATIONS, Held, find_features, stability
-from attribution.attributing.layers import find_cuts
-from attribution.attributing.reduction import (
+from attribution import feature_directions as features_module
+from attribution.feature_directions import ACTIVATIONS, LayerSamples, find_features, stability
+from attribution.feature_examples import matched, spatial_examples, thumbnail_examples
+from attribution.layers import find_bottlenecks
+from attribution.reduction import (
     Reducer,
     activations_in_slots,
     cells_first,
@@ -70,7 +70,7 @@ def test_what_directions_make_up_is_found_again_and_the_residual_is_the_rest():
     np.testing.assert_allclose(found.sum(axis=1) + residual, values.sum(axis=1), atol=1e-6)
 
 
-def planted(overlapping: bool, signed: bool) -> tuple[Held, np.ndarray]:
+def planted(overlapping: bool, signed: bool) -> tuple[LayerSamples, np.ndarray]:
     """Attributions made up of three directions, and these, those with most attribution first."""
     rng = np.random.default_rng(1)
     slots = 2 * CHANNELS if signed else CHANNELS
@@ -93,7 +93,7 @@ def planted(overlapping: bool, signed: bool) -> tuple[Held, np.ndarray]:
         rows = rows[..., :CHANNELS] + rows[..., CHANNELS:]
     else:
         activations = np.ones((*size, CHANNELS))
-    held = Held("layer", *(np.moveaxis(array, -1, 1).astype(np.float32)
+    held = LayerSamples("layer", *(np.moveaxis(array, -1, 1).astype(np.float32)
                            for array in (rows, activations)), np.repeat(np.arange(10), NUM // 10))
     return held, directions[[1, 2, 0]]
 
@@ -118,7 +118,8 @@ def test_planted_features_are_found_in_the_order_of_their_attribution(overlappin
 
 def test_features_of_activations_are_found_in_activations():
     held, expected = planted(overlapping=False, signed=False)
-    swapped = Held("layer", np.roll(held.attributions, 1, axis=1), np.abs(held.attributions),
+    swapped = LayerSamples("layer", np.roll(held.attributions, 1, axis=1),
+                           np.abs(held.attributions),
                    held.episodes)
     found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS).reducer.directions
     assert {tuple(row) for row in found.round(2)} == {tuple(row) for row in expected.round(2)}
@@ -139,11 +140,11 @@ def test_rows_that_are_held_out_are_not_fitted_to(monkeypatch):
 
 def test_a_layer_that_nothing_reads_or_that_is_too_small_is_refused():
     held, _ = planted(overlapping=False, signed=False)
-    dead = Held("block9", 0 * held.attributions, held.activations, held.episodes)
+    dead = LayerSamples("block9", 0 * held.attributions, held.activations, held.episodes)
     for bad, number, words in (
             (dead, 3, "block9 is zero everywhere in 40 observations of 6 channels"),
             (held, 7, "has 6 slots, which 7 features are too many for"),
-            (Held("x", held.attributions[:1] * (np.arange(36).reshape(6, 6) < 5),
+            (LayerSamples("x", held.attributions[:1] * (np.arange(36).reshape(6, 6) < 5),
                   held.activations[:1], held.episodes[:1]), 3, "3 features need 30")):
         with pytest.raises(UserError, match=words):
             find_features(bad, number, seed=0)
@@ -157,15 +158,15 @@ def test_stability_follows_features_whatever_their_order_in_the_halves():
         [1, np.sqrt(0.5), 1])
 
 
-def cut():
-    return find_cuts(small_policy(), ["block3"])[0]  # 8 x 8 cells of 8 pixels
+def bottleneck():
+    return find_bottlenecks(small_policy(), ["block3"])[0]  # 8 x 8 cells of 8 pixels
 
 
 def test_each_place_shows_the_observation_that_is_strongest_there():
     found = np.zeros((128, 1, 8, 8), np.float32)
     for cell in range(64):
         found[64 + cell, 0, cell // 8, cell % 8] = 1 + cell
-    examples = spatial_examples(found, cut(), 1)
+    examples = spatial_examples(found, bottleneck(), 1)
     np.testing.assert_array_equal(examples.observations[0].ravel(), 64 + np.arange(64))
     np.testing.assert_array_equal(examples.strengths[0].ravel(), 1 + np.arange(64))
     # Cell 3 is centred on pixel 24, and a cell has 8 pixels.
@@ -177,17 +178,17 @@ def test_no_observation_is_shown_too_often_and_weaker_claims_take_their_next_bes
     found = np.zeros((640, 1, 8, 8), np.float32)
     found[5, 0] = 10 + np.arange(64).reshape(8, 8)
     found[6, 0] = 5
-    examples = spatial_examples(found, cut(), 1)
+    examples = spatial_examples(found, bottleneck(), 1)
     assert examples.observations[0, 7, 7] == 5, "the strongest claim"
     assert examples.observations[0, 0, 0] == 6, "of equal ones the first"
     assert np.bincount(examples.observations[0].ravel()).max() == 1
-    few = spatial_examples(found[:15], cut(), 1)
+    few = spatial_examples(found[:15], bottleneck(), 1)
     assert np.bincount(few.observations[0].ravel()).max() == 43  # ceil(64 / 1.5)
 
 
 def test_finer_and_coarser_grids_are_interpolated_with_held_edges():
     found = np.arange(8, dtype=np.float32)[None, None, :, None] * np.ones((1, 1, 1, 8), np.float32)
-    fine, coarse = (spatial_examples(found, cut(), subdivision) for subdivision in (2, 0.5))
+    fine, coarse = (spatial_examples(found, bottleneck(), subdivision) for subdivision in (2, 0.5))
     np.testing.assert_allclose(fine.strengths[0, :, 0],
                                np.clip((np.arange(16) + 0.5) / 2 - 0.5, 0, 7))
     np.testing.assert_allclose(coarse.strengths[0, :, 0], [0.5, 2.5, 4.5, 6.5])
@@ -199,7 +200,7 @@ def test_thumbnails_show_the_strongest_with_at_most_four_at_a_cell():
     found[:, 0, 6, 2] = 100 - np.arange(30)  # all have the same best cell
     found[:, 0, 1, 5] = 50 - np.arange(30)  # and the same second best
     found[:, 0, 0, 7] = 20
-    examples = thumbnail_examples(found, cut())
+    examples = thumbnail_examples(found, bottleneck())
     assert examples.observations.shape == (1, 16) and examples.boxes.shape == (1, 16, 4)
     shown = dict(zip(examples.observations[0].tolist(), examples.boxes[0].tolist()))
     assert {number for number, box in shown.items() if box == [44, 12, 52, 20]} == {0, 1, 2, 3}
@@ -208,7 +209,7 @@ def test_thumbnails_show_the_strongest_with_at_most_four_at_a_cell():
     tops = examples.boxes[0, :, 0].reshape(4, 4)
     assert (np.diff(tops.max(axis=1)) >= 0).all(), "rows from top to bottom"
     assert (np.diff(examples.boxes[0, :, 1].reshape(4, 4), axis=1) >= 0).all(), "left to right"
-    few = thumbnail_examples(found[:5], cut())
+    few = thumbnail_examples(found[:5], bottleneck())
     assert few.observations.shape == (1, 5), "fewer observations, fewer patches"
 
 

@@ -16,11 +16,11 @@ from agents.agent_file import save_agent
 from agents.replay import replayed
 from agents.rollout_files import RolloutFolder
 from attribution import features, objects
-from attribution.attributing.layers import find_cuts
 from attribution.checking.hallucinations import hallucinations
 from attribution.checking.object_files import ObjectsFolder
 from attribution.checking.object_scores import cells_of, object_scores, score_difference
 from attribution.checking.recorded_objects import painted
+from attribution.layers import find_bottlenecks
 from common.errors import UserError
 from envs.objects import objects_of
 
@@ -123,19 +123,19 @@ def test_a_recording_that_the_game_does_not_repeat_is_refused(data, tmp_path):
 
 def test_a_pixel_touches_the_cell_whose_centre_is_nearest():
     for architecture in ("impala", "nature", "clear"):
-        for cut in find_cuts(small_policy(architecture)):
-            centres = cut.centres()
+        for bottleneck in find_bottlenecks(small_policy(architecture)):
+            centres = bottleneck.centres()
             rng = np.random.default_rng(0)
             for row, column in rng.integers(0, 64, (20, 2)):
                 mask = np.zeros((64, 64), bool)
                 mask[row, column] = True
-                [(i, j)] = np.argwhere(cells_of(mask, cut))
+                [(i, j)] = np.argwhere(cells_of(mask, bottleneck))
                 for pixel, cell in ((row, i), (column, j)):
                     assert abs(centres[cell] - pixel) == np.abs(centres - pixel).min()
             both = np.zeros((2, 64, 64), bool)
             both[1, 3:40, 60] = True
-            found = cells_of(both, cut)
-            assert found.shape == (2, *cut.shape[1:]) and not found[0].any()
+            found = cells_of(both, bottleneck)
+            assert found.shape == (2, *bottleneck.shape[1:]) and not found[0].any()
             assert found[1].any(axis=0).sum() == 1
 
 

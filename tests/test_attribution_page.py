@@ -26,13 +26,18 @@ from PIL import Image
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.training import TrainSettings
 from attribution import page as attribution_page
-from attribution.attributing.attribution_files import INPUT, FeaturesFolder
+from attribution import page_contents as contents
+from attribution.advantages import (
+    AdvantageSettings,
+    advantages_of,
+    estimated_scale,
+    find_advantage_settings,
+)
 from attribution.checking.object_files import ObjectsFolder
 from attribution.checking.object_scores import ObjectScores
 from attribution.failing.recorded import recorded_causes
-from attribution.page_export import contents
-from attribution.page_export.files import FORMAT, LEVELS, TILES
-from attribution.walking.advantages import Unit, advantages_of, estimated_scale, unit_of
+from attribution.page_files import FORMAT, LEVELS, TILES
+from attribution.results import INPUT, FeaturesFolder
 from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
@@ -77,8 +82,8 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    with opened_page(browser, f"{address}#layer={MAP}&row=value", **WIDE) as opened:
-        yield opened
+    with opened_page(browser, f"{address}#layer={MAP}&row=value", **WIDE) as context:
+        yield context
 
 
 def show(page, fragment):
@@ -301,19 +306,25 @@ def test_rewards_have_the_unit_that_is_known(run, tmp_path):
     rows = pd.concat([run.recording.steps(number) for number in range(6)])
     agent = load_agent(run.agent)
     save_agent(tmp_path / "model_1.pth", agent, origin=AgentOrigin(2.0, gamma=0.9, lmbda=0.8))
-    assert unit_of(tmp_path / "model_1.pth", "auto", rows) == Unit(2.0, 0.9, 0.8)
-    assert unit_of(tmp_path / "model_1.pth", "raw", rows) == Unit(1.0, 0.9, 0.8)
-    assert unit_of(tmp_path / "model_1.pth", 3.0, rows).reward_scale == 3
-    assert unit_of(run.agent, "auto", rows) == Unit(estimated_scale(rows), GAMMA, LAMBDA)
+    assert find_advantage_settings(tmp_path / "model_1.pth", "auto", rows) == AdvantageSettings(2.0,
+                                                                                                0.9,
+                                                                                                0.8)
+    assert find_advantage_settings(tmp_path / "model_1.pth", "raw", rows) == AdvantageSettings(1.0,
+                                                                                               0.9,
+                                                                                               0.8)
+    assert find_advantage_settings(tmp_path / "model_1.pth", 3.0, rows).reward_scale == 3
+    assert find_advantage_settings(run.agent, "auto",
+                                   rows) == AdvantageSettings(estimated_scale(rows), GAMMA, LAMBDA)
     for number, config in enumerate((tiny_config(gamma=0.5), tiny_config(normalize_rew=False))):
         folder = tmp_path / str(number)
         folder.mkdir()
         save_agent(folder / "model_1.pth", agent)
         save_settings(folder, TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), config, 0,
                                             64, 1, 1, "", "float32", 2))
-    assert unit_of(tmp_path / "0" / "model_1.pth", "auto", rows) == Unit(
+    assert find_advantage_settings(tmp_path / "0" / "model_1.pth", "auto",
+                                   rows) == AdvantageSettings(
         estimated_scale(rows, 0.5), 0.5, LAMBDA)
-    assert unit_of(tmp_path / "1" / "model_1.pth", "auto", rows).reward_scale == 1
+    assert find_advantage_settings(tmp_path / "1" / "model_1.pth", "auto", rows).reward_scale == 1
 
 
 def test_opens_from_disk_and_from_a_server_and_asks_nobody_else(browser, folder):

@@ -18,9 +18,9 @@ from agents.agent_file import load_agent, save_agent
 from agents.networks import ImpalaEmbedder, Policy
 from agents.rollout_files import RolloutFolder
 from attribution import attribute, features
-from attribution.attributing.attribution_files import AttributionFolder, FeaturesFolder
-from attribution.attributing.examples import SUBDIVISIONS
-from attribution.walking.trajectories import gather_trajectories
+from attribution.feature_examples import SUBDIVISIONS
+from attribution.results import AttributionFolder, FeaturesFolder
+from attribution.trajectories import gather_trajectories
 from common.files import sha256
 from interventions.hidden_states_folder import HiddenStatesFolder
 

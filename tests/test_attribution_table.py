@@ -8,13 +8,13 @@ import pytest
 from scipy.stats import spearmanr
 
 from attribution import table
+from attribution.advantages import advantages_of
 from attribution.article.claims import CLAIMS
-from attribution.attributing.attribution_files import Attributed, AttributionFolder, FeaturesFolder
 from attribution.checking.check_files import OBJECTS, ChecksFolder
 from attribution.checking.object_files import ObjectsFolder
 from attribution.failing.files import CausesFolder
-from attribution.walking.advantages import advantages_of
-from attribution.walking.trajectories import Trajectories
+from attribution.results import Attributed, AttributionFolder, FeaturesFolder
+from attribution.trajectories import Trajectories
 from common.files import save_json
 
 LENGTHS = (40, 25)  # of two trajectories

@@ -12,25 +12,27 @@ import record
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
 from agents.training import TrainSettings
-from attribution.attributing.recordings import Recording
-from attribution.walking.advantages import (
+from attribution.advantages import (
     AUTO,
     LAMBDA,
-    Unit,
+    AdvantageSettings,
     advantages_of,
     calibration_of,
     estimated_scale,
+    find_advantage_settings,
     scale_of_rewards,
-    unit_of,
 )
-from attribution.walking.bookmarks import best_of_episodes, failures, spikes
-from attribution.walking.trajectories import (
+from attribution.recordings import Recording
+from attribution.trajectories import (
     FAILURES,
     Trajectories,
+    best_of_episodes,
     chosen_episodes,
+    failures,
     gather_trajectories,
     read_trajectories,
     save_trajectories,
+    spikes,
 )
 from common.errors import UserError
 from common.settings import load_settings
@@ -205,9 +207,9 @@ def test_success_of_a_shipped_agent_is_no_unexpected_failure(agent, game, tmp_pa
     assert record.main(["--model_file", str(file), *game, "--num_episodes", "8", "--seed", "5",
                         "--no_action_noise", "--no_videos", "--logdir", str(tmp_path)]) == 0
     recording = Recording(tmp_path / "data", load_agent(file), file)
-    unit = unit_of(file, AUTO, recording.all_steps())
+    unit = find_advantage_settings(file, AUTO, recording.all_steps())
     run = load_settings(file.parent, TrainSettings).agent
-    assert unit == Unit(read_origin(file).reward_scale, run.gamma, run.lmbda)
+    assert unit == AdvantageSettings(read_origin(file).reward_scale, run.gamma, run.lmbda)
     steps = gather_trajectories(recording.folder, 8, 1000)
     solved = steps.ended & (steps.earned > 0)
     assert solved.sum() >= 4

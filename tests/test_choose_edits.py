@@ -9,8 +9,6 @@ from conftest import killed_at, small_policy
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.provenance import agent_sha256
 from attribution import choose_edits
-from attribution.attributing.attribution_files import FeaturesFolder
-from attribution.attributing.layers import find_cuts
 from attribution.editing.candidates import (
     Candidate,
     Trial,
@@ -20,6 +18,8 @@ from attribution.editing.candidates import (
     with_another,
 )
 from attribution.failing.files import CausesFolder
+from attribution.layers import find_bottlenecks
+from attribution.results import FeaturesFolder
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 HARD = EnvConfig("coinrun", "hard")
@@ -71,14 +71,15 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("edits")
     policy = guarded()
     save_agent(path / "model.pth", policy)
-    [cut] = find_cuts(policy, [LAYER])
+    [bottleneck] = find_bottlenecks(policy, [LAYER])
     features = FeaturesFolder(path / "features", LAYER)
     features.open({"agent_sha256": agent_sha256(path / "model.pth"), "game": "coinrun",
-                   "layer": cut.layer.name, "baseline": "zero"}, False)
+                   "layer": bottleneck.layer.name, "baseline": "zero"}, False)
     directions = np.zeros((3, 64), np.float32)
     directions[[0, 1, 2], [7, GUARD, 9]] = 1
-    features.finish(directions, np.zeros(cut.shape, np.float32), np.zeros((9, 2), np.int32), {},
-                    {"signed": False, "grid": cut.shape[1:]})
+    features.finish(directions, np.zeros(bottleneck.shape, np.float32), np.zeros((9, 2), np.int32),
+                    {},
+                    {"signed": False, "grid": bottleneck.shape[1:]})
     return path
 
 

@@ -21,12 +21,12 @@ from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import RolloutFolder
 from attribution import edit_agent
-from attribution.attributing.attribution_files import FeaturesFolder
-from attribution.attributing.integration import Attributor, Integration
-from attribution.attributing.layers import find_cuts
-from attribution.attributing.recordings import Recording
 from attribution.editing.random_edits import random_edits
 from attribution.editing.weights import in_weights, pool_behind
+from attribution.integrated_gradients import Integration, LayerIntegratedGradients
+from attribution.layers import find_bottlenecks
+from attribution.recordings import Recording
+from attribution.results import FeaturesFolder
 from common.errors import UserError
 from maze.field.page_export import check_agent
 
@@ -216,10 +216,10 @@ def test_attributions_of_an_edited_agent_add_up_to_its_output():
     taken = torch.eye(10)[[0, 6, 2, 8, 9]]  # where some are positive, and others negative
     edited = with_edits(policy, [Edit("embedder.block3.conv", taken),
                                  Edit("embedder.block2.res2.resadd", directions(1, 6))])
-    [cut] = find_cuts(edited, ["block2"])
-    attributor = Attributor(edited, FLOAT32, cut, outputs_named(["value"]),
+    [bottleneck] = find_bottlenecks(edited, ["block2"])
+    attributor = LayerIntegratedGradients(edited, FLOAT32, bottleneck, outputs_named(["value"]),
                             Integration(16, tolerance=0.01))
-    found = attributor.attribute(attributor.begin(FRAMES, np.zeros((5, 16), np.float32)),
+    found = attributor.attribute(attributor.run_prefix(FRAMES, np.zeros((5, 16), np.float32)),
                                  np.zeros(5, np.int64), np.ones(1))
     sums = found.values[0].reshape(5, -1).sum(axis=1)
     np.testing.assert_allclose(found.outputs[0], answers(edited)[:, -1], atol=1e-4)
@@ -283,7 +283,7 @@ def test_the_script_takes_random_directions_out_that_change_as_much(with_feature
                   "4", "--data_dir", str(with_features / "data")) == 0
     policy = load_agent(with_features / "model.pth")
     recording = Recording(with_features / "data", policy, with_features / "model.pth")
-    rows = recording.rows(recording.observations(20, 0))
+    rows = recording.read(recording.observations(20, 0))
     activations = activations_of(policy, rows.frames, [BLOCK3], rows.entering)[BLOCK3]
     [drawn] = load_agent(tmp_path / "random.pth").edits
     sizes = [float((edit.changed(activations, 1) - activations).flatten(1).norm(dim=1).mean())

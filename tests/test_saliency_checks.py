@@ -15,8 +15,8 @@ from agents.outputs import outputs_named
 from agents.replay import replayed
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from attribution import saliency_checks
-from attribution.attributing.layers import Cut, find_cuts
-from attribution.attributing.recordings import Rows
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.recordings import RecordedFrames
 from attribution.through_simulator.comparison import CHANCE, agreements, compared, deletion_table
 from attribution.through_simulator.maps import (
     PIXELS,
@@ -80,7 +80,7 @@ def simulator(simulator_file, agent_path):
 
 def rows_of(folder, places):
     files = {episode: RolloutFolder(folder).episode(episode) for episode, _ in places}
-    return Rows(np.stack([files[episode].frames[row] for episode, row in places]),
+    return RecordedFrames(np.stack([files[episode].frames[row] for episode, row in places]),
                 np.stack([files[episode].hidden_states[row] for episode, row in places]),
                 np.array([files[episode].steps["action"].iloc[row] for episode, row in places]))
 
@@ -116,9 +116,9 @@ def test_another_agent_is_inside_only_within(simulator, policy):
 
 
 def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):
-    (cut,) = find_cuts(policy, ["block2"])
+    (bottleneck,) = find_bottlenecks(policy, ["block2"])
     rows = rows_of(data, [(0, 3), (1, 4)])
-    (one,) = attribution_maps(policy, FLOAT32, [cut], VALUE, rows)
+    (one,) = attribution_maps(policy, FLOAT32, [bottleneck], VALUE, rows)
     assert one.values.shape == (2, 16, 16) and one.blocks.shape == (2, 8, 8)
     assert one.blocks[1, 2, 5] == pytest.approx(one.values[1, 4:6, 10:12].sum())
     pixels = Map("x", 0, PIXELS, np.arange(2 * 64 * 64.0).reshape(2, 64, 64))
@@ -215,7 +215,7 @@ def test_agreement_is_the_share_of_right_signs():
 
 def test_a_planted_map_is_claimed_and_a_random_one_is_not():
     masks, changes, said, noise = planted()
-    layer = Cut("fine", Layer("fine", (1, 32, 32), 2, 0.0))
+    layer = Bottleneck("fine", Layer("fine", (1, 32, 32), 2, 0.0))
     right = said.reshape(60, 32, 2, 32, 2).sum(axis=(2, 4))
     maps = [Map("layer", 0, layer, right), Map("noise", 0, PIXELS, noise),
             Map("noise, 4 steps later", 4, PIXELS, noise)]

@@ -24,9 +24,9 @@ from analysis.influences.consistency import ALL_SAMPLES
 from analysis.influences.files import ComparisonFolder
 from analysis.panel_export.files import PanelFolder
 from analysis.stories.pages import samples_picture
-from attribution.attributing.attribution_files import AttributionFolder
-from attribution.page_export.files import AttributionPageFolder
-from attribution.walking.bookmarks import failures
+from attribution.page_files import AttributionPageFolder
+from attribution.results import AttributionFolder
+from attribution.trajectories import failures
 from common.cli import Parser, from_zero
 from common.description import read_description
 from common.doctor import chromium

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from attribution.attributing.attribution_files import (
+from attribution.checking.check_files import OBJECTS, ChecksFolder
+from attribution.checking.object_files import ObjectsFolder
+from attribution.failing.files import CausesFolder
+from attribution.results import (
     AttributionFolder,
     FeaturesFolder,
     LayerFeatures,
 )
-from attribution.checking.check_files import OBJECTS, ChecksFolder
-from attribution.checking.object_files import ObjectsFolder
-from attribution.failing.files import CausesFolder
 from common.errors import UserError
 
 

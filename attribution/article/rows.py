@@ -13,14 +13,13 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from agents.outputs import VALUE
+from attribution.advantages import AdvantageSettings, advantages_of
 from attribution.article.agent_studies import AgentStudies
-from attribution.attributing.attribution_files import AttributionFolder
 from attribution.checking.object_files import RATES
 from attribution.failing.counting import ANY
 from attribution.failing.files import ORIGINAL
-from attribution.walking.advantages import Unit, advantages_of
-from attribution.walking.bookmarks import spikes
-from attribution.walking.trajectories import Trajectories
+from attribution.results import AttributionFolder
+from attribution.trajectories import Trajectories, spikes
 from stats.association import explained
 from stats.bootstrap import ClusterBootstrap
 from stats.claims import Finding
@@ -211,7 +210,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
     found = studies.attributions.settings().get("unit")
     if not found:
         return
-    unit = Unit(**found)
+    unit = AdvantageSettings(**found)
     sizes = np.abs(advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda))
     for each in studies.layers:
         shares = np.concatenate([_residual_shares(cells) for cells in _cells(studies, each)])

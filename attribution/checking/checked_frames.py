@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 
 from agents.outputs import Output
-from attribution.attributing.attribution_files import AttributionFolder, LayerFeatures
-from attribution.attributing.flags import Opened
-from attribution.attributing.integration import RIGHT, Attributor, Beginning, Integration
-from attribution.attributing.layers import Cut
-from attribution.attributing.recordings import batches
+from attribution.context import AttributionContext
+from attribution.integrated_gradients import (
+    RIEMANN_RIGHT,
+    Integration,
+    LayerIntegratedGradients,
+    PrefixActivations,
+)
+from attribution.layers import Bottleneck
+from attribution.recordings import batches
+from attribution.results import AttributionFolder, LayerFeatures
 
-GRADIENT = Integration(1, RIGHT, None)  # one node, at the frame: gradient times activation
+GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
 _ROWS_A_PASS = 128  # of changed activations
 
 
@@ -92,14 +97,14 @@ class Batch:
 
     Attributes:
         rows: their numbers among all checked frames.
-        begun: activations (B, C, …) and what else the rest of the network reads.
+        prefix: activations (B, C, …) and what else the rest of the network reads.
         actions: that were taken (B,).
         pictures: uint8 (B, 64, 64, 3).
         entering: hidden states that enter (B, D).
     """
 
     rows: slice
-    begun: Beginning
+    prefix: PrefixActivations
     actions: np.ndarray
     pictures: np.ndarray
     entering: np.ndarray
@@ -110,28 +115,30 @@ class CheckedLayer:
     output.
 
     Args:
-        cut: a layer with cells.
+        bottleneck: a layer with cells.
         features: of the layer.
         output: that is attributed.
         integration: for attributions that are computed here.
     """
 
-    def __init__(self, opened: Opened, cut: Cut, features: LayerFeatures, output: Output,
+    def __init__(self, context: AttributionContext, bottleneck: Bottleneck, features: LayerFeatures,
+                 output: Output,
                  integration: Integration = GRADIENT):
-        self.cut, self.features = cut, features
-        self._opened = opened
+        self.bottleneck, self.features = bottleneck, features
+        self._opened = context
         mean = features.mean_activations if features.settings["baseline"] == "mean" else None
-        self.attributor = Attributor(opened.policy, opened.compute, cut, [output], integration,
+        self.attributor = LayerIntegratedGradients(context.policy, context.compute, bottleneck,
+                                                   [output], integration,
                                      mean)
-        self.baseline = torch.zeros(cut.shape) if mean is None else torch.from_numpy(mean)
+        self.baseline = torch.zeros(bottleneck.shape) if mean is None else torch.from_numpy(mean)
 
     def batches(self, frames: CheckedFrames) -> Iterator[Batch]:
         """The frames, some at a time."""
         done = 0
         for places in batches(frames.places):
-            read = self._opened.recording.rows(places)
+            read = self._opened.recording.read(places)
             yield Batch(slice(done, done + len(places)),
-                        self.attributor.begin(read.frames, read.entering), read.actions,
+                        self.attributor.run_prefix(read.frames, read.entering), read.actions,
                         read.frames, read.entering)
             done += len(places)
 
@@ -150,6 +157,7 @@ class CheckedLayer:
             some = slice(begin, begin + _ROWS_A_PASS)
             which = torch.from_numpy(frame[some])
             found.append(self.attributor.outputs_at(
-                Beginning(changed[some], tuple(each[which] for each in batch.begun.also_read)),
+                PrefixActivations(changed[some], tuple(each[which]
+                                                       for each in batch.prefix.also_read)),
                 batch.actions[frame[some]])[0])
         return np.concatenate(found)

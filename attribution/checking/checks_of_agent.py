@@ -11,10 +11,6 @@ import pandas as pd
 
 from agents.outputs import Output
 from agents.replay import recorded_game
-from attribution.attributing.attribution_files import AttributionFolder, LayerFeatures
-from attribution.attributing.flags import Opened
-from attribution.attributing.integration import Integration
-from attribution.attributing.layers import Cut
 from attribution.checking import check_figures
 from attribution.checking.check_files import (
     COMPLETENESS,
@@ -42,6 +38,10 @@ from attribution.checking.randomisation import (
     stages_of,
 )
 from attribution.checking.taken_out import changes_without_features, features_table
+from attribution.context import AttributionContext
+from attribution.integrated_gradients import Integration
+from attribution.layers import Bottleneck
+from attribution.results import AttributionFolder, LayerFeatures
 from envs.objects import GameObject, objects_of
 
 # Frames of the checks whose attributions are computed many times over.
@@ -53,26 +53,26 @@ class Subject:
     """One output attributed to one layer.
 
     Attributes:
-        cut: a layer with cells.
+        bottleneck: a layer with cells.
         features: of the layer.
         output: that is attributed.
     """
 
-    cut: Cut
+    bottleneck: Bottleneck
     features: LayerFeatures
     output: Output
 
     @property
     def name(self) -> tuple[str, str]:
         """Short name of the layer, and of the output."""
-        return self.cut.name, self.output.name
+        return self.bottleneck.name, self.output.name
 
 
 class AgentChecks:
     """Checks of attributions of an agent.
 
     Args:
-        opened: the agent and its recording.
+        context: the agent and its recording.
         attributions: of the agent.
         subjects: all that can be checked.
         frames: in which.
@@ -80,10 +80,10 @@ class AgentChecks:
         seed: of all that is drawn.
     """
 
-    def __init__(self, opened: Opened, attributions: AttributionFolder,
+    def __init__(self, context: AttributionContext, attributions: AttributionFolder,
                  subjects: Sequence[Subject], frames: CheckedFrames, folder: ChecksFolder,
                  seed: int):
-        self._opened, self._attributions = opened, attributions
+        self._opened, self._attributions = context, attributions
         self._subjects, self._frames = subjects, frames
         self._folder, self._seed = folder, seed
         settings = attributions.settings()
@@ -109,7 +109,8 @@ class AgentChecks:
             elif check in makers:
                 for subject in asked:
                     if self._raw(check, subject) is None:
-                        path = self._folder.raw_file(check, subject.output.name, subject.cut.name)
+                        path = self._folder.raw_file(check, subject.output.name,
+                                                     subject.bottleneck.name)
                         self._folder.add_raw(path, subject.features.checksum,
                                              **makers[check](subject))
 
@@ -157,13 +158,13 @@ class AgentChecks:
         """Numbers by frame of a check, or None."""
         if check == OBJECTS:
             return self._folder.raw(self._folder.raw_file(OBJECTS, subject.output.name),
-                                    self._opened.description["agent_sha256"])
+                                    self._opened.provenance["agent_sha256"])
         return self._folder.raw(
-            self._folder.raw_file(check, subject.output.name, subject.cut.name),
+            self._folder.raw_file(check, subject.output.name, subject.bottleneck.name),
             subject.features.checksum)
 
     def _layer(self, subject: Subject, *integration: Integration) -> CheckedLayer:
-        return CheckedLayer(self._opened, subject.cut, subject.features, subject.output,
+        return CheckedLayer(self._opened, subject.bottleneck, subject.features, subject.output,
                             *integration)
 
     def _cells(self, subject: Subject) -> np.ndarray:
@@ -178,10 +179,10 @@ class AgentChecks:
                                           self._seed).values}
 
     def _randomisation(self, subject: Subject) -> dict[str, np.ndarray]:
-        rows = self._opened.recording.rows(self._frames.some(RANDOMISATION_FRAMES).places)
+        rows = self._opened.recording.read(self._frames.some(RANDOMISATION_FRAMES).places)
         mean = subject.features.mean_activations
         return {"correlations": randomisation_correlations(
-            self._opened.policy, self._opened.compute, subject.cut, subject.output, rows,
+            self._opened.policy, self._opened.compute, subject.bottleneck, subject.output, rows,
             mean if subject.features.settings["baseline"] == "mean" else None, self._seed)}
 
     def _interventions(self, subject: Subject) -> dict[str, np.ndarray]:
@@ -202,7 +203,7 @@ class AgentChecks:
         masks = packed(found.masks)
         for output, changes in zip(outputs, found.changes):
             self._folder.add_raw(self._folder.raw_file(OBJECTS, output.name),
-                                 self._opened.description["agent_sha256"], masks=masks,
+                                 self._opened.provenance["agent_sha256"], masks=masks,
                                  changes=changes)
 
     # Rows of tables.
@@ -241,7 +242,8 @@ class AgentChecks:
 
     def _objects_rows(self, subject: Subject, raw: dict[str, np.ndarray]) -> pd.DataFrame:
         return objects_table(
-            unpacked(raw["masks"]), raw["changes"], self._cells(subject).sum(axis=-1), subject.cut,
+            unpacked(raw["masks"]), raw["changes"], self._cells(subject).sum(axis=-1),
+            subject.bottleneck,
             [kind.name for kind in self._kinds], self._frames.episodes, self._seed)
 
     def _fidelity_rows(self, subject: Subject, raw: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -252,5 +254,5 @@ class AgentChecks:
 
 def _named(subject: Subject, table: pd.DataFrame) -> pd.DataFrame:
     table.insert(0, "output", subject.output.name)
-    table.insert(0, "layer", subject.cut.name)
+    table.insert(0, "layer", subject.bottleneck.name)
     return table

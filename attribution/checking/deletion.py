@@ -66,9 +66,9 @@ def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np
 def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
             rng: np.random.Generator) -> np.ndarray:
     """(B, orders, 2, M)."""
-    activations = batch.begun.activations
+    activations = batch.prefix.activations
     number, _, height, width = activations.shape
-    gradient = layer.attributor.attribute(batch.begun, batch.actions, np.zeros(1)).values[0]
+    gradient = layer.attributor.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]
     scores = [attributions, gradient.sum(axis=1), activations.norm(dim=1).cpu().numpy()]
     # Place of each cell in an order (B, P): those with a small one go, or come, first.
     ranks = [np.argsort(np.argsort(-each.reshape(number, -1), axis=1, kind="stable"), axis=1)
@@ -95,7 +95,7 @@ def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
 def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
     """Outputs where only the cells ``kept`` (R, 1, H, W) are not at the baseline; R / B in a row
     belong to a frame: (R,)."""
-    activations = batch.begun.activations
+    activations = batch.prefix.activations
     base = layer.baseline.to(activations)
     frame = np.repeat(np.arange(len(activations)), len(kept) // len(activations))
     found = []

@@ -17,8 +17,8 @@ import torch
 from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor
 
-from attribution.attributing.integration import Beginning
 from attribution.checking.checked_frames import Batch, CheckedFrames, CheckedLayer
+from attribution.integrated_gradients import PrefixActivations
 from common.progress import Progress
 
 NOISE = 0.1
@@ -46,7 +46,7 @@ def fidelity_of(layer: CheckedLayer, frames: CheckedFrames, seed: int) -> np.nda
 
 def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
     """(B, 2)."""
-    activations = batch.begun.activations[rows].cpu().contiguous()
+    activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.baseline.expand_as(activations)
 
     def output(changed: Tensor, frame: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
     def attribute(changed: tuple[Tensor, ...],
                   additional_forward_args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         [frame] = additional_forward_args
-        read = tuple(each[frame] for each in batch.begun.also_read)
+        read = tuple(each[frame] for each in batch.prefix.also_read)
         with torch.enable_grad():  # captum forbids it
-            found = layer.attributor.attribute(Beginning(changed[0].detach(), read),
+            found = layer.attributor.attribute(PrefixActivations(changed[0].detach(), read),
                                                batch.actions[frame.numpy()], np.zeros(1))
         return (torch.from_numpy(found.values[0]).reshape(changed[0].shape),)
 

@@ -19,11 +19,11 @@ import torch
 
 from agents.acting import run_policy
 from agents.outputs import Output
-from attribution.attributing.flags import Opened
-from attribution.attributing.layers import Cut
 from attribution.checking.checked_frames import CheckedFrames
 from attribution.checking.object_scores import cells_of
 from attribution.checking.recorded_objects import painted
+from attribution.context import AttributionContext
+from attribution.layers import Bottleneck
 from envs.objects import GameObject
 from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
@@ -44,7 +44,7 @@ class Removals:
     changes: np.ndarray
 
 
-def removals(opened: Opened, frames: CheckedFrames, kinds: Sequence[GameObject],
+def removals(context: AttributionContext, frames: CheckedFrames, kinds: Sequence[GameObject],
              outputs: Sequence[Output]) -> Removals:
     """Take each kind of object out of each frame.
 
@@ -52,15 +52,15 @@ def removals(opened: Opened, frames: CheckedFrames, kinds: Sequence[GameObject],
         UserError: if the recording cannot be played again.
     """
     masks, changes = [], []
-    pictures = painted(opened.recording.folder, frames.places, kinds)
+    pictures = painted(context.recording.folder, frames.places, kinds)
     for place, each in zip(frames.places, pictures):
-        rows = opened.recording.rows(place[None])
+        rows = context.recording.read(place[None])
         seen = each.masks.any(axis=(1, 2))
         shown = np.concatenate([each.frame[None], each.without[seen]])
         entering = torch.from_numpy(rows.entering).expand(len(shown), -1)
-        found = run_policy(opened.policy, opened.compute, shown,
-                           entering.to(opened.compute.device))
-        actions = torch.from_numpy(rows.actions).expand(len(shown)).to(opened.compute.device)
+        found = run_policy(context.policy, context.compute, shown,
+                           entering.to(context.compute.device))
+        actions = torch.from_numpy(rows.actions).expand(len(shown)).to(context.compute.device)
         scalars = torch.stack([output(found, actions) for output in outputs]).double().cpu().numpy()
         change = np.zeros((len(outputs), len(kinds)))
         change[:, seen] = scalars[:, 1:] - scalars[:, :1]
@@ -69,7 +69,8 @@ def removals(opened: Opened, frames: CheckedFrames, kinds: Sequence[GameObject],
     return Removals(np.stack(masks), np.stack(changes, axis=1))
 
 
-def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarray, cut: Cut,
+def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarray,
+                  bottleneck: Bottleneck,
                   kinds: Sequence[str], episodes: np.ndarray, seed: int) -> pd.DataFrame:
     """How changes of an output go with its attributions to the cells of a layer that objects touch.
 
@@ -96,7 +97,7 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         ``density_high_95``; ``attribution_sign``, the mean sign of the attribution to its cells.
         NaN where too few frames have it.
     """
-    touched = cells_of(masks, cut)  # (N, K, H, W)
+    touched = cells_of(masks, bottleneck)  # (N, K, H, W)
     whole = np.abs(attributions).sum(axis=(1, 2))
     rows = []
     for number, name in enumerate(kinds):

@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from attribution.attributing.layers import Cut
+from attribution.layers import Bottleneck
 from common.game_constants import FRAME_SIZE
 from stats.bootstrap import ClusterBootstrap
 
@@ -31,7 +31,7 @@ MIN_FRAMES, MIN_EPISODES = 10, 5
 _BINS = 128
 
 
-def cells_of(masks: np.ndarray, cut: Cut) -> np.ndarray:
+def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
     """The cells that masks touch: each pixel belongs to the cell on whose centre it is nearest.
 
     Args:
@@ -43,9 +43,9 @@ def cells_of(masks: np.ndarray, cut: Cut) -> np.ndarray:
     Raises:
         UserError: if the layer has no cells.
     """
-    place = (np.arange(FRAME_SIZE) - cut.centres()[0]) / cut.layer.stride
-    cells = np.clip(np.floor(place + 0.5), 0, cut.shape[1] - 1)
-    first = np.searchsorted(cells, np.arange(cut.shape[1]))
+    place = (np.arange(FRAME_SIZE) - bottleneck.centres()[0]) / bottleneck.layer.stride
+    cells = np.clip(np.floor(place + 0.5), 0, bottleneck.shape[1] - 1)
+    first = np.searchsorted(cells, np.arange(bottleneck.shape[1]))
     rows = np.logical_or.reduceat(masks, first, axis=-2)
     return np.logical_or.reduceat(rows, first, axis=-1)
 

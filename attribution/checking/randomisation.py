@@ -19,9 +19,9 @@ from torch import nn
 
 from agents.networks import Policy
 from agents.outputs import Output
-from attribution.attributing.integration import Attributor, Integration
-from attribution.attributing.layers import Cut
-from attribution.attributing.recordings import Rows
+from attribution.integrated_gradients import Integration, LayerIntegratedGradients
+from attribution.layers import Bottleneck
+from attribution.recordings import RecordedFrames
 from common.devices import Compute
 from stats.bootstrap import ClusterBootstrap
 
@@ -59,15 +59,17 @@ def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
         yield policy
 
 
-def maps_of(policy: Policy, compute: Compute, cut: Cut, output: Output, rows: Rows,
+def maps_of(policy: Policy, compute: Compute, bottleneck: Bottleneck, output: Output,
+            rows: RecordedFrames,
             baseline: np.ndarray | None) -> np.ndarray:
     """|Attribution| of each cell in frames, float64 (N, H, W).
 
     Args:
         baseline: mean activations (C, H, W); None for zero.
     """
-    attributor = Attributor(policy, compute, cut, [output], INTEGRATION, baseline)
-    found = attributor.attribute(attributor.begin(rows.frames, rows.entering), rows.actions,
+    attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output], INTEGRATION,
+                                          baseline)
+    found = attributor.attribute(attributor.run_prefix(rows.frames, rows.entering), rows.actions,
                                  np.zeros(1))
     return np.abs(found.values[0].sum(axis=1, dtype=np.float64))
 
@@ -82,12 +84,15 @@ def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
                      where=size > 0)
 
 
-def randomisation_correlations(policy: Policy, compute: Compute, cut: Cut, output: Output,
-                               rows: Rows, baseline: np.ndarray | None, seed: int) -> np.ndarray:
+def randomisation_correlations(policy: Policy, compute: Compute, bottleneck: Bottleneck,
+                               output: Output,
+                               rows: RecordedFrames, baseline: np.ndarray | None,
+                               seed: int) -> np.ndarray:
     """Correlations of maps with those of agents of which more and more is random (S, N), mean over
     DRAWS draws."""
-    own = maps_of(policy, compute, cut, output, rows, baseline)
-    return np.mean([[rank_correlations(own, maps_of(changed, compute, cut, output, rows, baseline))
+    own = maps_of(policy, compute, bottleneck, output, rows, baseline)
+    return np.mean([[rank_correlations(own, maps_of(changed, compute, bottleneck, output, rows,
+                                                    baseline))
                      for changed in cascade(policy, seed + 1000 * draw)]
                     for draw in range(DRAWS)], axis=0)
 

@@ -23,14 +23,14 @@ from stats.bootstrap import ClusterBootstrap
 def changes_without_features(layer: CheckedLayer, frames: CheckedFrames) -> np.ndarray:
     """Change of the output when one feature is taken out of a frame, float64 (N, F)."""
     directions = torch.from_numpy(layer.features.reducer.directions)
-    edits = [Edit(layer.cut.layer.name, direction[None]) for direction in directions]
+    edits = [Edit(layer.bottleneck.layer.name, direction[None]) for direction in directions]
     found = np.empty((len(frames.step), len(edits)))
     with Progress(len(found), "edited frame") as progress:
         for batch in layer.batches(frames):
             rows = np.arange(len(batch.actions))
-            before = layer.outputs(batch, batch.begun.activations, rows)
+            before = layer.outputs(batch, batch.prefix.activations, rows)
             found[batch.rows] = np.stack([
-                layer.outputs(batch, edit.changed(batch.begun.activations, 1), rows) - before
+                layer.outputs(batch, edit.changed(batch.prefix.activations, 1), rows) - before
                 for edit in edits], axis=1)
             progress.update(batch.rows.stop)
     return found

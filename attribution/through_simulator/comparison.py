@@ -38,7 +38,7 @@ def agreements(one: Map, masks: np.ndarray, changes: np.ndarray, shift: int = 0)
         changes: at the map's lag (N, K).
         shift: frames by which the maps are shifted.
     """
-    cells = cells_of(masks, one.cut)  # (N, K, H, W)
+    cells = cells_of(masks, one.bottleneck)  # (N, K, H, W)
     said = -(np.roll(one.values, shift, axis=0)[:, None] * cells).sum(axis=(2, 3))
     counted = changes != 0
     right = ((np.sign(said) == np.sign(changes)) & counted).sum(axis=1)
@@ -88,7 +88,7 @@ def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarr
 
 
 def _is_layer(one: Map) -> bool:
-    return one.cut.layer.stride > 1
+    return one.bottleneck.layer.stride > 1
 
 
 def deletion_table(names: Sequence[str], curves: np.ndarray, num_maps: int, episodes: np.ndarray,

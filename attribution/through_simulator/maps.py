@@ -20,9 +20,9 @@ import torch
 from agents.layers import Layer
 from agents.networks import Policy
 from agents.outputs import Output
-from attribution.attributing.integration import Attributor, Integration
-from attribution.attributing.layers import Cut
-from attribution.attributing.recordings import Rows
+from attribution.integrated_gradients import Integration, LayerIntegratedGradients
+from attribution.layers import Bottleneck
+from attribution.recordings import RecordedFrames
 from common.devices import Compute
 from common.game_constants import FRAME_SIZE
 from generative.dataset import RolloutDataset
@@ -30,7 +30,7 @@ from generative.frozen_agent import FrozenAgent
 from generative.saliency.gradients import SaliencyFunction, SaliencyPass, saliency_maps
 from generative.simulator import Simulator
 
-PIXELS = Cut("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
+PIXELS = Bottleneck("pixels", Layer("pixels", (3, FRAME_SIZE, FRAME_SIZE), 1, 0.0))
 SALIENCY, TIMES_IMAGE = "saliency", "saliency times image"
 BLOCK = 8  # pixels a side, of a frame that is deleted or compared
 _WINDOWS_A_PASS = 8
@@ -43,13 +43,13 @@ class Map:
     Attributes:
         name: with the lag, for tables.
         lag: steps after the frame at which the output is read.
-        cut: that its cells are of.
+        bottleneck: that its cells are of.
         values: what is said to raise the output, and where; float64 (N, H, W).
     """
 
     name: str
     lag: int
-    cut: Cut
+    bottleneck: Bottleneck
     values: np.ndarray
 
     @property
@@ -61,18 +61,21 @@ class Map:
                                    self.values.shape[2] // size).sum(axis=(2, 4))
 
 
-def attribution_maps(policy: Policy, compute: Compute, cuts: Sequence[Cut], output: Output,
-                     rows: Rows) -> list[Map]:
+def attribution_maps(policy: Policy, compute: Compute, bottlenecks: Sequence[Bottleneck],
+                     output: Output,
+                     rows: RecordedFrames) -> list[Map]:
     """Integrated gradients of the agent's output in the recorded frames, one map a layer."""
     found = []
-    for cut in cuts:
-        attributor = Attributor(policy, compute, cut, [output], Integration(tolerance=None))
+    for bottleneck in bottlenecks:
+        attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output],
+                                              Integration(tolerance=None))
         values = []
         for begin in range(0, len(rows.frames), 32):
             some = slice(begin, begin + 32)
-            begun = attributor.begin(rows.frames[some], rows.entering[some])
-            values.append(attributor.attribute(begun, rows.actions[some], np.ones(1)).values[0])
-        found.append(Map(f"attribution to {cut.name}", 0, cut, np.concatenate(values).sum(
+            prefix = attributor.run_prefix(rows.frames[some], rows.entering[some])
+            values.append(attributor.attribute(prefix, rows.actions[some], np.ones(1)).values[0])
+        found.append(Map(f"attribution to {bottleneck.name}", 0, bottleneck,
+                         np.concatenate(values).sum(
             axis=1, dtype=np.float64)))
     return found
 

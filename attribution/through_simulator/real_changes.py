@@ -20,7 +20,7 @@ from agents.object_masks import ObjectPainter
 from agents.outputs import Output
 from agents.replay import recorded_game, replayed
 from agents.rollout_files import RolloutFolder
-from attribution.attributing.recordings import Rows
+from attribution.recordings import RecordedFrames
 from attribution.through_simulator.maps import BLOCK
 from common.devices import Compute
 from common.game_constants import FRAME_SIZE
@@ -113,7 +113,8 @@ def _played(policy: Policy, compute: Compute, config: EnvConfig, state: bytes, s
 
 
 @torch.no_grad()
-def deletion_curves(policy: Policy, compute: Compute, rows: Rows, scores: Sequence[np.ndarray],
+def deletion_curves(policy: Policy, compute: Compute, rows: RecordedFrames,
+                    scores: Sequence[np.ndarray],
                     output: Output) -> np.ndarray:
     """The output while blocks of the frame go to the mean frame, or come from it, those with the
     largest score first (Petsiuk et al. 2018, "RISE", section 3.3).

@@ -1,4 +1,4 @@
-// Reader of the data that attribution/page_export/files.py writes; the format is described there.
+// Reader of the data that attribution/page_files.py writes; the format is described there.
 
 import { arrays, bytes, load, unpacked } from '../../shared/lib/data.js'
 

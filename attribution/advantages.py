@@ -14,7 +14,7 @@ import pandas as pd
 
 from agents.agent_file import read_origin
 from agents.training import TrainSettings
-from attribution.walking.trajectories import Trajectories
+from attribution.trajectories import Trajectories
 from common.settings import SETTINGS_NAME, load_settings
 from envs.procgen_env import RewardNormalizer, clipped_scale
 from stats.bootstrap import ClusterBootstrap
@@ -51,7 +51,7 @@ def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class AdvantageSettings:
     """The unit that rewards are brought to, and how advantages are computed.
 
     Attributes:
@@ -64,7 +64,8 @@ class Unit:
     lmbda: float
 
 
-def unit_of(agent_file: Path, reward_scale: str | float, rows: pd.DataFrame) -> Unit:
+def find_advantage_settings(agent_file: Path, reward_scale: str | float,
+                            rows: pd.DataFrame) -> AdvantageSettings:
     """Return the unit of an agent's values.
 
     The agent file decides; what it lacks is taken from the training run that it lies in. Runs of
@@ -90,7 +91,7 @@ def unit_of(agent_file: Path, reward_scale: str | float, rows: pd.DataFrame) -> 
         scale = estimated_scale(rows, gamma) if scale is None else scale
     else:
         scale = 1.0 if reward_scale == RAW else float(reward_scale)
-    return Unit(scale, gamma, LAMBDA if lmbda is None else lmbda)
+    return AdvantageSettings(scale, gamma, LAMBDA if lmbda is None else lmbda)
 
 
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:

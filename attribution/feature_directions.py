@@ -18,7 +18,7 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.decomposition import NMF, non_negative_factorization
 from sklearn.exceptions import ConvergenceWarning
 
-from attribution.attributing.reduction import (
+from attribution.reduction import (
     Reducer,
     activations_in_slots,
     cells_first,
@@ -41,7 +41,7 @@ _ROWS, _HALVES = 0, 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class LayerSamples:
     """Activations of a layer, and attributions to it, in O observations.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Rows:
         kind: one of ``KINDS``.
     """
 
-    def __init__(self, held: Held, kind: str):
+    def __init__(self, held: LayerSamples, kind: str):
         self._held, self._kind = held, kind
         if kind == ATTRIBUTIONS:
             used = np.concatenate([(held.attributions > 0).any(axis=1),
@@ -110,7 +110,7 @@ class _Rows:
         return to_slots(parts, activations, self._held.signed)
 
 
-def find_features(held: Held, number: int, seed: int, kind: str = ATTRIBUTIONS) -> Features:
+def find_features(held: LayerSamples, number: int, seed: int, kind: str = ATTRIBUTIONS) -> Features:
     """Find the features of a layer.
 
     Args:
@@ -142,7 +142,7 @@ def find_features(held: Held, number: int, seed: int, kind: str = ATTRIBUTIONS) 
     return Features(reducer, facts)
 
 
-def features_along(held: Held, directions: np.ndarray, names: Sequence[str], number: int
+def features_along(held: LayerSamples, directions: np.ndarray, names: Sequence[str], number: int
                    ) -> Features:
     """Features along directions that are known, such as those of independent components.
 
@@ -182,7 +182,7 @@ def _facts_of_all(reducer: Reducer, order: np.ndarray, totals: dict) -> dict:
             "largest_entry": reducer.directions.max(axis=1).tolist()}
 
 
-def _check(held: Held, rows: _Rows, number: int, slots: int, kind: str) -> None:
+def _check(held: LayerSamples, rows: _Rows, number: int, slots: int, kind: str) -> None:
     channels = held.activations.shape[1]
     of = f"{len(held.episodes)} observations of {channels} channels"
     if not held.attributions.any():
@@ -223,7 +223,7 @@ def _factorise(rows: np.ndarray, number: int, name: str, seed: int) -> tuple[np.
     return (found / sums).astype(np.float32), facts
 
 
-def _by_attribution(held: Held, reducer: Reducer) -> tuple[np.ndarray, dict]:
+def _by_attribution(held: LayerSamples, reducer: Reducer) -> tuple[np.ndarray, dict]:
     """Features by their summed |attribution|, largest first (F,), with these sums, in the value's
     unit, and the share of the residual in all."""
     sums, residual = np.zeros(len(reducer.directions)), 0.0
@@ -244,7 +244,7 @@ def explained(rows: np.ndarray, directions: np.ndarray) -> float:
     return float(1 - (rest**2).sum() / (rows.astype(np.float64)**2).sum())
 
 
-def _halves(rows: _Rows, held: Held, number: int,
+def _halves(rows: _Rows, held: LayerSamples, number: int,
             seed: int) -> tuple[np.ndarray, np.ndarray] | None:
     """Directions of the two halves of the episodes, or None if there are too few rows."""
     rng = np.random.default_rng([seed, _HALVES])

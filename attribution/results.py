@@ -26,7 +26,7 @@ there were too few; of the value over the observations ``value_mean``, ``value_d
 Attributions, below them a folder a layer and in it one an output::
 
     attribution/settings.json                  what made them, whichever layers and outputs
-    attribution/trajectories.npz               see attribution.walking.trajectories
+    attribution/trajectories.npz               see attribution.trajectories
     attribution/<layer>/settings.json          checksum of the features and where they were
     attribution/<layer>/activations/trajectory_00000.npz     cells, of the features' activations:
                                                float16 (T, H, W, F), in units of the slots
@@ -55,9 +55,9 @@ from pathlib import Path
 
 import numpy as np
 
-from attribution.attributing.examples import SUBDIVISIONS, Examples
-from attribution.attributing.reduction import Reducer
-from attribution.walking.trajectories import Trajectories, read_trajectories, save_trajectories
+from attribution.feature_examples import SUBDIVISIONS, Examples
+from attribution.reduction import Reducer
+from attribution.trajectories import Trajectories, read_trajectories, save_trajectories
 from common.description import first_difference, open_described_folder, read_description
 from common.errors import UserError
 from common.files import (
@@ -79,7 +79,7 @@ FEATURES_SCRIPT = "python -m attribution.features"
 ATTRIBUTION_SCRIPT = "python -m attribution.attribute"
 _FOUND = "found"
 _INFORMATIVE = ("versions", "agent_file", _FOUND)
-# "unit", see attribution.walking.advantages.Unit: attributions do not depend on it.
+# "unit", see attribution.advantages.Unit: attributions do not depend on it.
 _INFORMATIVE_OF_ATTRIBUTIONS = ("versions", "agent_file", "unit")
 ACTIVATIONS = "activations"  # a folder beside those of the outputs
 GRADIENT_ACTIVATION = "gradient_activation"  # a folder below that of an output
@@ -251,7 +251,7 @@ class Attributed:
             for the gap.
         output: G(a), float32 (T,).
         baseline: G of the baseline, float32 (T,).
-        gap: error of the sum, as of ``integration.gaps_of``, float32 (T,).
+        gap: error of the sum, as of ``completeness_errors``, float32 (T,).
         steps: nodes of the integral, int16 (T,).
     """
 

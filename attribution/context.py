@@ -12,19 +12,19 @@ from torch import Tensor
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin
-from agents.networks import Policy, PolicyOutput
+from agents.networks import PolicyOutput
 from agents.provenance import agent_digests, agent_sha256
-from attribution.attributing.attribution_files import INPUT, FeaturesFolder, LayerFeatures
-from attribution.attributing.integration import MAX_STEPS, Integration
-from attribution.attributing.layers import Cut, find_cuts
-from attribution.attributing.recordings import Recording
+from attribution.integrated_gradients import MAX_STEPS, Integration
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.recordings import Recording
+from attribution.results import INPUT, FeaturesFolder, LayerFeatures
 from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
-from common.devices import Compute, resolve_compute
+from common.devices import resolve_compute
 from common.errors import UserError
 
 
 def add_agent_flags(parser: Parser) -> None:
-    """Flags of the agent, its recording and its layers."""
+    """Add the flags of the agent, its recording and its layers."""
     parser.add_argument("--agent_file", type=Path, required=True,
                         help="agent whose outputs are attributed")
     parser.add_argument("--data_dir", type=Path, required=True,
@@ -41,7 +41,7 @@ def add_agent_flags(parser: Parser) -> None:
 
 
 def tolerance(text: str) -> float:
-    """A share above 0, as an argparse type."""
+    """argparse type: a share above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -52,7 +52,7 @@ def tolerance(text: str) -> float:
 
 
 def add_integral_flags(parser: Parser) -> None:
-    """Flags of the integrals' precision."""
+    """Add the flags of the integrals' precision."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
                         help="nodes of a path's integral at first")
     parser.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
@@ -61,10 +61,10 @@ def add_integral_flags(parser: Parser) -> None:
 
 
 def add_output_flags(parser: Parser, name: str) -> None:
-    """Flags that say where to write and how to compute.
+    """Add the flags of the output folder and of the device.
 
     Args:
-        name: of the folder.
+        name: name of the default folder.
     """
     parser.add_argument("--seed", type=seed, default=0, help="of all that is drawn")
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "attribution" / name,
@@ -76,30 +76,25 @@ def add_output_flags(parser: Parser, name: str) -> None:
     parser.set_defaults(precision="float32")
 
 
-class Opened:
-    """An agent, its recording and its layers, as :func:`add_agent_flags` ask for them.
+class AttributionContext:
+    """An agent, its recording and its layers, selected by :func:`add_agent_flags`.
+
+    Args:
+        args: the parsed flags.
+        layers: layers if the flags name none; None for all with short names.
 
     Attributes:
-        policy, compute: the agent, and where it runs.
-        recording: of it.
-        cuts: its layers.
-        wants_frame: whether the frame itself is among them.
+        policy: the agent.
+        compute: its device.
+        recording: its recording.
+        bottlenecks: the selected layers.
+        wants_frame: whether the frame itself is selected, too.
         agents: digests under which results name the agent.
-        features_of: digests of the agent files whose features may be this agent's: its own, and
-            that of the agent that it was edited from.
-        description: what they are, for settings.
+        provenance: agent and recording, for settings.
 
     Raises:
-        UserError: if any of it is missing or damaged, or they do not belong together.
+        UserError: if a file is missing or damaged, or they do not belong together.
     """
-
-    policy: Policy
-    compute: Compute
-    recording: Recording
-    cuts: tuple[Cut, ...]
-    wants_frame: bool
-    agents: frozenset[str]
-    features_of: frozenset[str]
 
     def __init__(self, args: argparse.Namespace, layers: list[str] | None = None):
         if args.precision == "bfloat16":
@@ -109,55 +104,64 @@ class Opened:
         self.policy = load_agent(args.agent_file, self.compute.device)
         self.policy.requires_grad_(False)
         self.agents = agent_digests(args.agent_file)
-        self.features_of = self.agents | frozenset(
-            {read_origin(args.agent_file).edited_from} - {None})
+        origin = read_origin(args.agent_file).edited_from
+        self._feature_agents = self.agents | ({origin} if origin else set())
         self.recording = Recording(args.data_dir, self.policy, args.agent_file,
                                    args.check_contents)
-        asked = args.layers or layers
-        self.wants_frame = INPUT in (asked or ())
-        self.cuts = find_cuts(
-            self.policy, None if asked is None else [name for name in asked if name != INPUT],
+        names = args.layers or layers
+        self.wants_frame = INPUT in (names or ())
+        self.bottlenecks = find_bottlenecks(
+            self.policy, None if names is None else [name for name in names if name != INPUT],
             args.allow_partial)
-        self.description = {
+        self.provenance = {
             "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
             "recording_sha256": self.recording.sha256, "game": self.recording.game}
 
-    def features(self, path: Path, cut: Cut) -> LayerFeatures:
-        """The features of one of the layers, from the folder of all layers; see ``features_of``."""
-        return features_of(path, cut, self.features_of, self.recording.game)
+    def features(self, path: Path, bottleneck: Bottleneck) -> LayerFeatures:
+        """Read the features of a layer: of this agent, or of the agent it was edited from.
 
-    def run(self, places: np.ndarray) -> tuple[PolicyOutput, Tensor]:
-        """The agent's output on rows of the recording (B, 2), and the actions taken (B,)."""
-        rows = self.recording.rows(places)
-        return (run_policy(self.policy, self.compute, rows.frames,
-                           torch.from_numpy(rows.entering).to(self.compute.device)),
-                torch.from_numpy(rows.actions).to(self.compute.device))
+        Args:
+            path: folder of the features of all layers.
+
+        Raises:
+            UserError: see :func:`load_features`.
+        """
+        return load_features(path, bottleneck, self._feature_agents, self.recording.game)
+
+    def run(self, frame_ids: np.ndarray) -> tuple[PolicyOutput, Tensor]:
+        """Run the agent on recorded frames (B, 2); returns its output and the actions taken
+        (B,)."""
+        batch = self.recording.read(frame_ids)
+        return (run_policy(self.policy, self.compute, batch.frames,
+                           torch.from_numpy(batch.entering).to(self.compute.device)),
+                torch.from_numpy(batch.actions).to(self.compute.device))
 
 
-def features_of(path: Path, cut: Cut, agents: Collection[str], game: str | None = None
-                ) -> LayerFeatures:
-    """The features of a layer.
+def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
+                  game: str | None = None) -> LayerFeatures:
+    """Read the features of a layer of given agents.
 
     Args:
-        agents: checksums of the agent files whose features they may be.
-        game: that they must be of, if given.
+        path: folder of the features of all layers.
+        agents: digests of the agent files whose features are accepted.
+        game: name of the game that they must be of; None for any.
 
     Raises:
         UserError: if they are missing, damaged, or of another agent, game or layer.
     """
-    features = FeaturesFolder(path, cut.name).read()
+    features = FeaturesFolder(path, bottleneck.name).read()
     again = "; give --features_dir of this agent, or find them with python -m attribution.features"
-    found = str(features.settings.get("agent_sha256"))
-    if found not in agents:
-        raise UserError(f"the features in {path / cut.name} are of the agent {found[:12]}, and "
-                        f"this one is {' or '.join(sorted(each[:12] for each in agents))}{again}")
+    agent, folder = str(features.settings.get("agent_sha256")), path / bottleneck.name
+    if agent not in agents:
+        raise UserError(f"the features in {folder} are of the agent {agent[:12]}, and this one is "
+                        f"{' or '.join(sorted(digest[:12] for digest in agents))}{again}")
     if game not in (None, features.settings.get("game")):
-        raise UserError(f"the features in {path / cut.name} are of the game "
+        raise UserError(f"the features in {folder} are of the game "
                         f"{features.settings.get('game')}, and this one is {game}{again}")
-    if (features.settings.get("layer") != cut.layer.name
-            or features.mean_activations.shape != cut.shape):
-        raise UserError(f"the features in {path / cut.name} are of the layer "
+    if (features.settings.get("layer") != bottleneck.layer.name
+            or features.mean_activations.shape != bottleneck.shape):
+        raise UserError(f"the features in {folder} are of the layer "
                         f"{features.settings.get('layer')} with "
-                        f"{features.mean_activations.shape} activations, not of {cut.layer.name} "
-                        f"with {cut.shape}{again}")
+                        f"{features.mean_activations.shape} activations, not of "
+                        f"{bottleneck.layer.name} with {bottleneck.shape}{again}")
     return features

@@ -35,8 +35,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from attribution.walking.bookmarks import best_of_episodes
-from attribution.walking.trajectories import Trajectories
+from attribution.trajectories import Trajectories, best_of_episodes
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS, FRAME_SIZE
 from common.page_files import PageFolder, data_script, encoded, letters, packed
 from common.progress import with_progress

@@ -1,4 +1,6 @@
-"""Frames of a recording that attributions are of.
+"""Frames of a recording that attributions are computed for.
+
+A frame is identified by its episode and its row there: its *frame id*.
 
 Letters in shape comments: O observations, B frames, D hidden state.
 """
@@ -17,19 +19,19 @@ from agents.provenance import check_agent
 from agents.rollout_files import EpisodeFiles, RolloutFolder
 from common.errors import UserError
 
-_FRAMES_A_PASS = 64
+_FRAMES_PER_BATCH = 64
 _ALTERED = {"swap": "swapped directions of the hidden state", "patches": "patched layers"}
 _AGAIN = "record this agent with record.py --no_action_noise --no_videos"
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """Rows of a recording.
+class RecordedFrames:
+    """A batch of recorded frames.
 
     Attributes:
         frames: uint8 (B, H, W, C).
         entering: hidden states that enter (B, D).
-        actions: that were taken, int64 (B,).
+        actions: actions taken, int64 (B,).
     """
 
     frames: np.ndarray
@@ -43,46 +45,48 @@ class Recording:
     Args:
         path: the data folder.
         policy: the agent.
-        agent_file: its file.
+        agent_file: file of the agent.
         check_contents: see ``RolloutFolder.sha256``.
 
-    Raises:
-        UserError: if the recording is damaged, of another agent, or of one whose states or layers
-            were altered; the file is named.
-
     Attributes:
-        lengths: frames of each episode, without its terminal row, by its number; only of those
-            with any.
-        description: its ``recording.json``.
-        sha256: its digest.
+        folder: the data folder.
+        lengths: frames per episode, by its number, without the terminal row; episodes without
+            frames are left out.
+        description: content of ``recording.json``.
+        sha256: digest of the recording.
+
+    Raises:
+        UserError: if the recording is damaged, of another agent, or of an agent with altered states
+            or layers; the file is named.
     """
 
     def __init__(self, path: Path, policy: Policy, agent_file: Path, check_contents: bool = False):
         self.folder = RolloutFolder(path)
         self.description = self.folder.description()
-        file = self.folder.description_file
         episodes = self.folder.index()["episode"].to_numpy()
         check_agent(self.description.get("agent_sha256"), agent_file,
                     f"{self.folder.path} was recorded", _AGAIN)
         for key, words in _ALTERED.items():
             if self.description.get(key):
-                raise UserError(f"{file} says that the agent was recorded with {words}; {_AGAIN}")
+                raise UserError(f"{self.folder.description_file} says that the agent was recorded "
+                                f"with {words}; {_AGAIN}")
         self._files: dict[int, EpisodeFiles] = {}
         self.lengths: dict[int, int] = {}
-        for number, length in zip(*np.unique(episodes, return_counts=True)):
-            files = self._files[int(number)] = self.folder.array_files(int(number))
-            states = files.hidden_states
+        for number, length in zip(*(array.tolist() for array in np.unique(
+                episodes, return_counts=True))):
+            files = self._files[number] = self.folder.array_files(number)
             if files.frames.shape[0] != length:
                 raise UserError(f"{files.frames.path} has {files.frames.shape[0]} frames, not "
                                 f"{length} as {self.folder.index_file.name} says; {_AGAIN}")
-            if states.shape[1] != policy.hidden_state_size:
-                raise UserError(f"the hidden states in {states.path} have {states.shape[1]} units, "
-                                f"but those of the agent have {policy.hidden_state_size}; {_AGAIN}")
+            units = files.hidden_states.shape[1]
+            if units != policy.hidden_state_size:
+                raise UserError(f"the hidden states in {files.hidden_states.path} have {units} "
+                                f"units, but those of the agent have {policy.hidden_state_size}; "
+                                f"{_AGAIN}")
             if length > 1:
-                self.lengths[int(number)] = int(length) - 1
+                self.lengths[number] = length - 1
         self._steps = self.folder.all_steps(self._files)
-        self._first_rows = dict(zip(self._files, np.flatnonzero(
-            np.diff(episodes, prepend=-1))))
+        self._first_rows = dict(zip(self._files, np.flatnonzero(np.diff(episodes, prepend=-1))))
         if len(self._steps) != len(episodes):
             raise UserError(f"the tables of the episodes in {self.folder.path} have "
                             f"{len(self._steps)} rows, not {len(episodes)} as "
@@ -91,46 +95,47 @@ class Recording:
 
     @property
     def game(self) -> str | None:
-        """Name of its game."""
+        """Name of the game."""
         return (self.description.get("env") or {}).get("env_name")
 
     def steps(self, episode: int) -> pd.DataFrame:
-        """The rows of an episode, the terminal one included."""
+        """Rows of an episode, including the terminal one."""
         first = self._first_rows[episode]
         return self._steps.iloc[first:first + self._files[episode].frames.shape[0]]
 
     def all_steps(self) -> pd.DataFrame:
-        """The rows of all episodes with frames, terminal rows included."""
+        """Rows of all episodes with frames, including terminal ones."""
         return pd.concat([self.steps(number) for number in self.lengths], ignore_index=True)
 
-    def rows(self, places: np.ndarray) -> Rows:
-        """Rows of the recording.
+    def read(self, frame_ids: np.ndarray) -> RecordedFrames:
+        """Read frames.
 
         Args:
-            places: episode and row of each (B, 2).
+            frame_ids: episode and row of each frame (B, 2).
         """
         frames, entering, actions = [], [], []
-        borders = np.flatnonzero(np.diff(places[:, 0])) + 1
-        for some in np.split(places, borders):  # of one episode, read in one piece
-            episode, at = int(some[0, 0]), some[:, 1]
-            begin, end = int(at.min()), int(at.max()) + 1
+        borders = np.flatnonzero(np.diff(frame_ids[:, 0])) + 1
+        for ids in np.split(frame_ids, borders):  # of one episode, which is read in one piece
+            episode, rows = int(ids[0, 0]), ids[:, 1]
+            begin, end = int(rows.min()), int(rows.max()) + 1
             files = self._files[episode]
-            frames.append(files.frames.rows(begin, end)[at - begin])
-            entering.append(files.hidden_states.rows(begin, end)[at - begin])
-            actions.append(self.steps(episode)["action"].to_numpy(np.int64)[at])
-        return Rows(np.moveaxis(np.concatenate(frames), 1, -1), np.concatenate(entering),
-                    np.concatenate(actions))
+            frames.append(files.frames.rows(begin, end)[rows - begin])
+            entering.append(files.hidden_states.rows(begin, end)[rows - begin])
+            actions.append(self.steps(episode)["action"].to_numpy(np.int64)[rows])
+        return RecordedFrames(np.moveaxis(np.concatenate(frames), 1, -1),
+                              np.concatenate(entering), np.concatenate(actions))
 
     def observations(self, number: int, seed: int) -> np.ndarray:
-        """Frames drawn evenly from all episodes, never terminal ones.
+        """Draw frames, except terminal ones, evenly from all episodes.
 
-        Every episode gives as many as every other, as long as it has that many.
+        Every episode contributes the same number of frames, as far as it is long enough.
 
         Args:
-            number: at most how many.
+            number: maximum number of frames.
+            seed: seed of the random draws.
 
         Returns:
-            Episode and row of each, in order, int32 (O, 2).
+            Their frame ids in ascending order, int32 (O, 2).
         """
         names = np.array(list(self.lengths))
         lengths = np.array([self.lengths[name] for name in names])
@@ -142,8 +147,8 @@ class Recording:
 
 
 def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndarray:
-    """How many of ``number`` each gives that has ``lengths``: as equal as they allow; those that
-    are first in ``order`` give what is left over."""
+    """Divide ``number`` draws among episodes as evenly as their lengths permit; the episodes that
+    come first in ``order`` get the remainder."""
     low, high = 0, int(lengths.max())
     while low < high:  # the largest share that does not give too many
         middle = (low + high + 1) // 2
@@ -156,24 +161,24 @@ def _even_shares(lengths: np.ndarray, number: int, order: np.ndarray) -> np.ndar
 
 
 def batches(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Frames, or what belongs to them (B, …), as many at a time as run through a network."""
-    for begin in range(0, len(values), _FRAMES_A_PASS):
-        yield values[begin:begin + _FRAMES_A_PASS]
+    """Divide an array over frames (N, …) into batches for a network."""
+    for begin in range(0, len(values), _FRAMES_PER_BATCH):
+        yield values[begin:begin + _FRAMES_PER_BATCH]
 
 
-def check_finite_frames(values: np.ndarray, places: np.ndarray, what: str) -> None:
-    """Refuse NaN and infinity, naming the first frame.
+def check_finite_frames(values: np.ndarray, frame_ids: np.ndarray, what: str) -> None:
+    """Raise if a value is NaN or infinite, naming the first such frame.
 
     Args:
-        values: of the frames (B, …).
-        places: episode and row of each (B, 2).
-        what: they are, for the message: "activations of the layer block1".
+        values: values of the frames (B, …).
+        frame_ids: episode and row of each frame (B, 2).
+        what: name of the values, for the message: "activations of the layer block1".
 
     Raises:
         UserError: if a value is not finite.
     """
-    good = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
-    if not good.all():
-        episode, row = places[np.argmin(good)]
+    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not finite.all():
+        episode, row = frame_ids[np.argmin(finite)]
         raise UserError(f"the {what} are NaN or infinite in row {row} of episode {episode}; the "
                         "agent's weights are too large, or the recording is damaged")

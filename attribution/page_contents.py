@@ -16,22 +16,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from attribution.attributing.attribution_files import (
-    ACTIVATIONS,
-    ATTRIBUTION_SCRIPT,
-    INPUT,
-    THUMBNAIL,
-    AttributionFolder,
-    FeaturesFolder,
-    LayerFeatures,
-)
-from attribution.attributing.examples import THUMBNAIL as THUMBNAIL_SIDE
-from attribution.attributing.examples import Examples
-from attribution.attributing.recordings import Recording
+from attribution.advantages import AdvantageSettings, advantages_of, calibration_of
 from attribution.checking.object_files import ObjectsFolder
 from attribution.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT
 from attribution.failing.recorded import recorded_causes
-from attribution.page_export.files import (
+from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
+from attribution.feature_examples import Examples
+from attribution.page_files import (
     ACTIVATION,
     ATTRIBUTION,
     KINDS,
@@ -44,9 +35,17 @@ from attribution.page_export.files import (
     PageObjects,
     PageOutput,
 )
-from attribution.walking.advantages import Unit, advantages_of, calibration_of
-from attribution.walking.bookmarks import best_of_episodes, failures, spikes
-from attribution.walking.trajectories import Trajectories
+from attribution.recordings import Recording
+from attribution.results import (
+    ACTIVATIONS,
+    ATTRIBUTION_SCRIPT,
+    INPUT,
+    THUMBNAIL,
+    AttributionFolder,
+    FeaturesFolder,
+    LayerFeatures,
+)
+from attribution.trajectories import Trajectories, best_of_episodes, failures, spikes
 from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
@@ -181,7 +180,7 @@ class Sources:
     def frames(self, trajectory: int) -> np.ndarray:
         """uint8 (T, 64, 64, 3)."""
         part = self.steps.part(trajectory)
-        return self.recording.rows(np.stack([part.episode, part.row], axis=1)).frames
+        return self.recording.read(np.stack([part.episode, part.row], axis=1)).frames
 
     def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
         """Attributions along a trajectory, or activations or gradients in their place.
@@ -232,7 +231,7 @@ def _value_first(outputs: list[str]) -> list[str]:
     return sorted(outputs, key=lambda name: (name != "value", name))
 
 
-def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: Unit,
+def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: AdvantageSettings,
            rows: pd.DataFrame, labels: dict[str, dict[int, str]], num_bookmarks: int,
            with_causes: bool, reports: dict[str, str]) -> PageContent:
     """All that a page shows.
@@ -373,7 +372,7 @@ def _with_examples(layer: PageLayer, sources: Sources, features: LayerFeatures) 
                  for kind, each in examples.items()}
     return dataclasses.replace(
         layer, thumbnails=converted.pop(THUMBNAIL, None), spatial=tuple(converted.values()),
-        pictures=sources.recording.rows(features.observations[used]).frames)
+        pictures=sources.recording.read(features.observations[used]).frames)
 
 
 def _examples(examples: Examples, places: np.ndarray, shares: float | None) -> PageExamples:

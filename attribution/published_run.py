@@ -14,11 +14,11 @@ from pathlib import Path
 
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
-from attribution.attributing.attribution_files import INPUT
-from attribution.attributing.layers import short_names
+from attribution.layers import short_names
+from attribution.results import INPUT
 from common.errors import UserError, nearest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FIRST_EPISODES = 32
 # Keywords that have no meaning here, and why.
 _LEFT_OUT = {

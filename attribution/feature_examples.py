@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from attribution.attributing.layers import Cut
+from attribution.layers import Bottleneck
 from common.errors import UserError
 
 SUBDIVISIONS = (0.25, 0.5, 1, 2)  # places of a picture, as a multiple of the cells along a side
@@ -42,7 +42,7 @@ class Examples:
     boxes: np.ndarray
 
 
-def spatial_examples(found: np.ndarray, cut: Cut, subdivision: float) -> Examples:
+def spatial_examples(found: np.ndarray, bottleneck: Bottleneck, subdivision: float) -> Examples:
     """At each place of the layer's grid, made finer or coarser, the observation in which each
     feature is strongest there.
 
@@ -64,12 +64,12 @@ def spatial_examples(found: np.ndarray, cut: Cut, subdivision: float) -> Example
         chosen.append(numbers.reshape(rows, columns))
         strengths.append(np.take_along_axis(claims, numbers[:, None], 1).reshape(rows, columns))
     cells = np.stack(np.meshgrid(*places, indexing="ij"), axis=-1)  # (h, w, 2)
-    boxes = np.broadcast_to(_boxes(cells, cut), (found.shape[1], rows, columns, 4))
+    boxes = np.broadcast_to(_boxes(cells, bottleneck), (found.shape[1], rows, columns, 4))
     return Examples(np.stack(chosen).astype(np.int32), np.stack(strengths).astype(np.float32),
                     boxes)
 
 
-def thumbnail_examples(found: np.ndarray, cut: Cut) -> Examples:
+def thumbnail_examples(found: np.ndarray, bottleneck: Bottleneck) -> Examples:
     """The observations in which each feature is strongest, at most 16, each at its strongest cell.
 
     At most four are shown at one cell; weaker ones move to their next best. They are ordered by the
@@ -94,7 +94,7 @@ def thumbnail_examples(found: np.ndarray, cut: Cut) -> Examples:
         strengths.append(reached[shown])
         cells.append(np.stack(np.divmod(at[shown], width), axis=-1))
     return Examples(np.stack(chosen).astype(np.int32), np.stack(strengths).astype(np.float32),
-                    _boxes(np.stack(cells), cut))
+                    _boxes(np.stack(cells), bottleneck))
 
 
 def matched(claims: np.ndarray, capacity: int) -> np.ndarray:
@@ -140,11 +140,11 @@ def _interpolation(places: np.ndarray, size: int) -> np.ndarray:
     return np.maximum(0, 1 - np.abs(inside[:, None] - np.arange(size))).astype(np.float32)
 
 
-def _boxes(cells: np.ndarray, cut: Cut) -> np.ndarray:
+def _boxes(cells: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
     """Boxes around cells (…, 2) as of ``Examples``, int32 (…, 4)."""
-    if not cut.layer.is_map:
-        raise UserError(f"{cut.name} has no cells, so there are no examples of its features")
+    if not bottleneck.layer.is_map:
+        raise UserError(f"{bottleneck.name} has no cells, so there are no examples of its features")
     # The middle of pixel p is at p + 1/2.
-    middles = cut.layer.first_pixel + cut.layer.stride * cells + 0.5
-    corners = np.round(middles - cut.layer.stride / 2)
-    return np.concatenate([corners, corners + cut.layer.stride], axis=-1).astype(np.int32)
+    middles = bottleneck.layer.first_pixel + bottleneck.layer.stride * cells + 0.5
+    corners = np.round(middles - bottleneck.layer.stride / 2)
+    return np.concatenate([corners, corners + bottleneck.layer.stride], axis=-1).astype(np.int32)

@@ -1,1 +1,0 @@
-"""Layers that all information passes through, integrated gradients, features, examples, files."""

@@ -1,0 +1,433 @@
+"""Integrated gradients of an agent's outputs from a baseline of a layer's activations.
+
+Sundararajan et al. (2017), "Axiomatic attribution for deep networks", equation 1, at a hidden
+layer: attr = (a - a0) * integral over t of dG/da at a0 + t (a - a0). G is the rest of the network,
+from the layer to one scalar output; a0 is zero, or the mean activations. The state that entered
+from memory is held fixed along the path. Completeness: the attributions of a frame sum to
+G(a) - G(a0), up to the error of the numerical integral, which is the *completeness error* (Captum:
+convergence delta).
+
+Letters in shape comments: B frames, K outputs, S nodes of an integral, C H W a layer (units have
+one cell), D hidden state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.networks import Policy, PolicyOutput, to_images
+from agents.outputs import Output
+from attribution.layers import Bottleneck
+from attribution.recordings import RecordedFrames
+from common.devices import Compute
+from common.errors import UserError
+from interventions.resumed import CutPass
+
+GAUSS_LEGENDRE, RIEMANN_RIGHT = RULES = ("gauss", "right")
+MAX_STEPS = 256
+# Share of an output's standard deviation: a smaller change of the output does not make its
+# completeness error larger.
+FLOOR = 0.1
+# Paths are refined until their error is below _TARGET times the tolerance, so that errors do not
+# pile up just below it; segments whose error is below _NEGLIGIBLE of that are not refined.
+_TARGET, _NEGLIGIBLE = 0.5, 0.25
+_ACTIVATIONS_PER_BATCH = 2**20  # numbers that fit into the caches
+
+
+@dataclasses.dataclass(frozen=True)
+class Integration:
+    """How the integral along a path is approximated.
+
+    Attributes:
+        steps: S, initial number of nodes per path.
+        rule: "gauss" for Gauss-Legendre nodes, or "right" for the right Riemann sum, as published.
+        tolerance: completeness error above which a path is refined, to at most MAX_STEPS nodes;
+            None for no refinement.
+    """
+
+    steps: int = 16
+    rule: str = GAUSS_LEGENDRE
+    tolerance: float | None = 0.01
+
+    def nodes(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Positions on the path, in [0, 1], and weights with sum 1: float64 (S,) each."""
+        if self.rule == RIEMANN_RIGHT:
+            return np.arange(1, steps + 1) / steps, np.full(steps, 1 / steps)
+        positions, weights = np.polynomial.legendre.leggauss(steps)
+        return (positions + 1) / 2, weights / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Attributions:
+    """Attributions of K outputs in B frames.
+
+    Attributes:
+        values: float32 (K, B, C, H, W), in the unit of each output; over time (K, B, L, C, H, W).
+        outputs: G(a), float64 (K, B).
+        baselines: G(a0), float64 (K, B).
+        errors: completeness errors, float64 (K, B); see :func:`completeness_errors`.
+        steps: nodes per path, int16 (K, B).
+        older: attribution over time to the state that entered the earliest step, float32 (K, B).
+    """
+
+    values: np.ndarray
+    outputs: np.ndarray
+    baselines: np.ndarray
+    errors: np.ndarray
+    steps: np.ndarray
+    older: np.ndarray | None = None
+
+
+def completeness_errors(sums: np.ndarray, outputs: np.ndarray, baselines: np.ndarray,
+                        deviations: np.ndarray) -> np.ndarray:
+    """Relative completeness errors (K, B).
+
+    |sum of attributions - (G(a) - G(a0))|, as a share of |G(a) - G(a0)| or of a tenth of the
+    output's standard deviation, whichever is larger.
+
+    Args:
+        sums: sums of the attributions of each frame (K, B).
+        outputs, baselines: G(a) and G(a0), (K, B).
+        deviations: standard deviation of each output over many observations (K,).
+    """
+    change = outputs - baselines
+    return np.abs(sums - change) / _error_scales(change, deviations)
+
+
+def _error_scales(change: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """Denominators of the completeness errors (K, B)."""
+    return np.maximum(np.maximum(np.abs(change), FLOOR * deviations[:, None]),
+                      np.finfo(np.float32).tiny)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixActivations:
+    """Output of the part of the network up to a layer.
+
+    Attributes:
+        activations: of the layer (B, …).
+        also_read: other values that the rest of the network reads, such as the states that enter
+            (B, …).
+    """
+
+    activations: Tensor
+    also_read: tuple[Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paths:
+    """Straight paths of B frames behind the stem of a :class:`LayerIntegratedGradients`.
+
+    Attributes:
+        start: start points (B, …).
+        line: end points minus start points (B, …).
+        also_read: see :class:`PrefixActivations`.
+        actions: actions taken, int64 (B,).
+    """
+
+    start: Tensor
+    line: Tensor
+    also_read: tuple[Tensor, ...]
+    actions: Tensor
+
+    def at(self, path: np.ndarray, positions: np.ndarray
+           ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """Points at positions (P, S) in [0, 1] of paths (P,), as one batch (P S, …), with the other
+        values that the network reads and the actions."""
+        rows = torch.from_numpy(path).to(self.line.device)
+        shares = torch.from_numpy(positions).to(self.line).reshape(
+            *positions.shape, *[1] * (self.line.ndim - 1))
+        points = (self.start[rows, None] + shares * self.line[rows, None]).flatten(0, 1)
+        rows = rows.repeat_interleave(positions.shape[1])
+        return points, tuple(value[rows] for value in self.also_read), self.actions[rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Segments:
+    """Segments of paths.
+
+    Attributes:
+        path: index of the path of each segment (P,).
+        low, high: its ends on the path, in [0, 1] (P,).
+        low_output, high_output: the outputs at these ends (K, P).
+        active: which outputs are integrated over it (K, P).
+    """
+
+    path: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    low_output: np.ndarray
+    high_output: np.ndarray
+    active: np.ndarray
+
+    def sum_by_path(self, numbers: np.ndarray, num_paths: int) -> np.ndarray:
+        """Sum numbers of segments (K, P) over each path (K, num_paths)."""
+        return np.stack([np.bincount(self.path, row, num_paths) for row in numbers]).astype(
+            numbers.dtype)
+
+
+class LayerIntegratedGradients:
+    """Attributes outputs of an agent to the activations of one layer.
+
+    The part of the network before the layer runs once per frame, all outputs share the forward
+    passes of the rest, and the first modules of the rest also run once per frame as long as the
+    path is still a straight line at their outputs (the *stem*).
+
+    Args:
+        policy: the agent; its parameters are set to need no gradients.
+        compute: device; float32, because attributions in bfloat16 do not sum to the output.
+        bottleneck: the layer.
+        outputs: K outputs.
+        integration: how the integral is approximated.
+        baseline: a0 (C, H, W); None for zero.
+
+    Raises:
+        UserError: if the precision is not float32.
+
+    Example::
+
+        attributor = LayerIntegratedGradients(policy, compute, bottleneck, outputs, Integration())
+        prefix = attributor.run_prefix(frames, states)
+        values = attributor.attribute(prefix, actions, deviations).values
+    """
+
+    def __init__(self, policy: Policy, compute: Compute, bottleneck: Bottleneck,
+                 outputs: Sequence[Output], integration: Integration,
+                 baseline: np.ndarray | None = None):
+        if compute.bfloat16:
+            raise UserError("attributions are computed in float32, because in bfloat16 they do "
+                            "not add up to the output; give --precision float32")
+        policy.requires_grad_(False)
+        self.bottleneck, self.outputs, self.integration = bottleneck, tuple(outputs), integration
+        self._compute = compute
+        self._head = CutPass(policy, compute, bottleneck.layer.name)
+        self._baseline = None if baseline is None else torch.as_tensor(
+            np.asarray(baseline, np.float32).reshape(bottleneck.layer.shape)).to(compute.device)
+        names = _straight_modules(policy, self._head.chain, from_zero=baseline is None)
+        self._stem = nn.Sequential(*map(policy.get_submodule, names))
+        self._tail = CutPass(policy, compute, names[-1]) if names else self._head
+
+    def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> PrefixActivations:
+        """Run the part of the network up to the layer.
+
+        Args:
+            frames: uint8 (B, H, W, C).
+            entering: hidden states that enter (B, D).
+        """
+        with torch.no_grad():
+            half = self._head.begin(frames, torch.from_numpy(entering))
+        return PrefixActivations(half.activations, half.also_read)
+
+    def outputs_at(self, prefix: PrefixActivations, actions: np.ndarray) -> np.ndarray:
+        """Return the outputs for given activations, float64 (K, B).
+
+        Args:
+            actions: actions taken (B,).
+        """
+        with torch.no_grad():
+            return self._scalars(self._head.finish(prefix.activations, prefix.also_read),
+                                 self._to_device(actions)).double().cpu().numpy()
+
+    def attribute(self, prefix: PrefixActivations, actions: np.ndarray,
+                  deviations: np.ndarray) -> Attributions:
+        """Attribute all outputs in a batch of frames.
+
+        The result for a frame and output depends neither on the other frames nor on the other
+        outputs. Most kinks of a path lie near its start, where activations are smaller than
+        biases. A path whose completeness error is too large is therefore divided, nearer to the
+        baseline than to the frame, and each segment is integrated separately. Since the outputs at
+        both of its ends are known, so is its error, and segments with too large an error are
+        divided again.
+
+        Args:
+            actions: actions taken (B,).
+            deviations: standard deviation of each output over many observations (K,), for the
+                completeness errors.
+        """
+        start = PrefixActivations(
+            torch.zeros_like(prefix.activations) if self._baseline is None
+            else self._baseline.expand_as(prefix.activations), prefix.also_read)
+        baselines, outputs = (self.outputs_at(end, actions) for end in (start, prefix))
+        end = prefix.activations.detach().requires_grad_()
+        with torch.enable_grad():
+            stem_end = self._stem(end)
+        with torch.no_grad():
+            stem_start = self._stem(start.activations)
+        paths = Paths(stem_start, stem_end.detach() - stem_start, prefix.also_read,
+                      self._to_device(actions))
+        gradients, steps = self._mean_gradients(paths, baselines, outputs, deviations)
+        if self._stem:
+            gradients = [torch.autograd.grad(stem_end, end, gradient, retain_graph=True)[0]
+                         for gradient in gradients]
+        change = (end - start.activations).detach()
+        values = np.stack([(gradient * change).cpu().numpy() for gradient in gradients])
+        values = values.reshape(*outputs.shape, *self.bottleneck.shape)
+        sums = values.reshape(*outputs.shape, -1).sum(axis=-1, dtype=np.float64)
+        return Attributions(values, outputs, baselines,
+                            completeness_errors(sums, outputs, baselines, deviations), steps)
+
+    def _to_device(self, actions: np.ndarray) -> Tensor:
+        return torch.from_numpy(actions).to(self._compute.device)
+
+    def _scalars(self, output: PolicyOutput, actions: Tensor) -> Tensor:
+        """The attributed outputs (K, rows)."""
+        return torch.stack([scalar(output, actions) for scalar in self.outputs])
+
+    def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
+        """Run the network behind the stem on points of paths (rows, …)."""
+        return self._tail.finish(points, also_read)
+
+    def _mean_gradients(self, paths: Paths, baselines: np.ndarray, outputs: np.ndarray,
+                        deviations: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Mean gradients along paths (K, B, …), and their numbers of nodes, int16 (K, B).
+
+        Args:
+            baselines, outputs: outputs at the starts and ends of the paths (K, B).
+            deviations: see :meth:`attribute`.
+        """
+        num = outputs.shape[1]
+        means = torch.stack([torch.zeros_like(paths.line)] * len(self.outputs))
+        errors, steps = np.zeros(outputs.shape), np.zeros(outputs.shape, np.int64)
+        allowed = np.inf if self.integration.tolerance is None else (
+            _TARGET * self.integration.tolerance * _error_scales(outputs - baselines, deviations))
+        segments = _Segments(np.arange(num), np.zeros(num), np.ones(num), baselines, outputs,
+                             np.ones(outputs.shape, bool))
+        nodes = self.integration.steps
+        fewer = max(1, nodes // 2)  # nodes of a segment that was divided
+        while len(segments.path):
+            sums, changes = self._integrate(paths, segments, nodes)
+            wrong = np.where(segments.active,
+                             changes - (segments.high_output - segments.low_output), 0)
+            too_large = ((np.abs(errors + segments.sum_by_path(wrong, num))
+                          > allowed)[:, segments.path]
+                         & (np.abs(wrong) > np.broadcast_to(
+                             _NEGLIGIBLE * allowed, errors.shape)[:, segments.path])
+                         & segments.active)
+            planned = steps + segments.sum_by_path(
+                np.where(too_large, 2 * fewer, nodes) * segments.active, num)
+            too_large &= (planned <= MAX_STEPS)[:, segments.path]
+            kept = segments.active & ~too_large
+            for mean, segment_sums, is_kept in zip(means, sums, torch.from_numpy(kept)):
+                mean.index_add_(0, torch.from_numpy(segments.path)[is_kept].to(mean.device),
+                                segment_sums[is_kept.to(mean.device)])
+            errors += segments.sum_by_path(np.where(kept, wrong, 0), num)
+            steps += segments.sum_by_path(kept * nodes, num)
+            segments, nodes = self._divide(paths, segments, too_large), fewer
+        return means, steps.astype(np.int16)
+
+    def _integrate(self, paths: Paths, segments: _Segments,
+                   nodes: int) -> tuple[Tensor, np.ndarray]:
+        """Integrals of the gradients over segments (K, P, …), and the changes of the outputs that
+        follow from them, float64 (K, P)."""
+        nodes_in_unit, weights = self.integration.nodes(nodes)
+        lengths = segments.high - segments.low
+        positions = segments.low[:, None] + lengths[:, None] * nodes_in_unit  # (P, S)
+        weights = lengths[:, None] * weights
+        per_batch = max(1, _ACTIVATIONS_PER_BATCH // (paths.line[0].numel() * nodes))
+        sums = torch.cat([
+            self._weighted_gradients(paths, segments.path[begin:begin + per_batch],
+                                     positions[begin:begin + per_batch],
+                                     weights[begin:begin + per_batch])
+            for begin in range(0, len(positions), per_batch)], dim=1)
+        line = paths.line[torch.from_numpy(segments.path)]
+        changes = torch.stack([(row * line).double().flatten(1).sum(dim=-1) for row in sums])
+        return sums, changes.cpu().numpy()
+
+    def _weighted_gradients(self, paths: Paths, path: np.ndarray, positions: np.ndarray,
+                            weights: np.ndarray) -> Tensor:
+        """Weighted sums of gradients at positions (P, S) of paths (P,): (K, P, …)."""
+        points, also_read, actions = paths.at(path, positions)
+        points.requires_grad_()
+        with torch.enable_grad():
+            scalars = self._scalars(self._run_tail(points, also_read), actions)  # (K, P S)
+        sums = []
+        for number, scalar in enumerate(scalars):
+            (gradient,) = torch.autograd.grad(scalar.sum(), points,
+                                              retain_graph=number + 1 < len(scalars))
+            weight = torch.from_numpy(weights).to(gradient).reshape(
+                *weights.shape, *[1] * (gradient.ndim - 1))
+            sums.append((gradient.unflatten(0, weights.shape) * weight).sum(dim=1))
+        return torch.stack(sums)
+
+    def _divide(self, paths: Paths, segments: _Segments, too_large: np.ndarray) -> _Segments:
+        """Divide the segments that are too coarse for some output (K, P) into two."""
+        some = too_large.any(axis=0)
+        path, low, high = segments.path[some], segments.low[some], segments.high[some]
+        if not len(path):
+            return _Segments(path, low, high, *[too_large[:, :0]] * 3)
+        middle = low + (high - low) * np.where(low == 0, 0.25, 0.5)
+        with torch.no_grad():
+            points, also_read, actions = paths.at(path, middle[:, None])
+            outputs = self._scalars(self._run_tail(points, also_read),
+                                    actions).double().cpu().numpy()
+        active = too_large[:, some]
+        return _Segments(np.concatenate([path, path]), np.concatenate([low, middle]),
+                         np.concatenate([middle, high]),
+                         np.concatenate([segments.low_output[:, some], outputs], axis=1),
+                         np.concatenate([outputs, segments.high_output[:, some]], axis=1),
+                         np.concatenate([active, active], axis=1))
+
+
+def _straight_modules(policy: Policy, chain: Sequence[str], from_zero: bool) -> list[str]:
+    """The first modules of a chain that map a straight path of a layer's activations to a straight
+    path.
+
+    Affine maps always do. A ReLU does on a path from zero, on which no activation changes its
+    sign. A max-pool does if all cells of a channel have the same constant next to the part that is
+    proportional to the position on the path.
+    """
+    constant = 0 if from_zero else 2  # 0: none; 1: one per channel; 2: any
+    edited = {edit.layer for edit in policy.edits}  # an edit of both signs has a kink
+    names = []
+    for name in chain:
+        if name in edited:
+            break
+        module = policy.get_submodule(name)
+        match module:
+            case nn.Conv2d() | nn.Linear():
+                constant = 1 if constant == 0 and isinstance(module, nn.Conv2d) else 2
+            case nn.Flatten():
+                constant = constant and 2
+            case nn.ReLU() if constant == 0:
+                pass
+            case nn.MaxPool2d() if constant < 2:
+                pass
+            case _:
+                break
+        names.append(name)
+    return names
+
+
+def frame_gradients(policy: Policy, compute: Compute, outputs: Sequence[Output],
+                    batch: RecordedFrames) -> tuple[np.ndarray, np.ndarray]:
+    """Plain gradients of outputs with respect to the frames, with the memory held fixed.
+
+    Simonyan et al. (2013), "Deep inside convolutional networks", section 3. A gradient tells how
+    an output changes when a pixel gets a little brighter. Gradients start from no baseline and sum
+    to nothing, so they have no completeness error.
+
+    Args:
+        policy: the agent; its parameters need no gradients.
+        compute: device; float32.
+        outputs: K outputs.
+        batch: B frames.
+
+    Returns:
+        Gradients float32 (K, B, H, W, 3), per unit of brightness from 0 to 1, and the outputs,
+        float32 (K, B).
+    """
+    frames, entering, actions = (torch.from_numpy(array).to(compute.device)
+                                 for array in (batch.frames, batch.entering, batch.actions))
+    images = to_images(frames, compute.channels_last).requires_grad_()
+    with torch.enable_grad():
+        run = policy.step(policy.embed(images), entering)
+        scalars = torch.stack([output(run, actions) for output in outputs])
+    gradients = [torch.autograd.grad(scalar.sum(), images, retain_graph=True)[0]
+                 for scalar in scalars]
+    return (torch.stack(gradients).permute(0, 1, 3, 4, 2).contiguous().cpu().numpy(),
+            scalars.detach().cpu().numpy())

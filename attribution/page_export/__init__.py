@@ -1,1 +1,0 @@
-"""The attribution page: what it shows, and its files."""

@@ -1,1 +1,0 @@
-"""Trajectories of a recording, the advantages along them, and the steps worth looking at."""
