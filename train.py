@@ -24,9 +24,9 @@ from common.cli import (
     time_steps,
 )
 from common.devices import keep_freed_memory, resolve_compute
+from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.files import sha256
-from common.ranks import Ranks, joined_ranks
 from common.settings import load_settings
 from maze.level.regions import add_cheese_region_flag, cheese_region
 
@@ -73,44 +73,44 @@ def main(argv: list[str] | None = None) -> int:
     flags = parser()
     args = flags.parse_args(argv)
     set_up_logging(args.log_level)
-    with joined_ranks() as ranks:
-        return train(args, flags.explicit(argv), ranks)
+    with init_distributed() as world:
+        return train(args, flags.explicit(argv), world)
 
 
-def train(args: argparse.Namespace, explicit: set[str], ranks: Ranks) -> int:
+def train(args: argparse.Namespace, explicit: set[str], world: Distributed) -> int:
     """Train as the flags say, together with the other processes."""
-    compute = resolve_compute(args.device, args.gpu_device, args.precision, ranks.local_rank)
+    compute = resolve_compute(args.device, args.gpu_device, args.precision, world.local_rank)
     if args.resume:
         folder = args.resume
         settings = resumed_settings(args, explicit)
         compute = dataclasses.replace(compute, bfloat16=settings.precision == "bfloat16")
     else:
-        run_seed = ranks.of_first(random.randrange(10_000)) if args.seed is None else args.seed
+        run_seed = world.broadcast(random.randrange(10_000)) if args.seed is None else args.seed
         settings = TrainSettings(
             args.exp_name, args.param_name, env_config(args), load_agent_config(args.param_name),
             run_seed, args.num_timesteps, args.num_checkpoints, args.val_interval, args.model_file,
             compute.precision, args.num_threads, args.teacher_file, checksum(args.teacher_file),
             args.keep_optimizer, args.cheese_region, args.val_cheese_region)
-        now = ranks.of_first(datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S"))
+        now = world.broadcast(datetime.datetime.now().strftime("%d-%m-%Y_%H-%M-%S"))
         experiment = args.logdir / "procgen" / args.env_name / args.exp_name
         folder = experiment / f"seed_{run_seed}_{now}"
-    ranks.require_same({**vars(args), **dataclasses.asdict(settings)})
+    world.require_same({**vars(args), **dataclasses.asdict(settings)})
 
     keep_freed_memory()
-    ranks.connect_gpus(compute.device)
+    world.connect_gpus(compute.device)
     run = TrainingRun(folder, settings, compute,
                       cheese_region(settings.env, settings.cheese_region),
-                      cheese_region(settings.env, settings.val_cheese_region), ranks)
-    if ranks.is_first:
-        print(f"training on {compute.device} in {compute.precision}{ranks.in_words}; writing to "
+                      cheese_region(settings.env, settings.val_cheese_region), world)
+    if world.is_main:
+        print(f"training on {compute.device} in {compute.precision}{world.description}; writing to "
               f"{run.folder}", flush=True)
     status = run.train()
-    if ranks.is_first:
+    if world.is_main:
         speed = f" at {run.steps_per_second:.0f} steps/s" if run.steps_per_second else ""
         print(f"{'finished' if run.finished else 'stopped'} after {run.timesteps} steps{speed}; "
               f"agent: {agent_files(run.folder)[-1]}")
         if not run.finished:
-            print(f"to go on:\n    {ranks.launcher} train.py --resume "
+            print(f"to go on:\n    {world.launcher} train.py --resume "
                   f"{shlex.quote(str(run.folder))}")
     return status
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from agents.provenance import agent_sha256
 from common.cli import Parser, from_zero
 from common.devices import keep_freed_memory, resolve_compute
+from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.parameters import ParameterSet
-from common.ranks import Ranks, joined_ranks
 from common.settings import load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import add_simulator_flags, read_simulator_flags
@@ -44,15 +44,15 @@ def parser() -> Parser:
 @script_main
 def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
-    with joined_ranks() as ranks:
-        return train(args, explicit, parameters, ranks)
+    with init_distributed() as world:
+        return train(args, explicit, parameters, world)
 
 
 def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,
-          ranks: Ranks) -> int:
+          world: Distributed) -> int:
     """Train as the flags say, together with the other processes."""
     common = parameters.common
-    compute = resolve_compute(common.device, common.gpu_device, args.precision, ranks.local_rank)
+    compute = resolve_compute(common.device, common.gpu_device, args.precision, world.local_rank)
     if args.resume:
         folder = args.resume
         settings = resumed_settings(args, explicit)
@@ -60,27 +60,27 @@ def train(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet
     else:
         if args.model_file:
             check_agent_inside(run_of(args.model_file), args.agent_file)
-        folder = ranks.of_first(new_run_folder(common.log_dir_base, args.gen_mod_exp_name))
+        folder = world.broadcast(new_run_folder(common.log_dir_base, args.gen_mod_exp_name))
         settings = SimulatorRunSettings(
             args.gen_mod_exp_name, str(args.agent_file), agent_sha256(args.agent_file),
             str(args.model_file or ""), common.data_dir, args.seed, compute.precision,
             args.max_batches, parameters.get(SimulatorConfig), parameters.get(TrainingConfig),
             LossScales(*(getattr(args, f"loss_scale_{field.name}")
                          for field in dataclasses.fields(LossScales))))
-    ranks.require_same({**vars(args), **dataclasses.asdict(settings)})
+    world.require_same({**vars(args), **dataclasses.asdict(settings)})
 
     keep_freed_memory()
-    ranks.connect_gpus(compute.device)
-    run = SimulatorTraining(folder, settings, compute, ranks)
-    if ranks.is_first:
-        print(f"training on {compute.device} in {compute.precision}{ranks.in_words}, "
+    world.connect_gpus(compute.device)
+    run = SimulatorTraining(folder, settings, compute, world)
+    if world.is_main:
+        print(f"training on {compute.device} in {compute.precision}{world.description}, "
               f"{run.num_batches} batches; writing to {run.folder}", flush=True)
     status = run.train()
-    if ranks.is_first:
+    if world.is_main:
         print(f"{'finished' if run.finished else 'stopped'} after {run.batches} batches; "
               f"simulator: {run.newest_checkpoint}")
         if not run.finished:
-            print(f"to go on:\n    {ranks.launcher} train_gen_model.py --agent_file "
+            print(f"to go on:\n    {world.launcher} train_gen_model.py --agent_file "
                   f"{shlex.quote(settings.agent_file)} --resume {shlex.quote(str(run.folder))}")
     return status
 

@@ -18,7 +18,7 @@ from agents.config import AgentConfig
 from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
-from common.ranks import ALONE, Ranks
+from common.distributed import SINGLE, Distributed
 
 
 class Rollout:
@@ -131,7 +131,7 @@ def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
 
 
 def minibatches(config: AgentConfig, generator: torch.Generator,
-                ranks: Ranks = ALONE) -> Iterator[list[Tensor]]:
+                world: Distributed = SINGLE) -> Iterator[list[Tensor]]:
     """One pass over a rollout, as gradient steps made of micro-batches of indices.
 
     A recurrent agent is trained on whole environments; otherwise an index is t * N + n. The
@@ -144,7 +144,7 @@ def minibatches(config: AgentConfig, generator: torch.Generator,
     frames_per_index = config.n_steps if config.recurrent else 1
     order = torch.randperm(_units(config), generator=generator)
     micro_batch = max(1, config.mini_batch_size // frames_per_index)
-    own = ranks.own(config.n_envs)
+    own = world.local_slice(config.n_envs)
     for indices in order.chunk(config.mini_batch_per_epoch):
         steps, envs = indices // config.n_envs, indices % config.n_envs  # all steps 0 if recurrent
         mine = (envs >= own.start) & (envs < own.stop)
@@ -182,7 +182,7 @@ class UpdateSummary:
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
            config: AgentConfig, compute: Compute, generator: torch.Generator,
-           guidance: Guidance | None = None, ranks: Ranks = ALONE) -> UpdateSummary:
+           guidance: Guidance | None = None, world: Distributed = SINGLE) -> UpdateSummary:
     """Improve the policy on one rollout: ``epoch`` passes of ``mini_batch_per_epoch`` steps.
 
     Where several processes train, advantages are normalised over the environments of all, and a
@@ -194,7 +194,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
         generator: of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout.
     """
-    values, rewards, ended = (ranks.gather(own, config.n_envs, dim=1) for own in (
+    values, rewards, ended = (world.gather(own, config.n_envs, dim=1) for own in (
         rollout.values, rollout.rewards, rollout.ended))
     advantage = advantages(rewards, values, ended, config.gamma, config.lmbda, config.use_gae)
     returns = advantage + values[:-1]
@@ -203,7 +203,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
     explained = 1 - residual.var() / returns.var() if returns.var() > 0 else missing
     if config.normalize_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-    own = ranks.own(config.n_envs)
+    own = world.local_slice(config.n_envs)
     advantage, returns = advantage[:, own], returns[:, own]
 
     def losses_of(indices: Tensor) -> tuple[Losses, KickstartLosses | None]:
@@ -232,7 +232,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
     sums = torch.zeros(8, device=compute.device)
     steps = 0
     for _ in range(config.epoch):
-        for micro_batches in minibatches(config, generator, ranks):
+        for micro_batches in minibatches(config, generator, world):
             optimizer.zero_grad(set_to_none=True)
             for indices in micro_batches:
                 losses, kickstart = losses_of(indices.to(compute.device))
@@ -246,9 +246,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
                     sums[:7] += share * torch.stack([
                         losses.policy, losses.value, losses.entropy, losses.approx_kl,
                         losses.clip_fraction, *distances])
-            ranks.sum_gradients(parameters)
+            world.sum_gradients(parameters)
             sums[7] += torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip_norm)
             optimizer.step()
             steps += 1
-    sums[:7] = ranks.sum(sums[:7])
+    sums[:7] = world.sum(sums[:7])
     return UpdateSummary(*(sums / steps).tolist(), explained_variance=float(explained))

@@ -1,8 +1,9 @@
 """A whole training run: collect, validate, update, log, save, stop, resume.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
-the same weights and the same log as leaving it alone. On several processes (``common.ranks``),
-which share the environments, it gives those of one process, up to the rounding of sums.
+the same weights and the same log as leaving it alone. On several processes
+(``common.distributed``), which share the environments, it gives those of one process, up to the
+rounding of sums.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from agents.ppo import Rollout, UpdateSummary, update
 from agents.training_log import COLUMNS, LOG_NAME, LogRow, episode_figures
 from common.config import check_seed
 from common.devices import Compute
+from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors, save_tensors, sha256
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
-from common.ranks import ALONE, Ranks
 from common.saved_state import check_generator, check_like, check_optimizer
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
@@ -116,15 +117,16 @@ class Worker:
     """
 
     def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
-                 seed: int, num_threads: int, edit: LevelEdit | None = None, ranks: Ranks = ALONE):
+                 seed: int, num_threads: int, edit: LevelEdit | None = None,
+                 world: Distributed = SINGLE):
         self.policy = policy
         self.compute = compute
-        self.ranks = ranks
+        self.world = world
         self.num_envs = num_envs
-        self.own = ranks.own(num_envs)
+        self.own = world.local_slice(num_envs)
         own_envs = self.own.stop - self.own.start
         self.env = ProcgenVectorEnv(env_config, own_envs, seed, num_threads, edit)
-        if not ranks.is_alone:
+        if world.is_distributed:
             self.env.set_state(_new_states(env_config, num_envs, seed, num_threads)[self.own])
         self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
         self.hidden = policy.initial_states(own_envs)  # (M, D)
@@ -152,7 +154,7 @@ class Worker:
             self.observation = self.env.observe()
             earned[0, t] = torch.from_numpy(self.observation.rewards)
             earned[1, t] = torch.from_numpy(self.observation.first)
-        everyones = self.ranks.gather(earned, self.num_envs, dim=2).numpy()  # (2, T, N)
+        everyones = self.world.gather(earned, self.num_envs, dim=2).numpy()  # (2, T, N)
         for t, (rewards, ended) in enumerate(zip(everyones[0], everyones[1] == 1)):
             self.statistics.update(rewards, ended)
             if rollout is not None:
@@ -172,10 +174,10 @@ class Worker:
 
     def state_dict(self) -> dict:
         """The state of all environments, in order; complete at rank 0 alone."""
-        states = self.ranks.gather_list(self.env.get_state())
+        states = self.world.gather_list(self.env.get_state())
         return {"env": [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states],
                 "generator": self.generator.get_state(),
-                "hidden": self.ranks.gather(self.hidden.cpu(), self.num_envs),
+                "hidden": self.world.gather(self.hidden.cpu(), self.num_envs),
                 "statistics": self.statistics.state_dict(),
                 "normalizer": self.normalizer.state_dict()}
 
@@ -245,7 +247,7 @@ class TrainingRun:
         compute: where to compute.
         edit, val_edit: edits of new levels in training and in validation: those that the settings
             ask for.
-        ranks: the processes that train together; each makes its own run in the same folder, into
+        world: the processes that train together; each makes its own run in the same folder, into
             which rank 0 writes.
 
     Raises:
@@ -256,20 +258,20 @@ class TrainingRun:
 
     def __init__(self, folder: Path, settings: TrainSettings, compute: Compute,
                  edit: LevelEdit | None = None, val_edit: LevelEdit | None = None,
-                 ranks: Ranks = ALONE):
+                 world: Distributed = SINGLE):
         for size, given in ((settings.cheese_region, edit),
                             (settings.val_cheese_region, val_edit)):
             if bool(size) != (given is not None):
                 raise ValueError("the edits of levels are not those that the settings ask for")
         num_envs = settings.agent.n_envs
-        if num_envs % ranks.size:
-            raise UserError(f"{ranks.size} processes cannot share the {num_envs} environments of "
-                            f"the parameter set '{settings.param_name}' evenly; start a number of "
-                            f"them that divides {num_envs}")
+        if num_envs % world.world_size:
+            raise UserError(f"{world.world_size} processes cannot share the {num_envs} "
+                            f"environments of the parameter set '{settings.param_name}' evenly; "
+                            f"start a number of them that divides {num_envs}")
         self.folder = folder
         self.settings = settings
         self.compute = compute
-        self.ranks = ranks
+        self.world = world
         self.timesteps = 0
         self.updates = 0
         self._elapsed = 0.0
@@ -280,8 +282,8 @@ class TrainingRun:
         self.policy = build_policy(agent.architecture, agent.hidden_state_size, agent.recurrent,
                                    agent.learned_initial_state, agent.width)
         resume = folder / RESUME_NAME
-        resumes = ranks.of_first(resume.exists())
-        lock = FolderLock(folder) if resumes and ranks.is_first else None
+        resumes = world.broadcast(resume.exists())
+        lock = FolderLock(folder) if resumes and world.is_main else None
         state = load_tensors(resume, "resume file") if resumes else None
         if state is None and settings.model_file:
             source = Path(settings.model_file)
@@ -303,9 +305,9 @@ class TrainingRun:
             int, np.random.SeedSequence(settings.seed).generate_state(3))
         self.minibatch_generator = torch.Generator().manual_seed(minibatch_seed)
         self.train_worker = Worker(settings.env, self.policy, compute, agent.n_envs, train_seed,
-                                   settings.num_threads, edit, ranks)
+                                   settings.num_threads, edit, world)
         self.val_worker = Worker(settings.env.unseen_levels(), self.policy, compute, agent.n_envs,
-                                 val_seed, settings.num_threads, val_edit, ranks)
+                                 val_seed, settings.num_threads, val_edit, world)
         if state is not None:
             self._check_state_dict(state, str(resume))
         self.teacher = self._open_teacher(state)
@@ -316,15 +318,15 @@ class TrainingRun:
         if state is not None:
             self._load_state_dict(state)
             self._resume_file_timesteps = self.timesteps
-            ranks.warn_of_another_number(state.get("ranks", 1), resume)
+            world.warn_if_world_size_changed(state.get("ranks", 1), resume)
         self._lock, self.log = None, None
-        if ranks.is_first:
+        if world.is_main:
             self._lock = lock or claim_folder(folder, SETTINGS_NAME)
             self.folder = self._lock.folder
             save_settings(self.folder, settings)
             self.log = MetricsLog(self.folder / LOG_NAME, COLUMNS,
                                   None if state is None else self.timesteps)
-        self.folder = ranks.of_first(self.folder)
+        self.folder = world.broadcast(self.folder)
         self._session_start = time.monotonic()
         self._session_timesteps = self.timesteps
 
@@ -357,9 +359,9 @@ class TrainingRun:
 
     def state_dict(self) -> dict:
         """Everything needed to go on exactly where the run is; complete at rank 0 alone."""
-        more = {} if self.ranks.is_alone else {"ranks": self.ranks.size}
+        more = {} if not self.world.is_distributed else {"ranks": self.world.world_size}
         if self.teacher is not None:
-            more["teacher_hidden"] = self.ranks.gather(self.teacher.hidden.cpu(),
+            more["teacher_hidden"] = self.world.gather(self.teacher.hidden.cpu(),
                                                        self.settings.agent.n_envs)
         val = self.val_worker.state_dict()
         del val["normalizer"]  # validation does not scale its rewards
@@ -428,16 +430,16 @@ class TrainingRun:
 
         Raises:
             NonFiniteLoss: the last good checkpoint stays as it was.
-            LostRank: if another process has ended; what was saved before is kept.
+            LostProcess: if another process has ended; what was saved before is kept.
         """
         try:
-            with (deferred_signals("update", second_acts=self.ranks.is_alone) as received,
+            with (deferred_signals("update", second_acts=not self.world.is_distributed) as received,
                   Progress(self.settings.num_timesteps, "step", self.timesteps,
                            first_message=True) as progress):
                 if self.updates and self._is_checkpoint and not self._is_saved:
                     self.save()  # a kill or a full disk came between resume file and agent file
                 while not self.finished:
-                    stopped = self.ranks.largest(max(received, default=0))
+                    stopped = self.world.max(max(received, default=0))
                     if stopped:
                         break
                     row, summary = self._one_update()
@@ -467,7 +469,7 @@ class TrainingRun:
         """
         self._save_resume_file()
         path = self.folder / agent_file_name(self.timesteps)
-        if self.ranks.is_first:
+        if self.world.is_main:
             agent, env = self.settings.agent, self.settings.env
             save_agent(path, self.policy, self.optimizer.state_dict(), AgentOrigin(
                 self.train_worker.normalizer.scale if agent.normalize_rew else 1.0,
@@ -480,7 +482,7 @@ class TrainingRun:
     def _save_resume_file(self) -> None:
         start = time.monotonic()
         state = self.state_dict()
-        if self.ranks.is_first:
+        if self.world.is_main:
             save_tensors(self.folder / RESUME_NAME, state)
         self._resume_file_timesteps, self._saved_at = self.timesteps, time.monotonic()
         self._seconds_to_save = self._saved_at - start
@@ -494,14 +496,14 @@ class TrainingRun:
         so long that a stop could come too late.
         """
         wait = SECONDS_BETWEEN_SAVES
-        if not self.ranks.is_alone:
+        if self.world.is_distributed:
             wait = min(wait, 100 * self._seconds_to_save)
-        return self.ranks.of_first(time.monotonic() - self._saved_at > wait)
+        return self.world.broadcast(time.monotonic() - self._saved_at > wait)
 
     @property
     def _is_saved(self) -> bool:
         """Whether both files of ``save`` are of this step."""
-        return self.ranks.of_first(self._resume_file_timesteps == self.timesteps and (
+        return self.world.broadcast(self._resume_file_timesteps == self.timesteps and (
             self.folder / agent_file_name(self.timesteps)).exists())
 
     @property
@@ -526,11 +528,11 @@ class TrainingRun:
         if self.teacher is not None and self._is_kickstarted(self.timesteps):
             guidance = self.teacher.follow(self.rollout.frames, self.rollout.masks, agent, progress)
         summary = update(self.policy, self.optimizer, self.rollout, agent, self.compute,
-                         self.minibatch_generator, guidance, self.ranks)
+                         self.minibatch_generator, guidance, self.world)
         _check_finite(summary, self.timesteps, self.folder)
         self.timesteps += agent.n_envs * agent.n_steps
         self.updates += 1
-        values = self.ranks.gather(self.rollout.values[:-1], agent.n_envs, dim=1)
+        values = self.world.gather(self.rollout.values[:-1], agent.n_envs, dim=1)
         diagnostics = {name: getattr(summary, name) for name in DIAGNOSTICS}
         diagnostics["learning_rate"] = self.optimizer.param_groups[0]["lr"]
         if guidance is not None:
@@ -544,7 +546,7 @@ class TrainingRun:
             mean_entropy_loss=summary.entropy,
             **episode_figures(self.train_worker.statistics),
             **episode_figures(self.val_worker.statistics, "val_"))
-        if self.ranks.is_first:
+        if self.world.is_main:
             self._lock.check()
             self.log.append(dataclasses.asdict(row), diagnostics)
         return row, summary

@@ -34,7 +34,7 @@ from agents.training import Worker
 from benchmarks.measuring import Apart
 from benchmarks.simulator import AGENT, NUM_EPISODES, NUM_STEPS, settings_for
 from common.devices import keep_freed_memory, resolve_compute
-from common.ranks import Ranks, joined_ranks
+from common.distributed import Distributed, init_distributed
 from envs.procgen_env import EnvConfig
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
@@ -72,8 +72,8 @@ class Clock:
         setattr(self, name, getattr(self, name) + time.perf_counter() - start)
 
 
-class TimedRanks(Ranks):
-    """Ranks whose waiting and messages are measured apart."""
+class TimedDistributed(Distributed):
+    """Processes whose waiting and messages are timed separately."""
 
     clock = Clock()
 
@@ -85,19 +85,19 @@ class TimedRanks(Ranks):
             yield
 
     def gather(self, own, num, dim=0):
-        if self.is_alone:
+        if not self.is_distributed:
             return own
         with self._timed():
             return super().gather(own, num, dim)
 
     def sum(self, tensor):
-        if self.is_alone:
+        if not self.is_distributed:
             return tensor
         with self._timed():
             return super().sum(tensor)
 
     def sum_gradients(self, parameters):
-        if not self.is_alone:
+        if self.is_distributed:
             with self._timed():
                 super().sum_gradients(parameters)
 
@@ -115,21 +115,21 @@ class Contestant:
         keep_freed_memory()
         os.environ.update(WORLD_SIZE=str(size), RANK=str(rank), LOCAL_RANK="0",
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        self._joined = joined_ranks()  # kept, for it ends with this object
+        self._joined = init_distributed()  # kept, for it ends with this object
         self._joined.__enter__()
-        self.ranks = TimedRanks(rank, size, rank, size)
+        self.world = TimedDistributed(rank, size, rank, size)
         self.compute = resolve_compute("cpu")
 
     def __call__(self) -> Clock:
         self.go_on()
-        self.ranks.clock = clock = Clock()
+        self.world.clock = clock = Clock()
         clip = torch.nn.utils.clip_grad_norm_
 
         def timed_clip(*args):
             with clock.measured("optimiser"):
                 return clip(*args)
 
-        if not self.ranks.is_alone:
+        if self.world.is_distributed:
             dist.barrier()
         with (mock.patch.object(torch.nn.utils, "clip_grad_norm_", timed_clip),
               clock.measured("total")):
@@ -143,7 +143,7 @@ class Contestant:
         step = optimizer.step
 
         def timed_step():
-            with self.ranks.clock.measured("optimiser"):
+            with self.world.clock.measured("optimiser"):
                 step()
 
         optimizer.step = timed_step
@@ -162,7 +162,7 @@ class AgentContestant(Contestant):
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=ADAM_EPS)
         self.time_optimiser(self.optimizer)
         self.worker = Worker(ENV, self.policy, self.compute, config.n_envs, 0, 0,
-                             ranks=self.ranks)
+                             world=self.world)
         self.rollout = Rollout(config.n_steps, len(self.worker.hidden), (64, 64, 3),
                                self.policy.hidden_state_size, self.compute.device)
 
@@ -170,7 +170,7 @@ class AgentContestant(Contestant):
         self.worker.play(self.config.n_steps, self.rollout, normalize=True)
         with clock.measured("update"):
             update(self.policy, self.optimizer, self.rollout, self.config, self.compute,
-                   torch.Generator().manual_seed(0), ranks=self.ranks)
+                   torch.Generator().manual_seed(0), world=self.world)
 
 
 class SimulatorContestant(Contestant):
@@ -180,9 +180,9 @@ class SimulatorContestant(Contestant):
     def __init__(self, settings: SimulatorRunSettings, folder: Path, rank: int, size: int,
                  port: int):
         super().__init__(rank, size, port)
-        self.run = SimulatorTraining(folder, settings, self.compute, self.ranks)
+        self.run = SimulatorTraining(folder, settings, self.compute, self.world)
         self.time_optimiser(self.run.optimizer)
-        own = self.run._order[0][self.ranks.own(settings.training.batch_size)]
+        own = self.run._order[0][self.world.local_slice(settings.training.batch_size)]
         self.windows = self.run.dataset.batch(own)
 
     def go_on(self) -> None:
@@ -267,7 +267,7 @@ def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
         for rank in range(2):
             generator.set_state(state)
             counts.append([sum(map(len, step))
-                           for step in minibatches(config, generator, Ranks(rank, 2))])
+                           for step in minibatches(config, generator, Distributed(rank, 2))])
         largest += sum(map(max, zip(*counts)))
         total += config.n_envs
     return total / largest

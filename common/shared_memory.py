@@ -1,7 +1,7 @@
-"""Sums over the processes of one machine, in memory that all of them see.
+"""Sums over the processes of one machine in shared memory.
 
-Between processes of one machine messages are copied into the system and out of it again. Numbers
-that lie where everybody reads them are added up at the speed of memory.
+Messages between processes of one machine are copied into the kernel and out again; tensors in
+shared memory are summed at the speed of memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 _MARK_BYTES = 16
 
 
-class Memory:
-    """Memory that another process can see as well, by its ``path`` and ``mark``.
+class SharedMemory:
+    """Anonymous memory that another process can map by its ``path`` and ``mark``.
 
-    It belongs to no file system and needs no name, and is given back with the last process that
-    holds it, however that ends.
+    It belongs to no file system, and is freed with the last process that maps it, however that
+    ends.
 
     Args:
-        size: bytes.
+        size: size in bytes.
 
     Raises:
         OSError: if the system has no memory of this kind.
@@ -39,15 +39,15 @@ class Memory:
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def close(self) -> None:
-        """Let nobody else come to see it."""
+        """Do not let further processes map the memory."""
         os.close(self._descriptor)
 
 
-def seen(path: str, mark: bytes) -> mmap.mmap:
-    """The bytes of a ``Memory`` of this or another process.
+def map_memory(path: str, mark: bytes) -> mmap.mmap:
+    """Map a ``SharedMemory`` of this or another process.
 
     Raises:
-        OSError: if it cannot be seen from here, as from another machine.
+        OSError: if it cannot be reached, for example from another machine.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:
@@ -59,46 +59,46 @@ def seen(path: str, mark: bytes) -> mmap.mmap:
 
 
 class SharedSum:
-    """Tensors' sums over processes, the same numbers in each of them.
+    """Sums of tensors over processes, bitwise the same in each of them.
 
-    Every process writes its tensors to a row of its own, adds up a share of the columns of all
-    rows, and reads the sums that all have made.
+    Every process writes its tensors to a row of its own, sums a share of the columns over all
+    rows, and reads the sums of all shares.
 
     Args:
-        rows: memory of a row for each process and one for the sums,
+        rows: shared memory with a row per process and one for the sums,
             (processes + 1, ``length(like)``).
         rank: number of this process.
-        like: tensors of the shapes and layouts that will be added up, the same in all processes.
-        wait: returns when all processes have called it.
+        like: tensors with the shapes and layouts of those to sum, the same in all processes.
+        wait: barrier: returns when all processes have called it.
     """
 
     def __init__(self, rows: Tensor, rank: int, like: Sequence[Tensor],
                  wait: Callable[[], None]):
         *own, sums = rows
         size, length = len(own), rows.shape[1]
-        self._own, self._sums = _laid_out(own[rank], like), _laid_out(sums, like)
+        self._own, self._sums = _views(own[rank], like), _views(sums, like)
         share = slice(rank * length // size, (rank + 1) * length // size)
         self._share, self._share_of_sums = rows[:-1, share], sums[share]
         self._wait = wait
 
     @staticmethod
     def length(like: Sequence[Tensor]) -> int:
-        """Numbers of a row."""
+        """Number of elements of a row."""
         return sum(map(torch.numel, like))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replace the tensors' numbers by their sums over all processes."""
-        for place, tensor in zip(self._own, tensors, strict=True):
-            place.copy_(tensor)
+        """Replace tensors by their sums over all processes, in place."""
+        for view, tensor in zip(self._own, tensors, strict=True):
+            view.copy_(tensor)
         self._wait()
         torch.sum(self._share, dim=0, out=self._share_of_sums)
         self._wait()
-        for tensor, place in zip(tensors, self._sums):
-            tensor.copy_(place)
+        for tensor, total in zip(tensors, self._sums):
+            tensor.copy_(total)
 
 
-def _laid_out(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Parts of a row, with the tensors' shapes and layouts."""
+def _views(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """View parts of a row with the tensors' shapes and layouts."""
     parts = row.split([tensor.numel() for tensor in like])
     return [part.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
             for part, tensor in zip(parts, like)]

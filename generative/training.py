@@ -2,8 +2,8 @@
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
 the same weights and the same figures as leaving it alone. On several processes
-(``common.ranks``), which share the windows of every batch, it gives those of one process, up to the
-rounding of sums.
+(``common.distributed``), which share the windows of every batch, it gives those of one process,
+up to the rounding of sums.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor
 from agents.agent_file import load_agent
 from agents.replay import recorded_game
 from common.devices import Compute
+from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
 from common.game_constants import pixels_per_square
 from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
-from common.ranks import ALONE, Ranks
 from common.saved_state import check_generator, check_like
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
@@ -103,7 +103,7 @@ class SimulatorTraining:
             has this name.
         settings: what to train.
         compute: where to compute.
-        ranks: the processes that train together; each makes its own run in the same folder, into
+        world: the processes that train together; each makes its own run in the same folder, into
             which rank 0 writes.
 
     Raises:
@@ -113,9 +113,9 @@ class SimulatorTraining:
     """
 
     def __init__(self, folder: Path, settings: SimulatorRunSettings, compute: Compute,
-                 ranks: Ranks = ALONE):
+                 world: Distributed = SINGLE):
         self.folder, self.settings, self.compute = folder, settings, compute
-        self.ranks = ranks
+        self.world = world
         config, training = settings.simulator, settings.training
         self.dataset = RolloutDataset(Path(settings.data_dir), config.num_init_steps,
                                       config.num_sim_steps, training.terminal_absorbing)
@@ -128,8 +128,8 @@ class SimulatorTraining:
         self._held_out = BatchOrder(split.held_out, min(training.batch_size, len(split.held_out)),
                                     settings.seed)
         for name, order in (("a batch has", self._order), ("are held out", self._held_out)):
-            if order.batch_size < ranks.size:
-                raise UserError(f"{ranks.size} processes cannot share the {order.batch_size} "
+            if order.batch_size < world.world_size:
+                raise UserError(f"{world.world_size} processes cannot share the {order.batch_size} "
                                 f"windows that {name}; start fewer processes")
         self.num_batches = training.epochs * self._order.batches_per_epoch
         if settings.max_batches:
@@ -139,8 +139,8 @@ class SimulatorTraining:
         torch.manual_seed(settings.seed)
         policy = load_agent(Path(settings.agent_file))
         self.dataset.check_agent(Path(settings.agent_file), policy)
-        lock = FolderLock(folder) if ranks.is_first and checkpoints(folder) else None
-        saved = ranks.of_first(checkpoints(folder))
+        lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
+        saved = world.broadcast(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)
         published = None
         if saved or settings.model_file:
@@ -152,7 +152,7 @@ class SimulatorTraining:
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
         self.simulator = prepared(simulator, compute)
-        repeats = compute.device.type == "cuda" and ranks.is_alone
+        repeats = compute.device.type == "cuda" and not world.is_distributed
         # A step that is repeated reads the learning rate on the GPU.
         lr = torch.tensor(training.lr, device=compute.device) if repeats else training.lr
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=lr, fused=True,
@@ -174,15 +174,15 @@ class SimulatorTraining:
         if saved:
             self._load_state({**published.more, "optimizer_state_dict": published.moments},
                              start_file)
-            ranks.warn_of_another_number(published.more.get("ranks", 1), start_file)
+            world.warn_if_world_size_changed(published.more.get("ranks", 1), start_file)
         self._lock, self.log = None, None
-        if ranks.is_first:
+        if world.is_main:
             self._lock = lock or claim_folder(folder, SETTINGS_NAME)
             self.folder = self._lock.folder
             save_settings(self.folder, settings)
             self.log = MetricsLog(self.folder / PROGRESS_NAME, columns_of(self.settings.simulator),
                                   self.batches if saved else None)
-        self.folder = ranks.of_first(self.folder)
+        self.folder = world.broadcast(self.folder)
         self._session_start = self._saved_at = time.monotonic()
 
     def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
@@ -287,20 +287,20 @@ class SimulatorTraining:
 
         Raises:
             NonFiniteLoss: the last good checkpoint stays as it was.
-            LostRank: if another process has ended; what was saved before is kept.
+            LostProcess: if another process has ended; what was saved before is kept.
         """
-        training, ranks = self.settings.training, self.ranks
+        training, world = self.settings.training, self.world
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
-                             ranks.own(self._order.batch_size))
+                             world.local_slice(self._order.batch_size))
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
         saved_at_batch = -1
-        if self.batches and ranks.is_first and not self._film.exists():
+        if self.batches and world.is_main and not self._film.exists():
             self._write_film()  # a kill came between the checkpoint and its film
         try:
-            with (deferred_signals("batch", second_acts=ranks.is_alone) as received,
+            with (deferred_signals("batch", second_acts=not world.is_distributed) as received,
                   Progress(self.num_batches, "batch", self.batches) as progress):
                 for windows in reader:
-                    stopped = ranks.largest(max(received, default=0))
+                    stopped = world.max(max(received, default=0))
                     if self.finished or stopped:
                         break
                     self._unlogged.append(self.one_batch(windows))
@@ -308,12 +308,12 @@ class SimulatorTraining:
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
                         row = {**self._row(), **speed.since_last_time()}
-                        if ranks.is_first:
+                        if world.is_main:
                             self._lock.check()
                             self.log.append(row)
                         progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
                                         f"{row['held_out_loss']:.4g}")
-                    due = (self.batches % training.save_interval == 0 or ranks.of_first(
+                    due = (self.batches % training.save_interval == 0 or world.broadcast(
                         time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES))
                     if due:
                         self._save()
@@ -329,9 +329,9 @@ class SimulatorTraining:
     def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
               ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
         """Losses of this process's windows of a batch of ``num``, and figures of the batch."""
-        ranks, config, training = self.ranks, self.settings.simulator, self.settings.training
-        own = ranks.own(num)
-        part = None if ranks.is_alone else (own, num)
+        world, config, training = self.world, self.settings.simulator, self.settings.training
+        own = world.local_slice(num)
+        part = None if not world.is_distributed else (own, num)
         acting = slice(-own.start % training.agent_every, None, training.agent_every)
         camera = forced = noise = None
         if config.is_spatial and config.pixels_per_square:
@@ -347,13 +347,13 @@ class SimulatorTraining:
                                         self._open_loop(num), vector_noise=noise,
                                         true_camera=forced, agent_windows=acting)
         weights = self._pixel_weights(windows.images) if self._pixel_weights else None
-        vectors = ranks.gather_with_own_gradient(simulation.start.bottleneck_vec, num)
+        vectors = world.gather_with_local_gradient(simulation.start.bottleneck_vec, num)
         losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
                                   vectors, true_camera=camera, agent_windows=acting,
                                   agent_share=-(-num // training.agent_every) / num,
                                   until_end=training.until_end)
         figures = measure(simulation, losses, vectors)
-        return losses, ranks.mean(figures, self._share(num))
+        return losses, world.mean(figures, self._share(num))
 
     def _vector_noise(self, generator: torch.Generator, num: int) -> Tensor:
         """Noise (num, V) of the same norm for every second vector, none for the others."""
@@ -369,12 +369,12 @@ class SimulatorTraining:
         share = self.settings.training.open_loop_share
         if not share:
             return None
-        own = self.ranks.own(num)
+        own = self.world.local_slice(num)
         return torch.arange(own.start, own.stop, device=self.compute.device) < share * num
 
     def _share(self, num: int) -> float:
         """This process's share of ``num`` windows."""
-        own = self.ranks.own(num)
+        own = self.world.local_slice(num)
         return (own.stop - own.start) / num
 
     def one_batch(self, windows: Windows) -> dict[str, Tensor]:
@@ -423,7 +423,7 @@ class SimulatorTraining:
         losses, figures = self._pass(batch, self._generator, num)
         self.optimizer.zero_grad(set_to_none=True)
         losses.share_of_total(self._share(num)).backward()
-        self.ranks.sum_gradients(parameters)
+        self.world.sum_gradients(parameters)
         norm = torch.nn.utils.clip_grad_norm_(parameters,
                                               self.settings.training.gradient_norm_limit)
         self.optimizer.step()
@@ -433,7 +433,7 @@ class SimulatorTraining:
     def _row(self) -> dict[str, float]:
         number = self.batches // self.settings.training.log_interval
         num = self._held_out.batch_size
-        own = self._held_out[number][self.ranks.own(num)]
+        own = self._held_out[number][self.world.local_slice(num)]
         windows = self.dataset.batch(own).to(self.compute.device)
         generator = torch.Generator(self.compute.device).manual_seed(number)
         with self._for_use():
@@ -447,14 +447,14 @@ class SimulatorTraining:
 
     def _save(self) -> None:
         """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
-        if not self.ranks.is_first:
+        if not self.world.is_main:
             return
         self._lock.check()
         training = self.settings.training
         batch = self.batches % self._order.batches_per_epoch
         more = {"batches": self.batches, "wall_time": self.wall_time,
                 "generator": self._generator.get_state(), "unlogged": self._unlogged,
-                **({} if self.ranks.is_alone else {"ranks": self.ranks.size})}
+                **({} if not self.world.is_distributed else {"ranks": self.world.world_size})}
         if self._average is not None:
             more["trained_weights"] = [parameter.detach().cpu().clone()
                                        for parameter in self.simulator.trainable_parameters()]

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from common.shared_memory import Memory, SharedSum, seen
+from common.shared_memory import SharedMemory, SharedSum, map_memory
 
 LIKE = (torch.zeros(3), torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
         torch.zeros(()))
@@ -46,20 +46,20 @@ def test_late_processes_are_waited_for_before_the_sum_and_before_it_is_read():
 
 
 def test_memory_is_seen_by_its_mark_until_it_is_closed():
-    memory = Memory(4096)
-    bytes_ = seen(memory.path, memory.mark)
+    memory = SharedMemory(4096)
+    bytes_ = map_memory(memory.path, memory.mark)
     assert len(bytes_) == 4096
     bytes_[100] = 7
-    assert seen(memory.path, memory.mark)[100] == 7
+    assert map_memory(memory.path, memory.mark)[100] == 7
     with pytest.raises(OSError, match="is something else here"):
-        seen(memory.path, os.urandom(16))
+        map_memory(memory.path, os.urandom(16))
     memory.close()
     with pytest.raises(OSError):
-        seen(memory.path, memory.mark)
+        map_memory(memory.path, memory.mark)
     assert bytes_[100] == 7
 
 
 def test_a_system_without_descriptors_of_memory_says_so(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(OSError, match="shares no memory"):
-        Memory(4096)
+        SharedMemory(4096)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
-from rank_runs import (
+from distributed_runs import (
     BATCHES,
     GRADIENTS,
     ROUNDS,
@@ -37,8 +37,8 @@ from agents.agent_file import agent_files
 from agents.ppo import minibatches
 from agents.training import RESUME_NAME, TrainingRun, TrainSettings, Worker
 from common import signals
+from common.distributed import Distributed, LostProcess
 from common.errors import UserError
-from common.ranks import LostRank, Ranks
 from common.settings import load_settings
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig
@@ -47,12 +47,12 @@ from generative.runs import SimulatorRunSettings, checkpoints
 from generative.training import SimulatorTraining
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-            "tests/rank_runs.py"]
+            "tests/distributed_runs.py"]
 
 
 @contextlib.contextmanager
 def by_torchrun(*argv):
-    """``rank_runs.py`` on two processes, which do not outlive the block."""
+    """``distributed_runs.py`` on two processes, which do not outlive the block."""
     process = subprocess.Popen([*TORCHRUN, *map(str, argv)], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -183,8 +183,8 @@ def test_one_process_alone_writes_and_speaks(by_two):
 
 def test_processes_play_levels_of_their_own_and_together_those_of_one():
     policy, config = tiny_policy(), EnvConfig("bigfish", "easy")  # an idle fish is soon eaten
-    whole, *parts = (Worker(config, policy, FLOAT32, 8, 5, 1, ranks=ranks)
-                     for ranks in (Ranks(), Ranks(0, 2), Ranks(1, 2)))
+    whole, *parts = (Worker(config, policy, FLOAT32, 8, 5, 1, world=world)
+                     for world in (Distributed(), Distributed(0, 2), Distributed(1, 2)))
     levels = [[set() for _ in range(8)] for _ in range(2)]
     for step in range(120):
         for seen, workers in zip(levels, ([whole], parts)) if step % 10 == 0 else ():
@@ -207,7 +207,7 @@ def test_processes_divide_the_minibatches_of_one(recurrent):
 
     def steps(rank, size):
         return [[index for micro_batch in step for index in micro_batch.tolist()] for step in
-                minibatches(config, torch.Generator().manual_seed(3), Ranks(rank, size))]
+                minibatches(config, torch.Generator().manual_seed(3), Distributed(rank, size))]
 
     own = config.n_envs // 2
     for whole, *parts in zip(steps(0, 1), steps(0, 2), steps(1, 2)):
@@ -237,26 +237,26 @@ def settings(**changes):
 
 def unconnected(size):
     """The first of so many processes, without the others: what it decides is what all do."""
-    ranks = Ranks(0, size)
-    ranks.of_first = lambda value: value
-    return ranks
+    world = Distributed(0, size)
+    world.broadcast = lambda value: value
+    return world
 
 
 def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recording, tmp_path,
                                                             monkeypatch, capsys):
     with pytest.raises(UserError, match="3 processes cannot share the 8 environments of the "
                                         "parameter set 'tiny' evenly"):
-        TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=Ranks(0, 3))
+        TrainingRun(tmp_path / "run", settings(), FLOAT32, world=Distributed(0, 3))
 
     compared = []
 
     @contextlib.contextmanager
     def four():
-        ranks = unconnected(4)
-        ranks.require_same = compared.append
-        yield ranks
+        world = unconnected(4)
+        world.require_same = compared.append
+        yield world
 
-    monkeypatch.setattr(train_gen_model, "joined_ranks", four)
+    monkeypatch.setattr(train_gen_model, "init_distributed", four)
     assert train_gen_model.main(simulator_arguments(tmp_path, agent_path, recording / "data")) == 2
     assert "4 processes cannot share the 3 windows that a batch has" in capsys.readouterr().err
     assert {"agent_file", "seed", "training"} <= compared[0].keys()
@@ -266,7 +266,7 @@ def test_numbers_of_processes_that_cannot_share_are_refused(agent_path, recordin
     (1, 599, False), (1, 601, True), (2, 19, False), (2, 21, True)])
 def test_several_processes_save_as_often_as_a_hundredth_of_their_time_allows(
         size, seconds, is_due, tmp_path):
-    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, ranks=unconnected(size))
+    run = TrainingRun(tmp_path / "run", settings(), FLOAT32, world=unconnected(size))
     run._saved_at, run._seconds_to_save = time.monotonic() - seconds, 0.2
     assert run._is_save_due == is_due
 
@@ -275,16 +275,16 @@ def test_several_processes_save_as_often_as_a_hundredth_of_their_time_allows(
 def test_a_second_request_to_stop_acts_at_once_where_no_other_process_may_have_sent_it(
         size, acted, agent_path, recording, tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "SECONDS_OF_ONE_REQUEST", 0.0)
-    ranks, received = unconnected(size), []
+    world, received = unconnected(size), []
 
     def ask_twice(_):
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-        raise LostRank
+        raise LostProcess
 
-    ranks.require_same, ranks.largest = (lambda _: None), ask_twice
+    world.require_same, world.max = (lambda _: None), ask_twice
     for module in (train, train_gen_model):
-        monkeypatch.setattr(module, "joined_ranks", lambda: contextlib.nullcontext(ranks))
+        monkeypatch.setattr(module, "init_distributed", lambda: contextlib.nullcontext(world))
     previous = signal.signal(signal.SIGTERM, lambda *_: received.append("at once"))
     try:
         assert train_agent(agent_arguments(tmp_path, agent_path)) == 2
@@ -297,15 +297,15 @@ def test_a_second_request_to_stop_acts_at_once_where_no_other_process_may_have_s
 
 
 @pytest.mark.parametrize(("saved_by", "size", "words"), [
-    (1, 1, None), (1, 2, "1 process and goes on with 2: the same"), (2, 2, None),
-    (2, 1, "2 processes and goes on with 1: the same")])
+    (1, 1, None), (1, 2, "1 process and is resumed with 2: levels"), (2, 2, None),
+    (2, 1, "2 processes and is resumed with 1: levels")])
 def test_a_run_that_another_number_of_processes_saved_says_so(saved_by, size, words, by_one, by_two,
                                                               tmp_path, caplog):
     folder = {1: by_one, 2: by_two[0]}[saved_by]
     agent = shutil.copytree(agent_run(folder / "recurrent"), tmp_path / "agent")
     simulator = shutil.copytree(simulator_run(folder / "simulator"), tmp_path / "simulator")
     caplog.clear()
-    TrainingRun(agent, load_settings(agent, TrainSettings), FLOAT32, ranks=unconnected(size))
+    TrainingRun(agent, load_settings(agent, TrainSettings), FLOAT32, world=unconnected(size))
     SimulatorTraining(simulator, load_settings(simulator, SimulatorRunSettings), FLOAT32,
                       unconnected(size))
     said = [message for message in caplog.messages if "was saved by" in message]
@@ -417,7 +417,7 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agen
     assert torch.load(checkpoints(run)[-1], weights_only=True)["batches"] == batches < BATCHES
     assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(run),
                                  "--device", "cpu"]) == 0
-    assert "was saved by 2 processes and goes on with 1: the same" in capsys.readouterr().err
+    assert "was saved by 2 processes and is resumed with 1: levels" in capsys.readouterr().err
     expected = simulator_run(by_one / "simulator")
     np.testing.assert_allclose(progress_of(run), progress_of(expected), rtol=1e-3, atol=1e-2)
     assert "ranks" not in torch.load(checkpoints(run)[-1], weights_only=True)
@@ -431,5 +431,5 @@ def test_the_agent_of_two_processes_is_trained_on_by_one(by_one, by_two, tmp_pat
     for folder in (run, twin):
         assert train_agent(["--resume", str(folder), "--num_timesteps", more,
                             "--device", "cpu"]) == 0
-    assert capsys.readouterr().err.count("goes on with 1") == 1
+    assert capsys.readouterr().err.count("is resumed with 1") == 1
     np.testing.assert_allclose(log_of(run).iloc[-1], log_of(twin).iloc[-1], rtol=1e-2, atol=1e-3)

@@ -1,9 +1,9 @@
 """Runs of train.py and train_gen_model.py that a test makes by one process and, through torchrun,
 by several: of a smaller parameter set than those of the files.
 
-    torchrun tests/rank_runs.py all FOLDER AGENT_FILE DATA_DIR
-    torchrun tests/rank_runs.py agent|simulator FLAGS OF THE SCRIPT
-    torchrun tests/rank_runs.py gradients FILE
+    torchrun tests/distributed_runs.py all FOLDER AGENT_FILE DATA_DIR
+    torchrun tests/distributed_runs.py agent|simulator FLAGS OF THE SCRIPT
+    torchrun tests/distributed_runs.py gradients FILE
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conftest import tiny_config
 
 import train
 import train_gen_model
-from common.ranks import Ranks, joined_ranks
+from common.distributed import Distributed, init_distributed
 from common.signals import STOP_SIGNALS
 
 UPDATES, BATCHES = 4, 6
@@ -111,24 +111,26 @@ def sum_gradients(file: Path) -> int:
         raise PermissionError
 
     found = {}
-    with joined_ranks() as ranks:
+    with init_distributed() as world:
         for way in WAYS:
             if way == "on two machines":
-                connected = Ranks(ranks.rank, ranks.size)
+                connected = Distributed(world.rank, world.world_size)
             else:
-                connected = Ranks(ranks.rank, ranks.size, ranks.local_rank, ranks.size)
-            unseen = way == "in memory that one cannot see" and ranks.rank == 1
-            with mock.patch("common.ranks.seen", refuse) if unseen else contextlib.nullcontext():
+                connected = Distributed(world.rank, world.world_size, world.local_rank,
+                                        world.world_size)
+            unseen = way == "in memory that one cannot see" and world.rank == 1
+            with (mock.patch("common.distributed.map_memory", refuse) if unseen
+                  else contextlib.nullcontext()):
                 for number in range(ROUNDS):
                     # In the last round with fewer parameters.
-                    parameters = parameters_of(ranks.rank, number)[number == ROUNDS - 1:]
+                    parameters = parameters_of(world.rank, number)[number == ROUNDS - 1:]
                     connected.sum_gradients(parameters)
                     found[way, number] = [parameter.grad for parameter in parameters]
             found[way] = shares_memory()
             del connected
-        files = [file.with_name(f"{file.name}{rank}") for rank in range(ranks.size)]
-        time.sleep(ranks.rank)
-        torch.save(found, files[ranks.rank])
+        files = [file.with_name(f"{file.name}{rank}") for rank in range(world.world_size)]
+        time.sleep(world.rank)
+        torch.save(found, files[world.rank])
     for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
     return 0 if all(each.exists() for each in files) else 1

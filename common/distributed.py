@@ -1,0 +1,366 @@
+"""Data-parallel training on several processes, started by torchrun.
+
+Every rank runs the same script. Each works on a share of the environments or windows and sends
+what the others need, in the order of the ranks, so that all of them compute the same weights.
+Without torchrun there is one process, :data:`SINGLE`, whose methods return what they are given.
+
+Tensors travel through gloo, and between GPUs through NCCL; gradients of CPU processes on one
+machine are summed in shared memory (``common.shared_memory``). The environment variables are
+torchrun's own: WORLD_SIZE, RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import itertools
+import logging
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.errors import UserError
+from common.shared_memory import SharedMemory, SharedSum, map_memory
+from common.signals import STOP_SIGNALS, signal_at_death_of_parent
+
+_CONNECT_TIMEOUT = datetime.timedelta(minutes=5)
+_GLOO_TIMEOUT = datetime.timedelta(minutes=30)  # other ranks may be reading or writing files
+_NCCL_TIMEOUT = datetime.timedelta(minutes=5)  # gloo notices a dead process at once, NCCL does not
+_LARGE = 2**17  # elements of a gradient that is a message of its own: half a megabyte
+
+logger = logging.getLogger(__name__)
+Item = TypeVar("Item")
+_times_connected = itertools.count()
+
+
+class LostProcess(UserError):
+    """Another process ended or cannot be reached."""
+
+    def __init__(self):
+        super().__init__("another process of this training has ended or cannot be reached, so "
+                         "this one ends, too; what was saved before is kept")
+
+
+class Distributed:
+    """This process among those that train together.
+
+    Args:
+        rank: number of the process. Rank 0 alone writes files and messages.
+        world_size: number of processes.
+        local_rank: number of the process, and of its GPU, on this machine.
+        local_size: number of processes on this machine.
+    """
+
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0,
+                 local_size: int = 1):
+        self.rank, self.world_size = rank, world_size
+        self.local_rank, self._local_size = local_rank, local_size
+        self._gpus: dist.ProcessGroup | None = None
+        self._shared: tuple[list[torch.Size], SharedSum | None] | None = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.world_size > 1
+
+    @property
+    def launcher(self) -> str:
+        """Command that starts a script on as many processes, for messages."""
+        if not self.is_distributed:
+            return "python"
+        if self._local_size != self.world_size:
+            return "torchrun ..."
+        return f"torchrun --standalone --nproc_per_node={self.world_size}"
+
+    @property
+    def description(self) -> str:
+        """" by 4 processes", or nothing for a single one."""
+        return f" by {self.world_size} processes" if self.is_distributed else ""
+
+    def connect_gpus(self, device: torch.device) -> None:
+        """Connect the GPUs of all processes through NCCL; nothing to do for the CPU."""
+        if device.type == "cuda" and self.is_distributed:
+            torch.cuda.set_device(device)
+            with _communicating():
+                self._gpus = dist.new_group(backend="nccl", timeout=_NCCL_TIMEOUT)
+
+    def local_slice(self, num: int) -> slice:
+        """Return this rank's share of ``num`` items; shares differ by at most one item."""
+        return self._slice_of(self.rank, num)
+
+    def _slice_of(self, rank: int, num: int) -> slice:
+        return slice(rank * num // self.world_size, (rank + 1) * num // self.world_size)
+
+    def gather(self, local: Tensor, num: int, dim: int = 0) -> Tensor:
+        """Concatenate the items of all ranks, in order; without gradient.
+
+        Args:
+            local: items of this rank, as many along ``dim`` as ``local_slice(num)`` has.
+            num: number of items of all ranks.
+        """
+        if not self.is_distributed:
+            return local
+        sizes = [len(range(num)[self._slice_of(rank, num)]) for rank in range(self.world_size)]
+        first = local.detach().movedim(dim, 0)
+        padded = first.new_zeros((max(sizes), *first.shape[1:]))  # all must send as much
+        padded[:len(first)] = first
+        pieces = [torch.empty_like(padded) for _ in sizes]
+        with _communicating():
+            dist.all_gather(pieces, padded, group=self._group(local))
+        whole = torch.cat([piece[:size] for piece, size in zip(pieces, sizes)])
+        return whole.movedim(0, dim).contiguous()
+
+    def gather_with_local_gradient(self, local: Tensor, num: int) -> Tensor:
+        """Like ``gather`` along the first dimension, but the local items keep their gradient.
+
+        If every rank differentiates the same function of all items, the sum over the ranks is the
+        whole gradient.
+        """
+        if not self.is_distributed:
+            return local
+        whole, part = self.gather(local, num), self.local_slice(num)
+        return torch.cat([whole[:part.start], local, whole[part.stop:]])
+
+    def gather_list(self, local: list[Item]) -> list[Item]:
+        """Return the items of all ranks, in order, on rank 0, and the local ones elsewhere."""
+        if not self.is_distributed:
+            return local
+        lists: list[list[Item]] = [[] for _ in range(self.world_size)]
+        with _communicating():
+            dist.gather_object(local, lists if self.is_main else None)
+        return list(itertools.chain(*lists)) if self.is_main else local
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all ranks, the same on each of them."""
+        if not self.is_distributed:
+            return tensor
+        total = tensor.clone()
+        with _communicating():
+            dist.all_reduce(total, group=self._group(total))
+        return total
+
+    def mean(self, metrics: dict[str, Tensor], weight: float) -> dict[str, Tensor]:
+        """Return weighted means of metrics, each (), over all ranks.
+
+        Args:
+            weight: weight of the local metrics; the weights of all ranks sum to 1.
+        """
+        if not self.is_distributed:
+            return metrics
+        means = self.sum(weight * torch.stack(list(metrics.values())))
+        return {name: mean.clone() for name, mean in zip(metrics, means)}
+
+    def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Sum the gradients of all ranks in place.
+
+        CPU processes of one machine use shared memory, others messages. Missing gradients count as
+        0; a parameter that has none on any rank is left without.
+        """
+        if not self.is_distributed:
+            return
+        present = parameters[0].new_tensor([parameter.grad is not None for parameter in parameters])
+        gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                     for parameter in parameters]
+        shared = self._shared_sum([present, *parameters])
+        (shared.add_up if shared else self._all_reduce)([present, *gradients])
+        for parameter, gradient, count in zip(parameters, gradients, present.tolist()):
+            parameter.grad = gradient if count else None
+
+    def _all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Sum tensors over all ranks in place: large ones each, the others in one message."""
+        large = [tensor for tensor in tensors if tensor.numel() >= _LARGE]
+        small = [tensor for tensor in tensors if tensor.numel() < _LARGE]
+        joined = torch.cat([tensor.flatten() for tensor in small])
+        with _communicating():
+            group = self._group(joined)
+            messages = [dist.all_reduce(tensor, group=group, async_op=True)
+                        for tensor in (joined, *large)]
+            for message in messages:
+                message.wait()
+        for tensor, summed in zip(small, joined.split([tensor.numel() for tensor in small])):
+            tensor.copy_(summed.view_as(tensor))
+
+    def _shared_sum(self, like: Sequence[Tensor]) -> SharedSum | None:
+        """Sum in shared memory for tensors of these shapes; None if the ranks cannot share any."""
+        if self._local_size != self.world_size or like[0].is_cuda:
+            return None
+        shapes = [tensor.shape for tensor in like]
+        if self._shared is None or self._shared[0] != shapes:
+            rows = self._share_memory(SharedSum.length(like), like[0].dtype)
+            self._shared = shapes, None if rows is None else SharedSum(
+                rows, self.rank, like, _barrier)
+        return self._shared[1]
+
+    def _share_memory(self, length: int, dtype: torch.dtype) -> Tensor | None:
+        """Memory (world size + 1, length) that all ranks see, or None if one of them cannot."""
+        with contextlib.ExitStack() as stack:
+            address = None
+            if self.is_main:
+                with contextlib.suppress(OSError):
+                    memory = SharedMemory((self.world_size + 1) * length * dtype.itemsize)
+                    stack.callback(memory.close)
+                    address = memory.path, memory.mark
+            address, rows = self.broadcast(address), None
+            if address:
+                with contextlib.suppress(OSError):
+                    rows = torch.frombuffer(map_memory(*address), dtype=dtype).view(
+                        self.world_size + 1, length)
+            return None if self.max(rows is None) else rows
+
+    def max(self, number: int) -> int:
+        """Return the largest of all ranks' numbers."""
+        if not self.is_distributed:
+            return number
+        numbers = torch.tensor([number])
+        with _communicating():
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return int(numbers)
+
+    def broadcast(self, value: Item) -> Item:
+        """Return the value of rank 0, such as a random draw, a time, or the state of its disk."""
+        if not self.is_distributed:
+            return value
+        values = [value]
+        with _communicating():
+            dist.broadcast_object_list(values)
+        return values[0]
+
+    def require_same(self, settings: Mapping) -> None:
+        """Raise UserError if the ranks were given different settings, which may be nested."""
+        if not self.is_distributed:
+            return
+        all_settings: list = [None] * self.world_size
+        with _communicating():
+            dist.all_gather_object(all_settings, dict(_flatten(settings)))
+        for rank, others in enumerate(all_settings):
+            for name, expected in all_settings[0].items():
+                if others.get(name) != expected:
+                    raise UserError(
+                        f"the processes of one training must have the same settings, but {name} "
+                        f"is {expected} in process 0 and {others.get(name)} in process {rank}; "
+                        "start all of them with the same command, from the same files")
+
+    def warn_if_world_size_changed(self, saved_by: int, file: Path) -> None:
+        """Warn that results will be rounded differently if the number of processes changed."""
+        if saved_by != self.world_size:
+            logger.warning("%s was saved by %d process%s and is resumed with %d: levels, random "
+                           "draws and batches stay the same, but sums are rounded differently, so "
+                           "from here on its numbers differ from those of an uninterrupted run",
+                           file, saved_by, "" if saved_by == 1 else "es", self.world_size)
+
+    def _group(self, tensor: Tensor) -> dist.ProcessGroup | None:
+        return self._gpus if tensor.is_cuda else None  # None: the group of all, by gloo
+
+
+SINGLE = Distributed()
+
+
+def _flatten(settings: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield values as text with their dotted names."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", str(value)
+
+
+@contextlib.contextmanager
+def _communicating() -> Iterator[None]:
+    """Raise LostProcess if messages to other ranks fail."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcess from error
+
+
+def _barrier() -> None:
+    with _communicating():
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def init_distributed() -> Iterator[Distributed]:
+    """Connect this process to the others of the training until the end of the block.
+
+    Inside, only rank 0 logs messages. An error that all ranks raise is reported by one of them, and
+    one that a single rank raises ends the others silently. If torchrun is killed, all ranks are
+    asked to stop, because they would continue unattended. When the block ends well, all ranks leave
+    it together and ignore further signals to stop, which torchrun sends to the slower ones.
+
+    Raises:
+        UserError: if torchrun's variables are wrong, the port is in use, or not all processes come.
+    """
+    world_size = _environment_number("WORLD_SIZE", "1")
+    if world_size <= 1:
+        yield SINGLE
+        return
+    world = Distributed(_environment_number("RANK"), world_size,
+                        _environment_number("LOCAL_RANK", "0"),
+                        _environment_number("LOCAL_WORLD_SIZE", str(world_size)))
+    signal_at_death_of_parent(signal.SIGTERM)
+    store = _connect(world)
+    if not world.is_main:
+        logging.disable()
+    try:
+        yield world
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        _barrier()
+    except (UserError, OSError) as error:
+        if not _is_first_to_report(store, error):
+            raise SystemExit(2) from None
+        raise
+    finally:
+        logging.disable(logging.NOTSET)
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+
+
+def _is_first_to_report(store: dist.Store, error: Exception) -> bool:
+    """Whether no rank has reported this error yet, nor the cause of a lost process."""
+    with contextlib.suppress(RuntimeError):  # the store may be lost, too
+        if isinstance(error, LostProcess) and store.check(["reported"]):
+            return False
+        store.set("reported", "yes")
+        return store.add(str(error), 1) == 1
+    return True
+
+
+def _environment_number(name: str, default: str | None = None) -> int:
+    text = os.environ.get(name, default)
+    if text is None or not re.fullmatch("[0-9]{1,9}", text):
+        raise UserError(f"the environment variable {name} is {text or 'missing'}, but WORLD_SIZE "
+                        "says that there are several processes; start them with torchrun")
+    return int(text)
+
+
+def _connect(world: Distributed) -> dist.Store:
+    """Connect the processes; returns the store through which they found each other."""
+    address = f"{os.environ.get('MASTER_ADDR')}:{_environment_number('MASTER_PORT')}"
+    try:
+        rendezvous = dist.rendezvous("env://", world.rank, world.world_size,
+                                     timeout=_CONNECT_TIMEOUT)
+        store = dist.PrefixStore(f"training{next(_times_connected)}", next(rendezvous)[0])
+        dist.init_process_group("gloo", store=store, rank=world.rank,
+                                world_size=world.world_size, timeout=_GLOO_TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error):
+            raise UserError(f"the port {address} is in use; choose another one (MASTER_PORT, "
+                            "--master_port of torchrun) or let torchrun find one with "
+                            "--standalone") from None
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"the {world.world_size} processes of this training could not connect at "
+                        f"{address}: {first_line}") from None
+    return store
