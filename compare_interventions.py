@@ -14,8 +14,7 @@ import argparse
 import dataclasses
 import functools
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +23,7 @@ from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
 from agents.layers import STATE
 from agents.networks import Policy
-from agents.patch import Array, Patch
+from agents.patch import Array
 from agents.provenance import agent_sha256
 from agents.reference import played_reference
 from agents.reference_set import ReferenceSet, recorded_reference
@@ -42,10 +41,17 @@ from generative.dataset import RolloutDataset
 from generative.flags import add_data_flag
 from generative.runs import open_simulator
 from generative.sampling import Sampler, SamplingPlan, simulated_starts
-from interventions.alterations import UNALTERED, Runner, all_alterations, patch_of
+from interventions.comparison import Runner, comparison_store, real_levels, write_results
+from interventions.conditions import (
+    PatchedCondition,
+    count_vector_levels,
+    describe_unmatched,
+    patch_conditions,
+    standard_deviations,
+    swap_conditions,
+)
 from interventions.config import DirectionFilesConfig, DirectionsConfig
 from interventions.controls import KINDS
-from interventions.files import comparison_store
 from interventions.flags import (
     add_alter_from_flag,
     add_direction_flags,
@@ -56,19 +62,12 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import Opening, PatchArm
-from interventions.patched_arms import (
-    levels_of_vectors,
-    patched_arms,
-    standard_deviations,
-    unmatched,
-)
 from interventions.projector import Projector
-from interventions.real_levels import real_levels
-from interventions.results import write_results
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
-from stats.effects import Arm, check_starts, claims_summary
+from stats.effects import Condition, check_starts, claims_summary
 from stats.report import DIRECTIONS, MIXED, PATCHES, Wording
+from stats.study import BASELINE, measure_conditions
 
 logger = logging.getLogger(__name__)
 
@@ -153,22 +152,18 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """Alterations and their controls.
+    """Conditions of one kind.
 
     Attributes:
-        arms: in the order in which they run.
-        patches: of each, by its name.
-        made: what makes each, by its name.
+        conditions: interventions, then controls.
         std: standard deviations of the units of the layers that they change, by layer.
-        description: of what makes all of them.
-        controls: what they are, for the report.
+        settings: what made all of them.
+        controls: name of the controls, for the report.
     """
 
-    arms: list[Arm]
-    patches: dict[str, Sequence[Patch]]
-    made: dict[str, dict]
-    std: dict[str, Array]
-    description: dict
+    conditions: list[PatchedCondition]
+    std: Mapping[str, Array]
+    settings: dict
     controls: str
 
 
@@ -200,30 +195,22 @@ def main(argv: list[str] | None = None) -> None:
     wording = DIRECTIONS if not asked else MIXED if compared else PATCHES
     if asked:
         compared.append(of_patches(args, asked, place))
-    arms = [arm for each in compared for arm in each.arms]
-    patches, made, std, description = ({
-        name: value for each in reversed(compared) for name, value in getattr(each, field).items()}
-        for field in ("patches", "made", "std", "description"))
-    results = {"arms": [dataclasses.asdict(arm) for arm in arms],
+    conditions = [condition for each in compared for condition in each.conditions]
+    std = {layer: values for each in reversed(compared) for layer, values in each.std.items()}
+    results = {"arms": [{"name": each.name, "label": each.label, "pattern": each.pattern,
+                         "control": each.control} for each in conditions],
                "simulated": args.in_simulator, "seed": args.seed,
                "what": where_and_how(args, wording, place, compared),
                "wording": dataclasses.asdict(wording)}
     folder.open({
         **place.description, "agent_file": args.agent_file.name,
         "agent_sha256": agent_sha256(args.agent_file), "num_episodes": args.num_episodes,
-        "seed": args.seed, "precision": compute.precision, **description, "versions": versions(),
-        "arms": made}, args.overwrite, args.shard, results)
-
-    begin = time.perf_counter()
-    names = list(enumerate([UNALTERED, *(arm.name for arm in arms)]))
-    for number, arm in args.shard.of(names):
-        if not folder.has("arm", arm):
-            started = time.perf_counter()
-            folder.write("arm", arm, value=vars(place.run(patches.get(arm, []), std)))
-            print(f"{arm} ({number} of {len(arms)} alterations): "
-                  f"{time.perf_counter() - started:.1f} s", flush=True)
-    print(f"all runs: {time.perf_counter() - begin:.0f} s", flush=True)
-    folder.finish()
+        "seed": args.seed, "precision": compute.precision,
+        **{name: value for each in reversed(compared) for name, value in each.settings.items()},
+        "versions": versions(), "arms": {each.name: each.settings for each in conditions}},
+        args.overwrite, args.shard, results)
+    measure_conditions(folder, "arm", [BASELINE, *conditions],
+                       lambda each: vars(place.run(each.value or [], std)), args.shard)
     if args.shard == WHOLE:
         print_claims(folder, write_results_of(folder, results))
 
@@ -244,7 +231,7 @@ def where_and_how(args: argparse.Namespace, wording: Wording, place: Place,
 
 def write_results_of(folder: ResultStore, results: dict) -> pd.DataFrame:
     """``write_results`` from what all shards note."""
-    arms = [Arm(**arm) for arm in results["arms"]]
+    arms = [Condition(**arm) for arm in results["arms"]]
     return write_results(folder, arms, results["simulated"], results["seed"], results["what"],
                          Wording(**results["wording"]))
 
@@ -270,34 +257,29 @@ def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Po
     projector, matrices = Projector.load_for(
         policy.hidden_state_size, directions_folder(args, parameters),
         parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
-    alterations = all_alterations(parameters.get(DirectionsConfig).ids() if with_ids else (),
-                                  args.swaps, args.num_controls)
-    from_step = 0 if args.in_simulator else args.alter_from_step
-    return Compared(
-        [each.arm for each in alterations],
-        {each.arm.name: [patch_of(each, projector, compute, from_step)] for each in alterations},
-        {each.arm.name: {"from": each.taken, "to": each.put, "turned_by_seed": each.turn}
-         for each in alterations},
-        {STATE: projector.std}, {"matrices_sha256": matrices},
-        f"{args.num_controls} random directions of equal size as controls")
+    conditions = swap_conditions(parameters.get(DirectionsConfig).ids() if with_ids else (),
+                                 args.swaps, args.num_controls, projector, compute.device,
+                                 0 if args.in_simulator else args.alter_from_step)
+    return Compared(conditions, {STATE: projector.std}, {"matrices_sha256": matrices},
+                    f"{args.num_controls} random directions of equal size as controls")
 
 
 def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place) -> Compared:
     """Lists of patches."""
     reference = functools.cache(lambda: place.reference(args.reference_size, args.reference_seed))
-    arms = patched_arms(asked, Opening(place.policy, place.env, reference, place.edit),
-                        args.num_controls, args.seed, args.patch_controls, args.control_vectors)
-    controls = f"{args.num_controls} controls of each list of patches{unmatched(arms)}"
-    seen = levels_of_vectors(asked, place.levels)
+    conditions = patch_conditions(
+        asked, Opening(place.policy, place.env, reference, place.edit), args.num_controls,
+        args.seed, args.patch_controls, args.control_vectors)
+    controls = (f"{args.num_controls} controls of each list of patches"
+                f"{describe_unmatched(conditions)}")
+    seen = count_vector_levels(asked, place.levels)
     if seen:
         controls += (f"; a vector was made on {seen} of these levels, so that they are no evidence "
                      "beyond them: another --seed draws others")
         logger.warning("a vector was made on %d of the levels that are played; another --seed "
                        "draws others", seen)
     return Compared(
-        [each.arm for each in arms], {each.arm.name: each.patches for each in arms},
-        {each.arm.name: each.made for each in arms},
-        standard_deviations(arms, place.policy, reference()),
+        conditions, standard_deviations(conditions, place.policy, reference()),
         {"reference": reference().description, "patch_controls": args.patch_controls}, controls)
 
 

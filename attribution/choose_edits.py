@@ -57,7 +57,7 @@ from common.files import read_bytes, versions
 from common.tables import write_table
 from envs.objects import GameObject
 from envs.procgen_env import EnvConfig
-from stats.effects import Arm
+from stats.effects import Condition
 
 PLAYED, TABLE = "played", "candidates.csv"  # in the folder
 MIN_LEVELS = 10  # that a hazard must be seen on; if they are fewer, all levels are played
@@ -187,7 +187,7 @@ class Edits:
     def arm(self, candidate: Candidate) -> FailureArm:
         """The edited agent."""
         edit, label = self.edit(candidate), candidate.label
-        return FailureArm(Arm(f"edited_{label}", label, label, control=False),
+        return FailureArm(Condition(f"edited_{label}", label, label, control=False),
                           lambda: with_edits(self.original.policy(), [edit]), {})
 
 

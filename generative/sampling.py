@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from agents.hooks import ActivePatches, patched
-from agents.patch import NO_LEVEL, BatchInfo, Patch
+from agents.patch import NO_LEVEL, Array, BatchInfo, Patch
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -30,8 +30,7 @@ from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
 from generative.simulator import Simulation, Simulator
-from interventions.alterations import Runner
-from interventions.files import ArmRuns
+from interventions.comparison import ArmRuns, Runner
 from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
@@ -345,7 +344,7 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     sampler = Sampler(simulator, compute, plan, dataset)
     sampler.check(num_starts)
 
-    def run(patches: Sequence[Patch], std: Mapping[str, Tensor]) -> ArmRuns:
+    def run(patches: Sequence[Patch], std: Mapping[str, Array]) -> ArmRuns:
         with patched(simulator.agent.policy, patches, std) as scope:
             runs = simulated(sampler, num_starts, batch_size, scope)
         warn_of_unused(scope)

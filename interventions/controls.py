@@ -13,7 +13,7 @@ set cells                                 CELLS (default): the same values at ot
                                           in their standard deviations
 ========================================  =====================================================
 
-Swaps of directions of the hidden state have those of ``interventions.alterations``. A control is
+Swaps of directions of the hidden state have those of ``interventions.conditions``. A control is
 decided by the seed and its number, so that more of them can be added later.
 
 Letters in shape comments: n reference pictures, C channels and H W cells of a layer (units are

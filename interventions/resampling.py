@@ -29,7 +29,7 @@ from torch import Tensor
 from common.errors import UserError
 from interventions.controls import matched_sets
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Arm, Outcome, check_starts, compare_outcomes
+from stats.effects import Condition, Outcome, check_starts, compare_conditions
 
 MIN_SOURCES = 5
 NUM_SETS = 19
@@ -182,7 +182,7 @@ class Scrubbing:
         """The double contrast of each outcome, judged as an effect is.
 
         Returns:
-            The table of ``stats.effects.compare_outcomes`` with the set of the hypothesis
+            The table of ``stats.effects.compare_conditions`` with the set of the hypothesis
             as the arm and the random ones as its controls: ``unaltered`` is (other - same) of the
             random sets, ``altered`` that of the hypothesis, ``effect`` the double contrast. A
             random set is compared with the mean of the others. ``supported`` says whether the
@@ -194,11 +194,12 @@ class Scrubbing:
         # A set less the mean of the others is num / (num - 1) times it less the mean of all.
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
-        arms = [Arm(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
+        arms = [Condition(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
                 for number, (name, one) in enumerate(zip(names, self.sets))]
         outcomes = [Outcome(name, name) for name in self.outcomes]
-        table = compare_outcomes(arms, dict(zip(names, self.moved.tolist())), outcomes, mean,
-                                 np.stack([contrast, *controls]), seed, self.levels)
+        table = compare_conditions(arms, outcomes, mean, np.stack([contrast, *controls]), seed,
+                                   self.levels, dict(zip(names, self.moved.tolist())),
+                                   verdicts=False)
         table["supported"] = table["claimed"] & (table["effect"] > 0)
         return table
 

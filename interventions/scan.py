@@ -30,7 +30,7 @@ from common.progress import Progress
 from interventions.patches import Zero
 from interventions.resumed import CutPass, HalfPass
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import FLIPS_A_COMPARISON, MIN_FLIPS, check_starts
+from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, check_starts
 from stats.significance import holm, sign_flip_p
 
 PASSES_AT_A_TIME = 128
@@ -186,7 +186,8 @@ class Scan:
         sums = np.zeros((len(names), len(self.parts)))
         np.add.at(sums, of_level, self.effects.T)
         means = sums / np.bincount(of_level)[:, None]  # (L, S)
-        table["p"] = sign_flip_p(means, max(MIN_FLIPS, FLIPS_A_COMPARISON * len(self.parts)), seed)
+        table["p"] = sign_flip_p(means, max(MIN_FLIPS, FLIPS_PER_COMPARISON * len(self.parts)),
+                                 seed)
         table["p_holm"] = holm(table["p"])
         table["num_levels"] = len(names)
         return table

@@ -399,7 +399,7 @@ def write_results(store: ResultStore, groups: Sequence[Group], found: Sequence[M
     for (table, outcomes, wording, what), prefix in zip(parts, ("", "field_")):
         store.write(f"{prefix}effects", value=table)
         with store.file(f"{prefix}figure") as temporary:
-            plot_effects(temporary, table, None, outcomes,
+            plot_effects(temporary, table, outcomes,
                          f"{wording.title}\n{what.partition('. ')[0]}", wording.controls)
     plain = [(group, each) for group, each in zip(groups, found) if len(group.terms) == 1]
     if plain and len(plain[0][0].coefficients) > 1:

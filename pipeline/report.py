@@ -29,7 +29,7 @@ from common.tables import read_table
 from common.video import write_poster, write_strip
 from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
 from generative.saliency.files import SaliencyFolder
-from interventions.files import comparison_store
+from interventions.comparison import comparison_store
 from pipeline.records import DONE, Experiment
 from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
 from pipeline.stage import Stage

@@ -27,8 +27,8 @@ from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, Tra
 from generative.runs import checkpoints, newest_simulator_run, read_progress
 from generative.saliency import files as saliency_files
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
+from interventions.comparison import comparison_store
 from interventions.config import DirectionFilesConfig, SwapConfig
-from interventions.files import comparison_store
 from pipeline.attribution_stages import attribution_stages
 from pipeline.maze_stages import maze_stages, pieces
 from pipeline.presets import (

@@ -1,35 +1,37 @@
-"""Effects of altered directions of the agent's hidden state on its behaviour.
+"""Paired effects of conditions on outcomes, matched controls, and the rule for claims.
 
-Runs come in arms that share their starts and random draws: one arm is unaltered, some alter
-directions of interest, and for each kind of alteration there are controls, which do the same in
-random directions of equal size (``Projector.turned``). A run gives one number for each outcome,
-and the effect of an arm on it is the mean over starts of the difference between the altered and
-the unaltered run.
+The same levels or starts are measured without any intervention and under several conditions, with
+the same random draws. Some conditions are interventions of interest; for each kind of them there
+are controls, which do the same with random content of equal size. A run gives one number for each
+outcome, and the effect of a condition is the mean over starts of the difference between the altered
+and the unaltered run.
 
-- Interval: 95 %, bootstrap over starts, the same draws for all arms.
+- Interval: 95 %, bootstrap over starts, the same draws for all conditions.
 - ``p``: two-sided sign-flip test of the paired differences (Fisher 1935), exact if altered and
-  unaltered runs are exchangeable. ``p_holm``: after Holm (1979), over all directions and outcomes.
+  unaltered runs are exchangeable. ``p_holm``: after Holm (1979), over all interventions and
+  outcomes.
 - ``p_control``: with K controls, (1 + number of controls whose effect is at least as large in
   absolute value) / (K + 1). It is not corrected for the number of comparisons.
 
-An effect is claimed if its interval leaves 0 out, ``p_holm`` <= 0.05 and ``p_control`` <= 0.05,
-which takes at least 19 controls. The same rule, with each control in the place of a direction
-and the others as its controls, says how many claims the rule makes of random directions.
+An effect is claimed if its interval excludes 0, ``p_holm`` <= 0.05 and ``p_control`` <= 0.05, which
+takes at least 19 controls. The same rule, applied to each control with the others as its controls,
+shows how often it claims the effect of a random intervention.
 
-A large p does not say that there is no effect. An alteration "does nothing" where the interval lies
+A large p does not show that there is no effect. An intervention "does nothing" if the interval lies
 within a margin around 0 (two one-sided tests; Schuirmann 1987): 0.05 for probabilities, and 5 % of
 the unaltered value otherwise.
 
-The statistics take any outcomes, also those of decisions and fields, and runs of which several
-belong to a level: these are drawn and flipped together.
+The statistics take any outcomes. Several runs may belong to one level: they are drawn and flipped
+together.
 
-Letters in shape comments: N starts, K outcomes, C comparisons (arms times outcomes), T steps.
+Letters in shape comments: A conditions, N starts, K outcomes, C comparisons (A times K).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,25 +41,27 @@ from common.errors import UserError
 from stats.bootstrap import ClusterBootstrap
 from stats.significance import LEVEL, holm, sign_flip_p
 
-MARGIN = 0.05  # around 0, of what does nothing
-POWER = 0.8  # at which the smallest effect is found
+MARGIN = 0.05  # around 0, for the verdict NOTHING
+POWER = 0.8  # of the test for the smallest detectable effect
 CLAIMED, NOTHING, UNDECIDED = "claimed", "nothing", "undecided"  # verdicts
 MIN_STARTS = 10
 MIN_CONTROLS_TO_CLAIM = round(1 / LEVEL) - 1
-MIN_FLIPS, FLIPS_A_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
+MIN_FLIPS, FLIPS_PER_COMPARISON = 10_000, 100  # the smallest p is 1 / flips, far below LEVEL / C
 
-DIVERGENCE = "divergence"  # outcome of runs, see ``interventions.outcomes.divergence``
+DIVERGENCE = "divergence"  # outcome of runs, see ``interventions.comparison.divergence``
+
+Value = TypeVar("Value")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A number that each run gives.
+    """A number that is measured in each run.
 
     Attributes:
-        name: in the tables.
-        label: with its unit, for the figure.
-        simulated: whether the simulator can tell, too.
-        real: whether the real environment can.
+        name: in tables.
+        label: with its unit, for figures.
+        simulated: whether it can be measured in the simulator.
+        real: whether it can be measured in the real environment.
         probability: whether it is a probability or a share.
     """
 
@@ -69,107 +73,121 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
-    """Runs with one alteration.
+class Condition(Generic[Value]):
+    """An intervention or a control, under which outcomes are measured.
 
     Attributes:
-        name: of its folder.
-        label: for the figure and the report.
-        pattern: arms and controls that alter in the same way share it.
-        control: whether its directions are random.
+        name: of its file or folder, and in tables.
+        label: for figures and reports.
+        pattern: kind of intervention. An intervention is compared with the controls of its pattern.
+        control: whether it is a control.
+        value: what the study does under this condition; opaque to this package.
+        settings: how the condition was made, for the settings of a result folder.
+        matched: of a control, whether its change is about as large as that of the intervention.
     """
 
     name: str
     label: str
     pattern: str
-    control: bool
+    control: bool = False
+    value: Value | None = dataclasses.field(default=None, repr=False, compare=False)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False,
+                                                    compare=False)
+    matched: bool = dataclasses.field(default=True, repr=False, compare=False)
 
 
-def compare_outcomes(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
-                     before: np.ndarray, after: np.ndarray, seed: int,
-                     levels: np.ndarray | None = None) -> pd.DataFrame:
-    """The effect of each arm on each of any outcomes, and which of them are claimed.
+def compare_conditions(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
+                       before: np.ndarray, after: np.ndarray, seed: int,
+                       levels: np.ndarray | None = None, moved: Mapping[str, float] | None = None,
+                       verdicts: bool = True) -> pd.DataFrame:
+    """Compute the effect of each condition on each outcome, and which of them are claimed.
 
     Args:
-        arms, moved, outcomes, before, after, seed, levels: as in ``paired_effects``.
+        conditions, outcomes, before, after, seed, levels, moved: see ``paired_effects``.
+        verdicts: add the columns of ``with_verdicts``.
 
     Returns:
-        A row for each arm and outcome, with the columns ``arm``, ``label``, ``pattern``,
-        ``control``, ``moved`` (size of the change), ``outcome``, ``unaltered`` and ``altered``
+        A row per condition and outcome, with the columns ``arm`` (name of the condition),
+        ``label``, ``pattern``, ``control``, ``moved``, ``outcome``, ``unaltered`` and ``altered``
         (means), ``effect``, ``low_95``, ``high_95``, ``p``, ``p_holm``, ``control_low`` and
-        ``control_high`` (smallest and largest effect of the controls it is compared with),
-        ``num_controls``, ``p_control``, ``claimed``.
+        ``control_high`` (smallest and largest effect of the controls that it is compared with),
+        ``num_controls``, ``p_control`` and ``claimed``.
 
     Raises:
         UserError: see ``paired_effects``; or if a pattern has fewer than two controls.
     """
-    return judged(paired_effects(arms, moved, outcomes, before, after, seed, levels))
+    table = with_claims(paired_effects(conditions, outcomes, before, after, seed, levels, moved))
+    return (with_verdicts(table, outcomes, before, after, seed, levels) if verdicts else table)
 
 
-def paired_effects(arms: Sequence[Arm], moved: Mapping[str, float], outcomes: Sequence[Outcome],
+def paired_effects(conditions: Sequence[Condition], outcomes: Sequence[Outcome],
                    before: np.ndarray, after: np.ndarray, seed: int,
-                   levels: np.ndarray | None = None,
+                   levels: np.ndarray | None = None, moved: Mapping[str, float] | None = None,
                    test: Callable[[np.ndarray], np.ndarray] | None = None) -> pd.DataFrame:
-    """The effect of each arm on each of any outcomes, with its interval and p.
+    """Compute the effect of each condition on each outcome, with its interval and p.
 
     Args:
-        arms: alterations of interest and controls.
-        moved: size of the change that each arm makes, by its name.
-        outcomes: what the last axes hold.
-        before: without alteration (N, K).
-        after: with that of each arm (arms, N, K).
-        seed: of the bootstrap and the sign flips.
-        levels: of each row (N,); rows of a level are drawn and flipped together. If not given,
+        conditions: interventions and controls.
+        outcomes: of the last axis of ``before`` and ``after``.
+        before: outcomes of the unaltered runs (N, K).
+        after: outcomes under each condition (A, N, K).
+        seed: seed of the bootstrap and the sign flips.
+        levels: level of each row (N,); rows of a level are drawn and flipped together. By default
             each row is a level of its own.
-        test: sums of paired differences by level (levels, C) to p-values (C,); by default the
-            sign-flip test.
+        moved: size of the change that each condition makes, by name; without it the table has no
+            column ``moved``.
+        test: maps sums of paired differences by level (levels, C) to p-values (C,); by default
+            the sign-flip test.
 
     Returns:
-        The columns of the table that ``compare_outcomes`` describes up to ``p``.
+        The columns of ``compare_conditions`` up to ``p``.
 
     Raises:
         UserError: if an outcome is NaN or infinite, or there are fewer than MIN_STARTS levels.
     """
     names = [outcome.name for outcome in outcomes]
-    levels = _levels(levels, len(before))
+    levels = _number_levels(levels, len(before))
     check_starts(levels.max(initial=-1) + 1)
-    for arm, values in (("unaltered", before), *zip((arm.name for arm in arms), after)):
+    for name, values in (("unaltered", before), *zip((each.name for each in conditions), after)):
         bad = ~np.isfinite(values).all(axis=0)
         if bad.any():
-            raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {arm} is NaN or "
+            raise UserError(f"the outcome {names[int(bad.argmax())]} of the arm {name} is NaN or "
                             "infinite on some level; leave these levels out of all arms")
     differences = _differences(before, after)  # (N, C)
     low, high = ClusterBootstrap(levels, seed).interval(differences.T)
-    num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * differences.shape[1])
-    rows = [(arm.name, arm.label, arm.pattern, arm.control, moved[arm.name], name)
-            for arm in arms for name in names]
-    table = pd.DataFrame(rows, columns=["arm", "label", "pattern", "control", "moved", "outcome"])
-    table["unaltered"] = np.tile(before.mean(axis=0), len(arms))
+    num_flips = max(MIN_FLIPS, FLIPS_PER_COMPARISON * differences.shape[1])
+    table = pd.DataFrame([(each.name, each.label, each.pattern, each.control)
+                          for each in conditions for _ in names],
+                         columns=["arm", "label", "pattern", "control"])
+    if moved is not None:
+        table["moved"] = [moved[name] for name in table["arm"]]
+    table["outcome"] = np.tile(names, len(conditions))
+    table["unaltered"] = np.tile(before.mean(axis=0), len(conditions))
     table["altered"] = after.mean(axis=1).ravel()
     table["effect"] = differences.mean(axis=0)
     table["low_95"], table["high_95"] = low, high
-    sums = _sums_by_level(differences, levels)
+    sums = _sum_by_level(differences, levels)
     table["p"] = sign_flip_p(sums, num_flips, seed) if test is None else test(sums)
     return table
 
 
 def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.ndarray,
                   after: np.ndarray, seed: int, levels: np.ndarray | None = None) -> pd.DataFrame:
-    """The table with medians, and with what can be said where no effect is claimed.
+    """Add medians, and a verdict for effects that are not claimed.
 
     Args:
-        table: from ``compare_outcomes``.
-        outcomes, before, after, seed, levels: as there.
+        table: from ``with_claims``.
+        outcomes, before, after, seed, levels: see ``paired_effects``.
 
     Returns:
         The table with further columns: ``median_unaltered``, ``median_altered``,
         ``median_effect`` (the difference of the two), ``median_low_95`` and ``median_high_95``,
         empty for controls; ``margin``; ``verdict``: CLAIMED, NOTHING if the interval of the
-        effect lies within the margin around 0, else UNDECIDED; ``smallest_effect``: that a single
-        comparison of so many levels finds at p <= 0.05 in four of five runs, from the spread of
-        the differences.
+        effect lies within the margin around 0, else UNDECIDED; ``smallest_effect``: the effect
+        that a single comparison of as many levels detects at p <= 0.05 in four of five runs, from
+        the spread of the differences.
     """
-    levels = _levels(levels, len(before))
+    levels = _number_levels(levels, len(before))
     table = table.copy()
     directions = ~table["control"].to_numpy()
     values = after.transpose(0, 2, 1).reshape(-1, len(before))[directions]  # (C, N)
@@ -185,14 +203,14 @@ def with_verdicts(table: pd.DataFrame, outcomes: Sequence[Outcome], before: np.n
     within = (table["low_95"] >= -table["margin"]) & (table["high_95"] <= table["margin"])
     table["verdict"] = np.select([table["claimed"], within], [CLAIMED, NOTHING], UNDECIDED)
     differences = _differences(before, after)
-    sums = _sums_by_level(differences - differences.mean(axis=0), levels)  # (levels, C)
+    sums = _sum_by_level(differences - differences.mean(axis=0), levels)  # (levels, C)
     error = np.sqrt((sums ** 2).sum(axis=0) * len(sums) / (len(sums) - 1)) / len(before)
     table["smallest_effect"] = (norm.ppf(1 - LEVEL / 2) + norm.ppf(POWER)) * error
     return table
 
 
-def _levels(levels: np.ndarray | None, num_rows: int) -> np.ndarray:
-    """Levels numbered from 0, of each row."""
+def _number_levels(levels: np.ndarray | None, num_rows: int) -> np.ndarray:
+    """Number the level of each row, from 0."""
     if levels is None:
         return np.arange(num_rows)
     return np.unique(levels, return_inverse=True)[1]
@@ -203,20 +221,20 @@ def _differences(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     return (after - before).transpose(1, 0, 2).reshape(len(before), -1)
 
 
-def _sums_by_level(differences: np.ndarray, levels: np.ndarray) -> np.ndarray:
+def _sum_by_level(differences: np.ndarray, levels: np.ndarray) -> np.ndarray:
     """Sums (levels, C) over the rows (N, C) of each level."""
     sums = np.zeros((levels.max() + 1, differences.shape[1]))
     np.add.at(sums, levels, differences)
     return sums
 
 
-def judged(table: pd.DataFrame) -> pd.DataFrame:
+def with_claims(table: pd.DataFrame) -> pd.DataFrame:
     """Add the corrected p, p and range of the controls, and whether an effect is claimed.
 
-    Directions are one family of the correction; the controls of each pattern are another.
+    Interventions are one family of the correction; the controls of each pattern are another.
 
     Args:
-        table: with the columns that ``compare_outcomes`` describes, up to ``p``.
+        table: from ``paired_effects``; it is changed in place.
 
     Raises:
         UserError: if a pattern has no control, or only one that has no other.
@@ -225,17 +243,17 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
                                     )["p"].transform(holm)
     controls = {key: (rows["arm"].to_numpy(), rows["effect"].to_numpy()) for key, rows
                 in table[table["control"]].groupby(["pattern", "outcome"])}
-    found = []
+    columns = []
     for row in table.itertuples():
-        arms, others = controls.get((row.pattern, row.outcome), (np.array([]), np.array([])))
-        others = others[arms != row.arm]
+        names, others = controls.get((row.pattern, row.outcome), (np.array([]), np.array([])))
+        others = others[names != row.arm]
         if not len(others):
             raise UserError(f"{row.label} has no other control to be compared with; take at least "
                             "2 of --num_controls")
         as_large = int((np.abs(others) >= abs(row.effect)).sum())
-        found.append((others.min(), others.max(), len(others),
-                      (1 + as_large) / (1 + len(others))))
-    table[["control_low", "control_high", "num_controls", "p_control"]] = found
+        columns.append((others.min(), others.max(), len(others),
+                        (1 + as_large) / (1 + len(others))))
+    table[["control_low", "control_high", "num_controls", "p_control"]] = columns
     table["num_controls"] = table["num_controls"].astype(int)
     table["claimed"] = (((table["low_95"] > 0) | (table["high_95"] < 0))
                         & (table["p_holm"] <= LEVEL) & (table["p_control"] <= LEVEL))
@@ -243,10 +261,10 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def claims_summary(table: pd.DataFrame) -> str:
-    """Count tested and claimed effects of alterations; effects of controls are left out.
+    """Summarise tested and claimed effects of interventions; effects of controls are left out.
 
     Args:
-        table: see ``compare_outcomes``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls
+        table: see ``compare_conditions``. Effects with fewer than MIN_CONTROLS_TO_CLAIM controls
             cannot be claimed and do not count as tested.
     """
     effects = table[~table["control"]]
@@ -266,7 +284,7 @@ def check_starts(num_starts: int, flag: str = "") -> None:
     """Check that there are enough starts for an interval.
 
     Args:
-        flag: that asks for more, for the message.
+        flag: command-line flag that sets their number, for the message.
 
     Raises:
         UserError: if there are not.

@@ -1,9 +1,13 @@
-"""Figure of the effects of altered directions of the hidden state on the agent's behaviour."""
+"""Forest plots: effects with 95 % intervals over the ranges of their controls.
+
+``forest_plot`` draws the rows of one panel, ``plot_effects`` the whole figure of a study.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,43 +21,83 @@ from stats.effects import Outcome
 from stats.significance import LEVEL
 
 COLUMNS = 6
-FEWEST_RUNS = 20  # unaltered ones, of a step in the panel of action divergence
-CLAIMED, DIRECTION, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
+MIN_RUNS = 20  # unaltered ones, of a step in the panel of action divergence
+CLAIMED, EFFECT, CONTROL, CONTROL_RANGE = VERMILION, BLUE, "#888888", "#DDDDDD"
 
 
-def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame | None,
-                 outcomes: Sequence[Outcome], title: str, controls: str) -> None:
-    """A panel for each outcome, one for the size of the alterations, one for divergence over time.
+def forest_plot(axes: Axes, rows: pd.DataFrame, labels: Sequence[str],
+                styles: Sequence[Mapping[str, Any]] | None = None, value: str = "effect") -> None:
+    """Draw a row per effect, from top to bottom: its interval, above the range of its controls.
 
     Args:
-        table: from ``compare``.
-        over_time: from ``divergence_over_time``; None for what has no steps.
+        rows: the columns ``value``, ``low_95`` and ``high_95``, and ``control_low`` and
+            ``control_high`` if there are controls; NaN for a row without any.
+        labels: of the rows; empty texts leave them out.
+        styles: colour, marker and other properties (``Line2D``) of each row's mark; the interval
+            has its colour. By default those of ``effect_style``.
+        value: column with the effects.
+    """
+    places = np.arange(len(rows))
+    if "control_low" in rows:
+        axes.barh(places, rows["control_high"] - rows["control_low"], left=rows["control_low"],
+                  height=1, color=CONTROL_RANGE)
+    styles = [effect_style(row.claimed, row.p_holm) for row in rows.itertuples()
+              ] if styles is None else styles
+    for place, style, number, low, high in zip(places, styles, rows[value], rows["low_95"],
+                                               rows["high_95"]):
+        axes.plot([low, high], [place, place], color=style["color"], linewidth=1.4)
+        axes.plot(number, place, **{"marker": "o", "markersize": 5, **style})
+    name_rows(axes, labels)
+
+
+def effect_style(claimed: bool, p_holm: float) -> dict[str, Any]:
+    """Mark of an effect: diamond if claimed, filled if it beats 0 after Holm's correction."""
+    color = CLAIMED if claimed else EFFECT
+    return {"color": color, "marker": "D" if claimed else "o",
+            "markerfacecolor": color if p_holm <= LEVEL else "white"}
+
+
+def name_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Label the rows of a panel from top to bottom."""
+    axes.set_yticks(np.arange(len(labels)), labels, fontsize=9)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.grid(axis="x", alpha=0.3)
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def plot_effects(path: Path, table: pd.DataFrame, outcomes: Sequence[Outcome], title: str,
+                 controls: str, over_time: pd.DataFrame | None = None) -> None:
+    """Draw a panel per outcome, then the sizes of the changes and divergence over time if known.
+
+    Args:
+        table: from ``stats.effects.compare_conditions``.
         title: what was run and how often.
-        controls: many of them, as ``Wording`` has it.
+        controls: name of the controls, see ``stats.report.Wording``.
+        over_time: ``arm``, ``control``, ``step``, ``unaltered_going`` (number of unaltered runs)
+            and ``share`` of the pairs of runs with another action; None without steps.
     """
     directions = table[~table["control"]]
     labels = list(dict.fromkeys(directions["label"]))
-    panels_more = 1 if over_time is None else 2
-    rows = -(-(len(outcomes) + panels_more) // COLUMNS)
+    extra_panels = ("moved" in table) + (over_time is not None)
+    rows = -(-(len(outcomes) + extra_panels) // COLUMNS)
     figure = Figure(figsize=(3.5 * COLUMNS + 1, rows * (1.6 + 0.2 * len(labels)) + 1.6),
                     layout="constrained")
     panels = figure.subplots(rows, COLUMNS, squeeze=False)
-    for axes, outcome in zip(panels.flat, outcomes):
+    row_labels = [labels if place % COLUMNS == 0 else [""] * len(labels)
+                  for place in range(panels.size)]
+    for axes, outcome, names in zip(panels.flat, outcomes, row_labels):
         part = directions[directions["outcome"] == outcome.name]
-        _plot_outcome(axes, part)
+        axes.axvline(0, color="black", linewidth=0.8)
+        forest_plot(axes, part, names)
         axes.locator_params(axis="x", nbins=5)  # more overlap where numbers are long
         unaltered = part["unaltered"].iloc[0]
         axes.set_title(outcome.label, fontsize=10)
         axes.set_xlabel(f"change (unaltered: {unaltered:.3g})", fontsize=9)
-    moved, *unused = panels.flat[len(outcomes):]
-    course = None if over_time is None else unused.pop(0)
-    _plot_moved(moved, table)
-    for row in panels:
-        for axes in row:
-            if axes is not course and axes not in unused:
-                _name_rows(axes, labels, first=axes is row[0])
+    unused = list(panels.flat[len(outcomes):])
+    if "moved" in table:
+        _plot_moved(unused.pop(0), table, row_labels[len(outcomes)])
     if over_time is not None:
-        _plot_course(course, over_time)
+        _plot_divergence(unused.pop(0), over_time)
     for axes in unused:
         axes.axis("off")
     figure.legend(handles=_key(controls, "" if over_time is None else " (grey lines over time)"),
@@ -62,61 +106,44 @@ def plot_effects(path: Path, table: pd.DataFrame, over_time: pd.DataFrame | None
     figure.savefig(path, dpi=DPI)
 
 
-def _plot_outcome(axes: Axes, part: pd.DataFrame) -> None:
-    places = np.arange(len(part))
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.barh(places, part["control_high"] - part["control_low"], left=part["control_low"],
-              height=1, color=CONTROL_RANGE)
-    for place, row in zip(places, part.itertuples()):
-        colour = CLAIMED if row.claimed else DIRECTION
-        beats_zero = row.p_holm <= LEVEL
-        axes.plot([row.low_95, row.high_95], [place, place], color=colour, linewidth=1.4)
-        axes.plot(row.effect, place, marker="D" if row.claimed else "o", markersize=5,
-                  color=colour, markerfacecolor=colour if beats_zero else "white")
-
-
-def _plot_moved(axes: Axes, table: pd.DataFrame) -> None:
-    """Distance by which each alteration moves a state, and that of its controls."""
+def _plot_moved(axes: Axes, table: pd.DataFrame, labels: Sequence[str]) -> None:
+    """Distance by which each condition moves a state, and the range of its controls."""
     arms = table.drop_duplicates("arm")
     controls = arms[arms["control"]].groupby("pattern")["moved"]
     low, high = controls.min(), controls.max()
     for place, row in enumerate(arms[~arms["control"]].itertuples()):
         left, right = low[row.pattern], high[row.pattern]
         axes.barh(place, right - left, left=left, height=1, color=CONTROL_RANGE)
-        axes.plot(row.moved, place, "o", color=DIRECTION, markersize=5)
+        axes.plot(row.moved, place, "o", color=EFFECT, markersize=5)
     axes.set_xlim(left=0)
     axes.set_title("size of the alteration", fontsize=10)
     axes.set_xlabel("moved in a step (standard deviations)", fontsize=9)
+    name_rows(axes, labels)
 
 
-def _plot_course(axes: Axes, over_time: pd.DataFrame) -> None:
+def _plot_divergence(axes: Axes, over_time: pd.DataFrame) -> None:
+    """Share of pairs of runs with another action, over the steps of the runs."""
     going = over_time["unaltered_going"]
-    shown = over_time[going >= min(FEWEST_RUNS, going.max())]
-    for control, colour, width in ((True, CONTROL, 0.7), (False, DIRECTION, 0.9)):
+    shown = over_time[going >= min(MIN_RUNS, going.max())]
+    for control, colour, width in ((True, CONTROL, 0.7), (False, EFFECT, 0.9)):
         for _, arm in shown[shown["control"] == control].groupby("arm"):
             axes.plot(arm["step"], arm["share"], color=colour, linewidth=width, alpha=0.7)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(left=0)
     axes.set_title("divergence of actions over time", fontsize=10)
-    axes.set_xlabel(f"step, while {FEWEST_RUNS} unaltered runs go on", fontsize=9)
+    axes.set_xlabel(f"step, while {MIN_RUNS} unaltered runs go on", fontsize=9)
     axes.set_ylabel("share of pairs with another action", fontsize=9)
     axes.grid(alpha=0.3)
 
 
-def _name_rows(axes: Axes, labels: Sequence[str], first: bool) -> None:
-    axes.set_yticks(np.arange(len(labels)), labels if first else [""] * len(labels), fontsize=9)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.grid(axis="x", alpha=0.3)
-    axes.tick_params(axis="x", labelsize=8)
-
-
 def _key(controls: str, over_time: str) -> list[Line2D | Patch]:
+    """Entries of the legend."""
     def mark(label: str, **style) -> Line2D:
         return Line2D([], [], linewidth=1.4, markersize=6, label=label, **style)
     return [
         mark("claimed: beats 0 after Holm's correction, and in absolute size also the controls",
              color=CLAIMED, marker="D"),
-        mark("beats 0 after the correction, but not the controls", color=DIRECTION, marker="o"),
-        mark("does not beat 0 after the correction (bars: 95 % intervals)", color=DIRECTION,
+        mark("beats 0 after the correction, but not the controls", color=EFFECT, marker="o"),
+        mark("does not beat 0 after the correction (bars: 95 % intervals)", color=EFFECT,
              marker="o", markerfacecolor="white"),
         Patch(color=CONTROL_RANGE, label=f"range of the {controls}{over_time}")]

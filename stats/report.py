@@ -1,8 +1,13 @@
-"""The table of altered directions as Markdown: what was done, what may be claimed, all effects."""
+"""Reports of studies as Markdown: what was done, what may be claimed, and all effects.
+
+``report`` is the report of a study of several outcomes. Studies with a layout of their own share
+its formats of numbers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import pandas as pd
@@ -19,19 +24,19 @@ from stats.effects import (
 )
 from stats.significance import LEVEL
 
-_COLUMNS_A_TABLE = 6
+_COLUMNS_PER_TABLE = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Wording:
-    """Words for alterations and their controls in report and figure.
+    """Names of interventions and controls in a report and a figure.
 
     Attributes:
-        title: of the page.
-        controls: many of them, in the middle of a sentence.
-        alike: such as those that are compared with them, if nothing sets them apart.
-        equal: behind ``controls`` where they come first.
-        size: what the size of an alteration is.
+        title: title of the report.
+        controls: plural name of the controls, in the middle of a sentence.
+        alike: interventions that are no better than the controls, in words.
+        equal: added to ``controls`` where they are mentioned first.
+        size: what the size of a change is.
     """
 
     title: str
@@ -52,58 +57,107 @@ MIXED = dataclasses.replace(
     PATCHES, title="Altered directions of the agent's hidden state, and patches of its layers")
 
 
-def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording, what: str) -> str:
-    """The report.
+def format_number(value: float, form: str = ".3g") -> str:
+    """Format a number; NaN is "none"."""
+    return "none" if math.isnan(value) else f"{value:{form}}"
+
+
+def format_interval(value: float, low: float, high: float, form: str = ".3g") -> str:
+    """Format a number with the ends of its interval.
 
     Args:
-        table: from ``compare``, or also from ``with_verdicts``.
-        what: a sentence on what was run.
+        form: format of all three. With a sign, such as "+.3g" for effects, the ends have none.
+    """
+    end = form.removeprefix("+")
+    return f"{value:{form}} ({low:{end}} to {high:{end}})"
+
+
+def format_range(low: float, high: float, form: str = ".3g") -> str:
+    """Format a range, such as that of the effects of controls; NaN is "none"."""
+    return "none" if math.isnan(low) else f"{low:{form}} to {high:{form}}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value; NaN is "none"."""
+    return format_number(p, ".2g")
+
+
+def bold(text: str, is_bold: bool = True) -> str:
+    """Make a text bold in Markdown, such as the verdict of an effect if it is claimed."""
+    return f"**{text}**" if is_bold else text
+
+
+def warn_of_few_controls(num_controls: float, controls: str = "controls") -> list[str]:
+    """Lines that tell that nothing can be claimed with so few controls; none if there are enough.
+
+    Args:
+        num_controls: smallest number of controls of any condition; may be NaN for none.
+    """
+    if num_controls >= MIN_CONTROLS_TO_CLAIM or math.isnan(num_controls):
+        return []
+    return [f"Nothing can be claimed with fewer than {MIN_CONTROLS_TO_CLAIM} {controls}.", ""]
+
+
+def report(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording,
+           description: str) -> str:
+    """Return the report of a study.
+
+    Args:
+        table: from ``stats.effects.compare_conditions``, with or without verdicts. Columns
+            ``norm`` and ``relative`` are further sizes of the changes.
+        description: a sentence on what was run.
     """
     table = table.assign(label=table["label"].map(markdown_escaped))
     directions, controls = table[~table["control"]], table[table["control"]]
     num_controls = directions["num_controls"].min()
     lines = [
-        f"# {wording.title}", "", markdown_escaped(what), "",
+        f"# {wording.title}", "", markdown_escaped(description), "",
         "An effect is the mean over starts of altered minus unaltered run, with a 95 % bootstrap "
         f"interval. p: paired sign-flip test; p (Holm): corrected for all {len(directions)} "
         "comparisons. p (controls): (1 + controls with an effect as large in absolute value) / "
         f"(1 + controls), with {num_controls} {wording.controls}{wording.equal}. **Claimed** is "
         f"what leaves 0 out of its interval and has both p (Holm) and p (controls) <= {LEVEL}.",
         "", "## What may be claimed", "", *_summary(directions, controls, wording), ""]
-    if num_controls < MIN_CONTROLS_TO_CLAIM:
-        lines += [f"Nothing can be claimed with fewer than {MIN_CONTROLS_TO_CLAIM} controls.", ""]
+    lines += warn_of_few_controls(num_controls)
     claimed = directions[directions["claimed"]]
     if len(claimed):
         labels = {outcome.name: outcome.label for outcome in outcomes}
         lines += markdown_table(
             ("alteration", "outcome", "unaltered", "altered", "change (95 %)", "p (Holm)",
              "controls' changes", "p (controls)"),
-            [(row.label, labels[row.outcome], _number(row.unaltered), _number(row.altered),
-              _effect(row), f"{row.p_holm:.2g}",
-              f"{_number(row.control_low)} to {_number(row.control_high)}",
-              f"{row.p_control:.2g}") for row in claimed.itertuples()])
+            [(row.label, labels[row.outcome], format_number(row.unaltered),
+              format_number(row.altered), _starred(row), format_p(row.p_holm),
+              format_range(row.control_low, row.control_high), format_p(row.p_control))
+             for row in claimed.itertuples()])
     lines += ["## All effects", "", "Bold: claimed. One star: p (Holm) <= "
               f"{LEVEL}, but not beyond the controls.", ""]
-    for begin in range(0, len(outcomes), _COLUMNS_A_TABLE):
-        lines += _effects(table, outcomes[begin:begin + _COLUMNS_A_TABLE], wording)
+    for begin in range(0, len(outcomes), _COLUMNS_PER_TABLE):
+        lines += _effects(table, outcomes[begin:begin + _COLUMNS_PER_TABLE], wording)
     if "verdict" in table:
         lines += _verdicts(directions, outcomes)
-    lines += ["## Size of the alterations", "", f"{wording.size}: mean "
-              "Euclidean norm, in standard deviations of its units.", ""]
-    sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
-    more = {"norm": "norm", "relative": "as a share of the output's norm"}
-    more = {name: label for name, label in more.items() if name in table}
-    lines += markdown_table(("alteration", "moved", "controls: lowest, median, highest",
-                        *more.values()), [
-        (row.label, _number(row.moved), ", ".join(
-            _number(value) for value in sizes.get_group(row.pattern).quantile([0, 0.5, 1])),
-         *(_number(getattr(row, name)) for name in more))
-        for row in directions.drop_duplicates("arm").itertuples()])
+    if "moved" in table:
+        lines += _sizes(directions, controls, wording)
     return "\n".join(lines)
 
 
+def _sizes(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
+    """Size of each change, and the range of sizes of its controls."""
+    sizes = controls.drop_duplicates("arm").groupby("pattern")["moved"]
+    more = {"norm": "norm", "relative": "as a share of the output's norm"}
+    more = {name: label for name, label in more.items() if name in directions}
+    return [
+        "## Size of the alterations", "", f"{wording.size}: mean Euclidean norm, in standard "
+        "deviations of its units.", "",
+        *markdown_table(
+            ("alteration", "moved", "controls: lowest, median, highest", *more.values()),
+            [(row.label, format_number(row.moved),
+              ", ".join(map(format_number, sizes.get_group(row.pattern).quantile([0, 0.5, 1]))),
+              *(format_number(getattr(row, name)) for name in more))
+             for row in directions.drop_duplicates("arm").itertuples()])]
+
+
 def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str]:
-    """A table of verdicts (claimed, nothing, undecided), margins and medians."""
+    """Verdicts (claimed, nothing, undecided), margins and medians."""
     labels = {outcome.name: outcome.label for outcome in outcomes}
     counts = directions["verdict"].value_counts()
     return [
@@ -111,22 +165,23 @@ def _verdicts(directions: pd.DataFrame, outcomes: Sequence[Outcome]) -> list[str
         f"**{NOTHING.capitalize()}**: the interval lies within the margin around 0, which is "
         f"{MARGIN} for probabilities and shares, and {100 * MARGIN:.0f} % of the unaltered value "
         f"otherwise. **{UNDECIDED.capitalize()}** is all that is neither this nor claimed: "
-        + ", ".join(f"{counts.get(each, 0)} {each}" for each in (CLAIMED, NOTHING, UNDECIDED))
+        + ", ".join(f"{counts.get(verdict, 0)} {verdict}"
+                    for verdict in (CLAIMED, NOTHING, UNDECIDED))
         + ". Smallest effect: that a single comparison of so many levels finds in four of five "
         "runs, before the correction. The change of the median has a bootstrap interval of its "
         "own.", "",
         *markdown_table(
             ("alteration", "outcome", "verdict", "change (95 %)", "margin", "smallest effect",
              "median unaltered", "median altered", "change of the median (95 %)"),
-            [(row.label, labels[row.outcome], row.verdict, _effect(row), _number(row.margin),
-              _number(row.smallest_effect), _number(row.median_unaltered),
-              _number(row.median_altered), f"{row.median_effect:+.3g} "
-              f"({_number(row.median_low_95)} to {_number(row.median_high_95)})")
+            [(row.label, labels[row.outcome], row.verdict, _starred(row),
+              format_number(row.margin), format_number(row.smallest_effect),
+              format_number(row.median_unaltered), format_number(row.median_altered),
+              format_interval(row.median_effect, row.median_low_95, row.median_high_95, "+.3g"))
              for row in directions.itertuples()])]
 
 
 def _summary(directions: pd.DataFrame, controls: pd.DataFrame, wording: Wording) -> list[str]:
-    """Number of claims, and of those that the same rule makes of controls."""
+    """Number of claims, and number of claims that the same rule makes of controls."""
     num_ranks = 1 + directions["num_controls"].min()
     by_chance = len(directions) * int(LEVEL * num_ranks) / num_ranks
     diverging = directions[directions["outcome"] == DIVERGENCE]
@@ -155,29 +210,23 @@ def _most_claims(rows: pd.DataFrame) -> int:
 
 
 def _effects(table: pd.DataFrame, outcomes: Sequence[Outcome], wording: Wording) -> list[str]:
-    """A row for each direction, then the range of the controls of each pattern."""
+    """A row per intervention, then the range of the controls of each pattern."""
     directions = table[~table["control"]].set_index(["label", "outcome"])
     labels = directions.index.get_level_values("label").unique()
+    names = [outcome.name for outcome in outcomes]
     first = directions.loc[labels[0]]
-    rows = [("unaltered", *(_number(first.loc[each.name, "unaltered"]) for each in outcomes))]
+    rows = [("unaltered", *(format_number(first.loc[name, "unaltered"]) for name in names))]
     for label in labels:
-        rows.append((label, *(_effect(directions.loc[(label, each.name)]) for each in outcomes)))
+        rows.append((label, *(_starred(directions.loc[(label, name)]) for name in names)))
     for pattern, controls in table[table["control"]].groupby("pattern"):
         spread = controls.groupby("outcome")["effect"].agg(["min", "max"])
         rows.append((f"{controls['arm'].nunique()} {wording.controls} "
                      f"({pattern.replace('_', ' ')})",
-                     *(f"{_number(spread.loc[each.name, 'min'])} to "
-                       f"{_number(spread.loc[each.name, 'max'])}" for each in outcomes)))
-    return markdown_table(("alteration", *(each.label for each in outcomes)), rows)
+                     *(format_range(*spread.loc[name]) for name in names)))
+    return markdown_table(("alteration", *(outcome.label for outcome in outcomes)), rows)
 
 
-def _effect(row) -> str:
-    """``row``: of the table, by position or name."""
-    text = f"{row.effect:+.3g} ({_number(row.low_95)} to {_number(row.high_95)})"
-    if row.claimed:
-        return f"**{text}**"
-    return f"{text} *" if row.p_holm <= LEVEL else text
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+def _starred(row) -> str:
+    """Effect with its interval: bold if claimed, a star if it only beats 0."""
+    text = format_interval(row.effect, row.low_95, row.high_95, "+.3g")
+    return bold(text) if row.claimed else f"{text} *" if row.p_holm <= LEVEL else text

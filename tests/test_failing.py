@@ -36,7 +36,7 @@ from common.video import mark_action
 from envs.level_state import LevelState
 from envs.objects import hazards_of, in_view, invisible
 from envs.procgen_env import MAX_LEVEL, EnvConfig, LevelSlots
-from stats.effects import Arm
+from stats.effects import Condition
 from stats.significance import mcnemar_p
 
 HARD = EnvConfig("coinrun", "hard")
@@ -251,9 +251,10 @@ def failures(rates, num_levels: int, seed: int) -> Failures:
 
 def test_a_planted_effect_is_claimed_and_no_effect_is_not():
     num_levels, drawn = 300, 20
-    arms = [Arm("edited_a", "a", "a", False), Arm("edited_none", "none", "a", False),
-            Arm("invisible_saw", "invisible saw", "a", False), Arm("edited_w", "w", "w", False),
-            *(Arm(f"control_{k}", f"control {k}", "a", True) for k in range(drawn))]
+    arms = [Condition("edited_a", "a", "a", False), Condition("edited_none", "none", "a", False),
+            Condition("invisible_saw", "invisible saw", "a", False),
+            Condition("edited_w", "w", "w", False),
+            *(Condition(f"control_{k}", f"control {k}", "a", True) for k in range(drawn))]
     found = {"original": failures((0.02, 0.05), num_levels, 0),
              "edited_a": failures((0.15, 0.05), num_levels, 0),
              "edited_none": failures((0.02, 0.05), num_levels, 0),
@@ -437,7 +438,7 @@ def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
     number, level = LEVELS[2]
     [episode] = play_episodes(policy, FLOAT32, HARD, [LEVELS[2]], 5, 64)
     length = len(episode.actions) - 1
-    arm = FailureArm(Arm("original", "", "", False), lambda: policy, {})
+    arm = FailureArm(Condition("original", "", "", False), lambda: policy, {})
     [ending] = endings(arm, pd.DataFrame({"level": [number], "level_seed": [level],
                                           "cause": ["saw"]}), FLOAT32, HARD, 5, 64)
     assert ending.title == f"saw: level {level}, steps {length - FRAMES} to {length - 1}"

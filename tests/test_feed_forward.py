@@ -21,9 +21,8 @@ from analysis import hidden_analysis_plotting, hidden_analysis_precompute
 from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
-from interventions.files import comparison_store, read_runs
+from interventions.comparison import comparison_store, divergence, read_runs
 from interventions.hidden_states_folder import HiddenStatesFolder
-from interventions.outcomes import divergence
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256

@@ -37,19 +37,28 @@ from common.palette import BLUE, VERMILION
 from common.results import ResultStore
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.frozen_agent import FrozenAgent
-from interventions.files import ArmRuns, comparison_store, read_runs
-from interventions.outcomes import (
+from interventions.comparison import (
     OUTCOMES,
+    ArmRuns,
     chosen_outcomes,
     compare,
+    comparison_store,
     divergence,
     divergence_over_time,
     outcomes_of,
+    read_runs,
 )
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Arm, Outcome, claims_summary, compare_outcomes, judged, with_verdicts
+from stats.effects import (
+    Condition,
+    Outcome,
+    claims_summary,
+    compare_conditions,
+    with_claims,
+    with_verdicts,
+)
 from stats.report import PATCHES, report
 from stats.significance import holm, sign_flip_p
 
@@ -227,7 +236,7 @@ def test_divergence_counts_while_one_of_a_pair_is_going():
     differs, counted = divergence(a, b)
     assert differs.tolist() == [[False, True, True], [False, False, False]]
     assert counted.tolist() == [[True, True, True], [True, False, False]]
-    over_time = divergence_over_time([Arm("x", "x", "p", False)], {"x": a}, b)
+    over_time = divergence_over_time([Condition("x", "x", "p", False)], {"x": a}, b)
     assert over_time["pairs"].tolist() == [2, 1, 1]
     assert over_time["unaltered_going"].tolist() == [2, 1, 0]
     assert over_time["share"].tolist() == [0, 1, 1]
@@ -289,18 +298,18 @@ def effects(directions, controls):
 
 def test_directions_like_the_controls_are_rarely_claimed():
     rng = np.random.default_rng(2)
-    table = judged(effects(rng.normal(size=(10, 150)), rng.normal(size=(19, 150))))
+    table = with_claims(effects(rng.normal(size=(10, 150)), rng.normal(size=(19, 150))))
     directions = table[~table["control"]]
     assert 0.03 < directions["claimed"].mean() < 0.07  # one in twenty ranks
     assert (directions["num_controls"] == 19).all()
     assert (table[table["control"]]["num_controls"] == 18).all()
-    assert not judged(effects(rng.normal(size=(10, 50)) * 9, rng.normal(size=(18, 50)))
+    assert not with_claims(effects(rng.normal(size=(10, 50)) * 9, rng.normal(size=(18, 50)))
                       )["claimed"].any()  # too few controls to claim anything
 
 
 def test_an_effect_must_exceed_the_controls_in_size_whatever_its_sign():
     controls = -np.linspace(0.1, 2, 20)[:, None]
-    table = judged(effects([[1.95], [-2.1], [2.1], [-0.5]], controls)).set_index("arm")
+    table = with_claims(effects([[1.95], [-2.1], [2.1], [-0.5]], controls)).set_index("arm")
     assert table.loc[["ic_0", "ic_1", "ic_2", "ic_3"], "claimed"].tolist() == [
         False, True, True, False]
     assert table.loc["ic_0", "p_control"] == pytest.approx(2 / 21)
@@ -318,9 +327,9 @@ def made_up_arm(rng, right, value):
 
 def test_a_planted_effect_is_found_and_nothing_else():
     rng = np.random.default_rng(0)
-    arms = [Arm("much", "much", "p", False), Arm("little", "little", "p", False),
-            Arm("none", "none", "p", False),
-            *(Arm(f"random_{k}", f"random {k}", "p", True) for k in range(20))]
+    arms = [Condition("much", "much", "p", False), Condition("little", "little", "p", False),
+            Condition("none", "none", "p", False),
+            *(Condition(f"random_{k}", f"random {k}", "p", True) for k in range(20))]
     unaltered = made_up_arm(rng, 0.5, 0)
     runs = {arm.name: made_up_arm(rng, 0.5, 0.5 * (k % 3 - 1))
             for k, arm in enumerate(arms)}  # the controls move the value by half a unit
@@ -343,7 +352,7 @@ def test_a_planted_effect_is_found_and_nothing_else():
 def test_a_run_is_held_against_the_unaltered_one_from_its_start():
     unaltered = runs_of([[7] * 3] * 20, values=[[10.0 * start] * 3 for start in range(20)])
     altered = dataclasses.replace(unaltered, values=unaltered.values + 1)
-    arms = [Arm(name, name, "p", name != "ic") for name in ("ic", "random_0", "random_1")]
+    arms = [Condition(name, name, "p", name != "ic") for name in ("ic", "random_0", "random_1")]
     table = compare(arms, {arm.name: altered for arm in arms}, unaltered, False, 0)
     value = table[table["outcome"] == "value"].iloc[0]
     assert value[["effect", "low_95", "high_95"]].tolist() == pytest.approx([1, 1, 1])
@@ -351,7 +360,7 @@ def test_a_run_is_held_against_the_unaltered_one_from_its_start():
 
 def test_arms_of_other_starts_are_not_compared():
     rng = np.random.default_rng(0)
-    unaltered, arm = made_up_arm(rng, 0.5, 0), Arm("x", "IC x out", "p", False)
+    unaltered, arm = made_up_arm(rng, 0.5, 0), Condition("x", "IC x out", "p", False)
     other = dataclasses.replace(unaltered, starts=unaltered.starts + 1)
     with pytest.raises(UserError, match="x do not have the starts of the unaltered ones"):
         compare([arm], {"x": other}, unaltered, False, 0)
@@ -364,9 +373,8 @@ def test_arms_of_other_starts_are_not_compared():
 
 DECISIONS = (Outcome("p_right", "P(right)", probability=True), Outcome("entropy", "entropy (nats)"),
              Outcome("value", "value"))
-ARMS = [*(Arm(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
-        *(Arm(f"random_{k}", "r", "p", True) for k in range(19))]
-MOVED = dict.fromkeys((arm.name for arm in ARMS), 1.0)
+ARMS = [*(Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(4)),
+        *(Condition(f"random_{k}", "r", "p", True) for k in range(19))]
 
 
 @pytest.fixture(scope="module")
@@ -397,8 +405,8 @@ def false_claims(before, after, seed):
     rng, found = np.random.default_rng(seed), []
     for number in range(200):
         signs = 2 * rng.integers(0, 2, (len(before), 1)) - 1
-        table = compare_outcomes(ARMS, MOVED, DECISIONS, before, before + signs * (after - before),
-                                 number)
+        table = compare_conditions(ARMS, DECISIONS, before, before + signs * (after - before),
+                                   number, verdicts=False)
         found.append(table["claimed"][~table["control"]].any())
     return sum(found)
 
@@ -416,8 +424,7 @@ def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
     after = before + signs * (after - before)
     after[0, :, 0] += 2 * (after - before)[0, :, 0].std()
     after[0, :, 2] = before[:, 2]
-    table = with_verdicts(compare_outcomes(ARMS, MOVED, DECISIONS, before, after, 0), DECISIONS,
-                          before, after, 0)
+    table = compare_conditions(ARMS, DECISIONS, before, after, 0)
     found = table[table["arm"] == "ic_0"].set_index("outcome")
     assert found["verdict"].tolist() == ["claimed", "nothing", "nothing"]
     assert found["claimed"].tolist() == [True, False, False]
@@ -435,20 +442,20 @@ def test_a_made_up_effect_on_outcomes_of_a_random_network_is_found(decisions):
 
 def test_rows_of_a_level_are_drawn_and_flipped_together(decisions):
     before, after = decisions
-    once = compare_outcomes(ARMS, MOVED, DECISIONS, before, after, 0)
+    once = compare_conditions(ARMS, DECISIONS, before, after, 0, verdicts=False)
     levels = np.repeat(np.arange(40), 3)
     thrice = (np.repeat(before, 3, axis=0), np.repeat(after, 3, axis=1))
-    again = compare_outcomes(ARMS, MOVED, DECISIONS, *thrice, 0, levels)
+    again = compare_conditions(ARMS, DECISIONS, *thrice, 0, levels, verdicts=False)
     pd.testing.assert_frame_equal(once, again)
     verdicts = ["verdict", "smallest_effect", "median_effect", "median_low_95", "median_high_95"]
     pd.testing.assert_frame_equal(
         with_verdicts(once, DECISIONS, before, after, 0)[verdicts],
         with_verdicts(again, DECISIONS, *thrice, 0, levels)[verdicts])
     with pytest.raises(UserError, match="at least 10 levels or starts, not 9"):
-        compare_outcomes(ARMS, MOVED, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
+        compare_conditions(ARMS, DECISIONS, thrice[0][:27], thrice[1][:, :27], 0, levels[:27])
     thrice[1][4, 3, 2] = np.nan
     with pytest.raises(UserError, match="the outcome value of the arm random_0 is NaN"):
-        compare_outcomes(ARMS, MOVED, DECISIONS, *thrice, 0, levels)
+        compare_conditions(ARMS, DECISIONS, *thrice, 0, levels)
 
 
 def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
@@ -460,12 +467,12 @@ def test_nothing_is_an_interval_within_the_margin_and_not_a_large_p():
     noise = rng.normal(size=(3, 100, 2))
     noise -= noise.mean(axis=1, keepdims=True)
     after = before + spread[:, None] * noise + shift[:, None]
-    arms = [Arm(f"ic_{k}", f"x {k}", "p", False) for k in range(3)]
-    controls = [Arm(f"random_{k}", "r", "p", True) for k in range(2)]
+    arms = [Condition(f"ic_{k}", f"x {k}", "p", False) for k in range(3)]
+    controls = [Condition(f"random_{k}", "r", "p", True) for k in range(2)]
     after = np.concatenate([after, after[:2]])
     moved = dict.fromkeys((arm.name for arm in (*arms, *controls)), 1.0)
-    table = with_verdicts(compare_outcomes([*arms, *controls], moved, outcomes, before, after, 0),
-                          outcomes, before, after, 0).set_index(["arm", "outcome"])
+    table = compare_conditions([*arms, *controls], outcomes, before, after, 0,
+                               moved=moved).set_index(["arm", "outcome"])
     # 2 controls can claim nothing, not even the shift of the third arm.
     assert table["verdict"].iloc[:6].tolist() == ["nothing", "nothing", *["undecided"] * 4]
     assert table.loc[("ic_1", "p"), "p"] > 0.5
@@ -482,11 +489,9 @@ def test_the_smallest_effect_is_found_in_four_of_five_runs():
     differences = np.random.default_rng(0).normal(0.0196, 0.14, (400, 1000))
     assert 0.77 < (sign_flip_p(differences, 2000, 0) <= 0.05).mean() < 0.83
     outcomes = [Outcome(str(k), "") for k in range(10)]
-    arms = [Arm("ic", "x", "p", False), *(Arm(f"r{k}", "r", "p", True) for k in range(2))]
+    arms = [Condition("ic", "x", "p"), *(Condition(f"r{k}", "r", "p", True) for k in range(2))]
     before, after = np.zeros((400, 10)), np.stack([differences[:, :10]] * 3)
-    table = compare_outcomes(arms, dict.fromkeys(("ic", "r0", "r1"), 1.0), outcomes, before, after,
-                             0)
-    smallest = with_verdicts(table, outcomes, before, after, 0)["smallest_effect"]
+    smallest = compare_conditions(arms, outcomes, before, after, 0)["smallest_effect"]
     assert smallest.mean() == pytest.approx(0.0196, rel=0.03)  # 0.02 in P(cheese), 400 forks
 
 

@@ -29,7 +29,7 @@ from common.tables import markdown_escaped
 from envs.objects import GameObject
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
-from interventions.files import comparison_store
+from interventions.comparison import comparison_store
 from pipeline import code_closure
 from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams

@@ -18,12 +18,11 @@ from analysis import steering_vectors
 from analysis.steering.splits import read_states, split_states
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
-from interventions.files import comparison_store, read_runs
+from interventions.comparison import collect_runs, comparison_store, read_runs
+from interventions.conditions import count_vector_levels
 from interventions.hidden_states_folder import HiddenStatesFolder
 from interventions.patch_text import PatchArm, parse_patch
-from interventions.patched_arms import levels_of_vectors
 from interventions.patches import Add
-from interventions.real_levels import played
 from interventions.vectors import read_vector, read_vectors, save_vectors
 
 MAP = "embedder.block2.res1.resadd"
@@ -236,9 +235,8 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     policy, env = load_agent(runner / "model_0.pth"), EnvConfig("coinrun", "easy")
     levels = list(enumerate(env.draw_levels(10, 7)))
     with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
-        expected = played(play_episodes(policy, FLOAT32, env, levels, 7, 64,
-                                        PlayOptions(keep_frames=False)),
-                          scope)
+        expected = collect_runs(play_episodes(policy, FLOAT32, env, levels, 7, 64,
+                                              PlayOptions(keep_frames=False)), scope)
     found = read_runs(folder, f"patch_{ARM}")
     assert found.actions.tolist() == expected.actions.tolist()
     np.testing.assert_allclose(found.values, expected.values, atol=1e-5)
@@ -325,5 +323,5 @@ def test_levels_that_a_vector_was_made_on_are_counted(steered):
     levels = read_vector(path / "jump.npz", "gru").levels
     arms = [PatchArm((parse_patch(text),)) for text in (
         f"add@gru={path / 'jump.npz'},coefficient=2", "zero@gru:3")]
-    assert levels_of_vectors(arms, [*levels[:3], -1]) == 3
-    assert levels_of_vectors(arms[1:], levels) == 0
+    assert count_vector_levels(arms, [*levels[:3], -1]) == 3
+    assert count_vector_levels(arms[1:], levels) == 0

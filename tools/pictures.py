@@ -36,7 +36,7 @@ from common.video import strip
 from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
 from generative.saliency.files import SaliencyFolder
 from generative.start_optimisation.recorded_starts import picture_name
-from interventions.files import comparison_store
+from interventions.comparison import comparison_store
 from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset
 from pipeline.records import DONE, Experiment

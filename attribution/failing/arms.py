@@ -29,7 +29,7 @@ from common.progress import Progress
 from envs.level_state import LevelState
 from envs.objects import GameObject, hazards_of, invisible
 from envs.procgen_env import EnvConfig, LevelEdit
-from stats.effects import Arm
+from stats.effects import Condition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FailureArm:
         near: whether a control's size was near, see ``RandomEdit``.
     """
 
-    arm: Arm
+    arm: Condition
     policy: Callable[[], Policy]
     made: dict
     level_edit: LevelEdit | None = None
@@ -81,8 +81,8 @@ def original_and_edited(files: Sequence[Path], labels: Sequence[str],
     for number, (path, label) in enumerate(zip(files, labels)):
         policy = load_agent(path, device)
         name = f"edited_{label}" if number else ORIGINAL
-        arms.append(FailureArm(Arm(name, label, label, control=False), lambda policy=policy: policy,
-                               {"agent_sha256": agent_sha256(path)}))
+        arms.append(FailureArm(Condition(name, label, label, control=False),
+                               lambda policy=policy: policy, {"agent_sha256": agent_sha256(path)}))
     return arms
 
 
@@ -134,7 +134,7 @@ def _control(original: Policy, of: FailureArm, number: int, drawn: Sequence[Rand
              moved: float) -> FailureArm:
     edits = [each.edit for each in drawn]
     return FailureArm(
-        Arm(f"control_{number:03d}_{of.arm.label}", f"control {number}", of.arm.pattern,
+        Condition(f"control_{number:03d}_{of.arm.label}", f"control {number}", of.arm.pattern,
             control=True),
         lambda: with_edits(original, edits),
         {**of.made, "control": number, "strengths": [edit.strength for edit in edits]},
@@ -172,7 +172,8 @@ def invisible_hazards(names: Sequence[str], game: str, original: FailureArm,
                             "invisible and act")
         label = f"invisible {kind.name}"
         arms.append(dataclasses.replace(
-            original, arm=Arm(f"invisible_{kind.name}", label, pattern or label, control=False),
+            original, arm=Condition(f"invisible_{kind.name}", label, pattern or label,
+                                    control=False),
             made={**original.made, "invisible": kind.name}, level_edit=hiding(game, kind),
             every_step=bool(kind.moving or kind.trails)))
     return arms

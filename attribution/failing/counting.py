@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Arm, Outcome, judged, paired_effects
+from stats.effects import Condition, Outcome, paired_effects, with_claims
 from stats.significance import mcnemar_p, share
 
 ANY = "any"  # cause
@@ -48,7 +48,7 @@ class Failures:
         return cls(causes_found.to_numpy()[:, None] == np.array(causes), in_view.to_numpy())
 
 
-def rates(arms: Sequence[Arm], found: Mapping[str, Failures], causes: Sequence[str],
+def rates(arms: Sequence[Condition], found: Mapping[str, Failures], causes: Sequence[str],
           seed: int) -> pd.DataFrame:
     """Failures of each arm by cause, and per steps at which the hazard was in view.
 
@@ -81,7 +81,7 @@ def rates(arms: Sequence[Arm], found: Mapping[str, Failures], causes: Sequence[s
     return pd.DataFrame(rows, columns=_RATES)
 
 
-def effects(arms: Sequence[Arm], moved: Mapping[str, float], found: Mapping[str, Failures],
+def effects(arms: Sequence[Condition], moved: Mapping[str, float], found: Mapping[str, Failures],
             original: str, causes: Sequence[str], seed: int) -> pd.DataFrame:
     """Paired differences of each arm from the original.
 
@@ -103,14 +103,14 @@ def effects(arms: Sequence[Arm], moved: Mapping[str, float], found: Mapping[str,
     outcomes = [Outcome(cause, cause, probability=True) for cause in causes]
     before = found[original].by_cause.astype(float)
     after = np.stack([found[arm.name].by_cause.astype(float) for arm in arms])
-    table = paired_effects(arms, moved, outcomes, before, after, seed, test=mcnemar_p)
+    table = paired_effects(arms, outcomes, before, after, seed, moved=moved, test=mcnemar_p)
     controlled = set(table.loc[table["control"], "pattern"])
     edited = table["moved"].notna()
     judged_rows = table["pattern"].isin(controlled)
-    parts = [judged(table[judged_rows & edited].copy())] if controlled else []
+    parts = [with_claims(table[judged_rows & edited].copy())] if controlled else []
     planted = judged_rows & ~edited
     if planted.any():
-        with_controls = judged(table[planted | table["control"]].copy())
+        with_controls = with_claims(table[planted | table["control"]].copy())
         parts.append(with_controls[~with_controls["control"]])
     parts.append(table[~judged_rows])
     table = pd.concat([part for part in parts if len(part)], ignore_index=True)
@@ -121,7 +121,7 @@ def effects(arms: Sequence[Arm], moved: Mapping[str, float], found: Mapping[str,
     return table
 
 
-def blindness(edited: Sequence[Arm], hidden: Mapping[str, str], found: Mapping[str, Failures],
+def blindness(edited: Sequence[Condition], hidden: Mapping[str, str], found: Mapping[str, Failures],
               original: str, causes: Sequence[str], seed: int) -> pd.DataFrame:
     """How far an edit goes towards what the agent does when a hazard is invisible:
     (edited - original) / (invisible - original), of the rate of failures by that hazard.

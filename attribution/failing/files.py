@@ -12,7 +12,7 @@ Layout::
                            hazards also steps_in_view and failures per 1 000 of these, per_1000,
                            per_1000_low_95, per_1000_high_95
     effects.csv            a row for each arm but the original, and cause: the columns of
-                           interventions.outcomes.compare, outcomes being failures by a cause;
+                           interventions.comparison.compare, outcomes being failures by a cause;
                            those of p_holm, controls and claims are empty for arms without controls
     blindness.csv          a row for each edited arm and invisible hazard: label, hazard,
                            blindness, low_95, high_95

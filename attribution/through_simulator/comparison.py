@@ -21,7 +21,7 @@ import pandas as pd
 from attribution.checking.object_scores import cells_of
 from attribution.through_simulator.maps import Map
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Arm, Outcome, compare_outcomes, with_verdicts
+from stats.effects import Condition, Outcome, compare_conditions
 
 NUM_SHIFTS = 20
 AGREEMENT = Outcome("agreement", "share of hidden objects whose sign is right", probability=True)
@@ -56,7 +56,7 @@ def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarr
         episodes: of each frame (N,).
 
     Returns:
-        The table of ``stats.effects.with_verdicts``, all comparisons one family, with the
+        The table of ``stats.effects.compare_conditions``, all comparisons one family, with the
         columns ``map``, ``compared_with``, ``lag``, and the shares ``right`` and ``other``.
         ``altered`` is the difference, and ``unaltered`` 0. A control is the same difference with
         the maps of other frames, on both sides.
@@ -77,14 +77,14 @@ def compared(maps: Sequence[Map], masks: np.ndarray, changes: dict[int, np.ndarr
                 pair = f"{one.name} against {other} at {lag}"
                 for number, difference in enumerate(found[one.name] - against):
                     name = f"{pair}, control {number}" if number else pair
-                    arms.append(Arm(name, pair, pair, number > 0))
+                    arms.append(Condition(name, pair, pair, number > 0))
                     after.append(difference[:, None])
                     facts.append((one.name, other, lag, found[one.name][number].mean(),
                                   against[number].mean()))
-    given = ([AGREEMENT], np.zeros((counted.sum(), 1)), np.stack(after), seed, episodes[counted])
-    table = with_verdicts(compare_outcomes(arms, {arm.name: 0.0 for arm in arms}, *given), *given)
+    table = compare_conditions(arms, [AGREEMENT], np.zeros((counted.sum(), 1)), np.stack(after),
+                               seed, episodes[counted])
     named = pd.DataFrame(facts, columns=["map", "compared_with", "lag", "right", "other"])
-    return pd.concat([named, table.drop(columns=["moved", "label", "pattern"])], axis=1)
+    return pd.concat([named, table.drop(columns=["label", "pattern"])], axis=1)
 
 
 def _is_layer(one: Map) -> bool:

@@ -38,7 +38,7 @@ from generative.sample_files import SampleFolder
 from generative.start_optimisation.objectives import Answers, rollout
 from generative.start_optimisation.recorded_starts import layers_of, read
 from generative.start_optimisation.search import SearchContext
-from stats.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
+from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 from stats.significance import share
 
 QUANTILE = 0.999  # of recorded values, beyond which a start is extreme
@@ -60,8 +60,8 @@ class Counted:
         starts: a row for each penalty, order and start, see ``starts.csv``. Columns about the real
             game and drawn latents are empty but for the best start of an order, which ``best``
             marks.
-        effects: the table of ``with_verdicts`` for outcomes ``score`` and ``percentile``; None with
-            fewer than ``MIN_STARTS`` targets, which have no interval.
+        effects: the table of ``compare_conditions`` for outcomes ``score`` and ``percentile``; None
+            with fewer than ``MIN_STARTS`` targets, which have no interval.
     """
 
     starts: pd.DataFrame
@@ -223,7 +223,7 @@ def _effects(ctx: SearchContext, scores: dict, percentiles: dict, seed: int) -> 
         values = {name: {f"control {shift}" if shift else "": _shifted(matrix, shift)
                          for shift in (0, *_shifts(ctx))} for name, matrix in percentiles.items()}
         tables.append(_compared(ctx, PERCENTILE, np.full(len(orders), 0.5), values, seed))
-    return pd.concat(tables, ignore_index=True).drop(columns="moved")
+    return pd.concat(tables, ignore_index=True)
 
 
 def _compared(ctx: SearchContext, outcome: Outcome, before: np.ndarray,
@@ -238,12 +238,11 @@ def _compared(ctx: SearchContext, outcome: Outcome, before: np.ndarray,
     for name, found in values.items():
         label = name if name == RECORDED else f"penalty {name:g}"
         for control, each in found.items():
-            arms.append(Arm(f"{label}, {control}" if control else label, label, label,
-                            bool(control)))
+            arms.append(Condition(f"{label}, {control}" if control else label, label, label,
+                                  bool(control)))
             after.append(each[:, None])
-    given = [outcome], before[:, None], np.stack(after), seed, np.array(ctx.columns)
-    table = compare_outcomes(arms, {arm.name: 0.0 for arm in arms}, *given)
-    return with_verdicts(table, *given)
+    return compare_conditions(arms, [outcome], before[:, None], np.stack(after), seed,
+                              np.array(ctx.columns))
 
 
 def _shifts(ctx: SearchContext) -> list[int]:

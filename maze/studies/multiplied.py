@@ -24,7 +24,7 @@ from interventions.patches import Multiply
 from maze.field.fields import STAY, frame_source, grouped
 from maze.field.outcomes import AT_DECISION, at_decisions, decision_steps
 from maze.level.state import MazeState
-from stats.effects import Arm, Outcome, check_starts, compare_outcomes, with_verdicts
+from stats.effects import Condition, Outcome, check_starts, compare_conditions
 
 OUTCOMES = (Outcome("p_cheese", "P(cheese)", probability=True),
             Outcome("p_corner", "P(corner)", probability=True),
@@ -108,7 +108,7 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
         seed: of the random sets, the bootstrap and the sign flips.
 
     Returns:
-        The table of ``stats.effects.with_verdicts``, with EFFECT_COLUMNS.
+        The table of ``stats.effects.compare_conditions``, with EFFECT_COLUMNS.
 
     Raises:
         UserError: if so many random sets cannot be drawn.
@@ -122,8 +122,8 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
                              negative=negative)
             name = _name(channels, positive, negative)
             controls = controls_of(policy, [patch], num_controls, seed, reference)
-            made = [(Arm(name, name, name, False), (patch,)), *(
-                (Arm(f"{name} control {number}", "channels " + ",".join(
+            made = [(Condition(name, name, name, False), (patch,)), *(
+                (Condition(f"{name} control {number}", "channels " + ",".join(
                     map(str, control.drawn[0]["channels"])), name, True), control.patches)
                 for number, control in enumerate(controls))]
             for arm, patches in with_progress(made, len(made), "arm"):
@@ -132,8 +132,7 @@ def effects(decisions: Decisions, layer: Layer, sets: Sequence[Sequence[int]],
                 arms.append(arm)
                 moved[arm.name] = scope.changes()[0].in_std
     before, after = decisions.outcomes(), np.stack(after)
-    table = compare_outcomes(arms, moved, OUTCOMES, before, after, seed)
-    return with_verdicts(table, OUTCOMES, before, after, seed)
+    return compare_conditions(arms, OUTCOMES, before, after, seed, moved=moved)
 
 
 def _name(channels: Sequence[int], positive: float, negative: float) -> str:

@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from common.errors import UserError
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import FLIPS_A_COMPARISON, MIN_FLIPS
+from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS
 from stats.significance import holm, sign_flip_p
 
 FOLDS = 10
@@ -115,7 +115,7 @@ def _regressions(features: pd.DataFrame, targets: Mapping[str, np.ndarray], stra
             + _sign_rows(values, features.columns, target, seed))]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     is_gain = table["quantity"].str.endswith("_gain")
-    num_flips = max(MIN_FLIPS, FLIPS_A_COMPARISON * len(gains))
+    num_flips = max(MIN_FLIPS, FLIPS_PER_COMPARISON * len(gains))
     table.loc[is_gain, "p"] = sign_flip_p(np.stack(gains, axis=1), num_flips, seed)
     table.loc[is_gain, "p_holm"] = holm(table.loc[is_gain, "p"].to_numpy())
     return table

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from common.palette import BLUE, DPI, VERMILION
 from maze.studies.retargets import CELLS, CHANNELS, PATCHED, UNPATCHED
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import MIN_STARTS, Arm, Outcome, compare_outcomes, with_verdicts
+from stats.effects import MIN_STARTS, Condition, Outcome, compare_conditions
 
 ALL = "all"  # targets, as a part
 OUTCOME = Outcome("path", "path probability", probability=True)
@@ -61,7 +61,7 @@ def effects(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -> pd.Data
         controls: see ``retargets.CONTROL_COLUMNS``.
 
     Returns:
-        The table of ``stats.effects.with_verdicts``, empty with fewer than 10 levels.
+        The table of ``stats.effects.compare_conditions``, empty with fewer than 10 levels.
         Targets of a level are drawn and flipped together.
     """
     found = controls.pivot(index=_KEYS, columns=["kind", "number"], values="path")
@@ -71,15 +71,13 @@ def effects(targets: pd.DataFrame, controls: pd.DataFrame, seed: int) -> pd.Data
         return pd.DataFrame()
     arms, after = [], []
     for kind, label in _CONTROLS.items():
-        arms.append(Arm(f"set, {kind}", f"against {label}", kind, False))
+        arms.append(Condition(f"set, {kind}", f"against {label}", kind, False))
         after.append(own["path_patched"].to_numpy())
         for number in found[kind].columns:
-            arms.append(Arm(f"{kind} {number}", label, kind, True))
+            arms.append(Condition(f"{kind} {number}", label, kind, True))
             after.append(found[kind][number].to_numpy())
     before, after = own["path_unpatched"].to_numpy()[:, None], np.stack(after)[..., None]
-    table = compare_outcomes(arms, dict.fromkeys((arm.name for arm in arms), np.nan), [OUTCOME],
-                             before, after, seed, levels)
-    return with_verdicts(table, [OUTCOME], before, after, seed, levels).drop(columns="moved")
+    return compare_conditions(arms, [OUTCOME], before, after, seed, levels)
 
 
 def report(arm: str, layer: str, targets: pd.DataFrame, parts: pd.DataFrame,

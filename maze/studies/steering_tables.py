@@ -16,7 +16,7 @@ from common.palette import BLUE, DPI, VERMILION
 from interventions.controls import GAUSSIAN, OTHERS, PERMUTED
 from maze.studies.steering import DECISIONS, Group, Measured
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Arm, Outcome, compare_outcomes, with_verdicts
+from stats.effects import Condition, Outcome, compare_conditions, with_verdicts
 from stats.report import Wording, report
 
 KINDS = {PERMUTED: "the vectors' cells permuted within each channel",
@@ -54,7 +54,8 @@ def effects(groups: Sequence[Group], measured: Sequence[Measured], kinds: Sequen
         of_kind = [_arms(group, found, 1 + place * num_controls + number, f"{kind}_{number:02d}")
                    for group, found in zip(groups, measured) for number in range(num_controls)]
         arms, moved, after = _joined([*directions, *of_kind])
-        table = compare_outcomes(arms, moved, outcomes, before, after, seed)
+        table = compare_conditions(arms, outcomes, before, after, seed, moved=moved,
+                                   verdicts=False)
         judged.append(table[~table["control"]].reset_index(drop=True))
         tables.append(table[table["control"]].assign(controls=kind))
         controls += of_kind
@@ -74,7 +75,7 @@ def effects(groups: Sequence[Group], measured: Sequence[Measured], kinds: Sequen
     return table
 
 
-_Arms = tuple[list[Arm], np.ndarray, np.ndarray]
+_Arms = tuple[list[Condition], np.ndarray, np.ndarray]
 """Arms, their mean sizes (A, 3), and outcomes (A, N, K)."""
 
 
@@ -92,11 +93,11 @@ def _arms(group: Group, measured: Measured, draw: int, control: str) -> _Arms:
         departure = measured.before + both - one - other + measured.before
         names.append(group.contrast)
         after, sizes = np.stack([*after, departure]), np.stack([*sizes, sizes[-1]])
-    return ([Arm(f"{name}_{control}", f"{label}, {control}", name, True) if control else
-             Arm(name, label, name, False) for name, label in names], sizes, after)
+    return ([Condition(f"{name}_{control}", f"{label}, {control}", name, True) if control else
+             Condition(name, label, name, False) for name, label in names], sizes, after)
 
 
-def _joined(parts: Sequence[_Arms]) -> tuple[list[Arm], dict[str, float], np.ndarray]:
+def _joined(parts: Sequence[_Arms]) -> tuple[list[Condition], dict[str, float], np.ndarray]:
     arms = [arm for part in parts for arm in part[0]]
     sizes = np.concatenate([part[1] for part in parts])[:, 0]
     return arms, dict(zip((arm.name for arm in arms), sizes.tolist())), np.concatenate(

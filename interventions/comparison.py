@@ -1,0 +1,306 @@
+"""Comparison of an agent's runs with and without interventions: runs on disk, outcomes, results.
+
+Layout of ``analysis/interventions/``::
+
+    settings.json                       what made the runs
+    arms/<arm>/starts.npy, lengths.npy, ends.npy, actions.npy, values.npy, rewards.npy, moved.npy,
+               norm.npy, relative.npy   the runs under a condition, see ArmRuns
+    effects.csv                         a row for each condition and outcome
+    effects.md                          the same to read, and what may be claimed
+    action_divergence.csv               a row for each condition and step
+    effects.png
+
+Letters in shape comments: A conditions, N starts, S steps of all runs, concatenated, T steps of the
+longest run, K outcomes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from agents.episodes import Episode, PlayOptions, play_episodes
+from agents.hooks import ActivePatches, patched
+from agents.networks import Policy
+from agents.patch import Array as Units
+from agents.patch import Patch
+from common.devices import Compute
+from common.errors import UserError
+from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
+from common.progress import with_progress
+from common.results import Array, Entry, File, NpyFolder, ResultStore, Schema, Table, Text
+from envs.procgen_env import EnvConfig, LevelEdit
+from interventions.patch_text import warn_of_unused
+from stats.effects import DIVERGENCE, Condition, Outcome, check_starts, compare_conditions
+from stats.report import DIRECTIONS, Wording
+from stats.study import BASELINE, write_effects
+
+_ARM = NpyFolder({
+    "starts": Array(np.int64, "N"), "lengths": Array(np.int64, "N"),
+    "ends": Array(np.float32, "N"), "actions": Array(np.int64, "S"),
+    "values": Array(np.float32, "S"), "rewards": Array(np.float32, "S"),
+    "moved": Array(np.float64), "norm": Array(np.float64, optional=True),
+    "relative": Array(np.float64, optional=True)})
+COMPARISON = Schema(
+    "arms", "compare_interventions.py", items={"arm": Entry("arms/{}", _ARM)},
+    results={
+        "effects": Entry("effects.csv", Table({  # the columns that are read again
+            "label": str, "outcome": str, "control": bool, "unaltered": float, "altered": float,
+            "effect": float, "low_95": float, "high_95": float, "p_holm": float,
+            "num_controls": float, "p_control": float, "claimed": bool})),
+        "divergence": Entry("action_divergence.csv", Table()),
+        "report": Entry("effects.md", Text()), "figure": Entry("effects.png", File())},
+    informative=("versions", "agent_file", "model_file", "data_dir"),
+    growing="arms", growing_items="arm")
+
+_JUMPS = [action for action, (_, up) in enumerate(ACTION_DIRECTIONS) if up > 0]
+OUTCOMES = (
+    Outcome("success", "success rate", simulated=False, probability=True),
+    Outcome("end", "largest predicted probability of the end", real=False, probability=True),
+    Outcome("return", "return (sum of rewards)"),
+    Outcome("length", "episode length (steps)", simulated=False),
+    Outcome("value", "mean value estimate (return)"),
+    Outcome("first_jump", "step of the first jump"),
+    Outcome(DIVERGENCE, "share of steps with another action", probability=True),
+    *(Outcome(f"share_{name}", f"share of action '{name}'", probability=True)
+      for name in ACTION_NAMES),
+    Outcome("share_other", "share of the other six actions", probability=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArmRuns:
+    """Runs of the agent under one condition.
+
+    Attributes:
+        starts: level seeds, or numbers of the starts of simulations, int64 (N,).
+        lengths: steps of each run, at least 1, int64 (N,).
+        ends: 1 where the game counts the level as solved, else 0; in the simulator, where this is
+            unknown, the largest predicted probability that the episode ends. float32 (N,).
+        actions: the agent's actions, int64 (S,).
+        values: its value estimates, float32 (S,).
+        rewards: rewards of the actions, float32 (S,).
+        moved: distance by which the patches moved an output per step, in standard deviations of
+            its units: mean Euclidean norm, summed over patches, float64 ().
+        norm, relative: the same in the units' own size, and as a share of the norm of the output,
+            float64 (); None where they were not measured.
+
+    Raises:
+        UserError: if the arrays do not fit each other, or hold NaN or infinity.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    ends: np.ndarray
+    actions: np.ndarray
+    values: np.ndarray
+    rewards: np.ndarray
+    moved: np.ndarray
+    norm: np.ndarray | None = None
+    relative: np.ndarray | None = None
+
+    def __post_init__(self):
+        _ARM.converted(vars(self))
+        if len(self.actions) != self.lengths.sum():
+            raise UserError(f"actions of an arm has {len(self.actions)} steps, but its lengths "
+                            f"come to {self.lengths.sum()}")
+        if (self.lengths < 1).any():
+            raise UserError("an arm has a run without a step")
+
+    def steps(self) -> np.ndarray:
+        """Number of each step in its run (S,)."""
+        begins = np.cumsum(self.lengths) - self.lengths
+        return np.arange(self.lengths.sum()) - np.repeat(begins, self.lengths)
+
+    def padded_actions(self, num_steps: int) -> np.ndarray:
+        """Actions (N, T), -1 after the end of a run."""
+        padded = np.full((len(self.starts), num_steps), -1)
+        padded[np.repeat(np.arange(len(self.starts)), self.lengths), self.steps()] = self.actions
+        return padded
+
+
+Runner = Callable[[Sequence[Patch], Mapping[str, Units]], ArmRuns]
+"""Plays with patches, perhaps none. The second argument is the standard deviations of the units of
+the layers in which ``moved`` is measured, by layer."""
+
+
+def comparison_store(path: Path) -> ResultStore:
+    """The folder of a comparison."""
+    return ResultStore(path, COMPARISON)
+
+
+def read_runs(store: ResultStore, arm: str) -> ArmRuns:
+    """Read the runs of a condition.
+
+    Raises:
+        UserError: naming the folder or file that is missing or damaged.
+    """
+    arrays = store.read("arm", arm)
+    try:
+        return ArmRuns(**arrays)
+    except UserError as error:
+        raise UserError(f"{store.file_of('arm', arm)} is damaged: {error}") from None
+
+
+def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
+                levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
+                edit: LevelEdit | None = None) -> Runner:
+    """Return a runner that plays the same levels each time, with actions drawn from the policy.
+
+    Args:
+        levels, seed, num_slots, edit: see ``play_episodes``.
+    """
+    def run(patches: Sequence[Patch], std: Mapping[str, Units]) -> ArmRuns:
+        with patched(policy, patches, std) as active:
+            episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
+                                     PlayOptions(edit=edit, keep_frames=False))
+            runs = collect_runs(with_progress(episodes, len(levels), "episode"), active)
+        warn_of_unused(active)
+        return runs
+    return run
+
+
+def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
+    """Concatenate episodes in the order of their numbers.
+
+    Args:
+        active: the patches in force, with the sizes of their changes.
+    """
+    episodes = sorted(episodes, key=lambda episode: episode.number)
+    # The last row is no step of the agent's; the reward of a step is in the row after it.
+    return ArmRuns(
+        np.array([episode.level_seed for episode in episodes], dtype=np.int64),
+        np.array([episode.length for episode in episodes]),
+        np.array([episode.level_complete for episode in episodes], dtype=np.float32),
+        *(np.concatenate(parts) for parts in zip(*(
+            (episode.actions[:-1], episode.values[:-1], episode.rewards[1:])
+            for episode in episodes))),
+        *map(np.array, active.total_change()))
+
+
+def chosen_outcomes(simulated: bool) -> tuple[Outcome, ...]:
+    """The outcomes that can be measured in the simulator, or in the real environment."""
+    return tuple(outcome for outcome in OUTCOMES
+                 if (outcome.simulated if simulated else outcome.real))
+
+
+def outcomes_of(runs: ArmRuns, unaltered: ArmRuns, simulated: bool) -> np.ndarray:
+    """Compute the outcomes of each run, in the order of ``chosen_outcomes``, float64 (N, K).
+
+    The step of the first jump is counted from 0, and is the run's length where it never jumps.
+    ``divergence`` compares with the unaltered run from the same start, see ``divergence``.
+    """
+    num_runs = len(runs.starts)
+    run = np.repeat(np.arange(num_runs), runs.lengths)  # (S,)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.bincount(run, values, num_runs) / runs.lengths
+
+    first_jump = runs.lengths.copy()
+    jumped = np.isin(runs.actions, _JUMPS)
+    np.minimum.at(first_jump, run[jumped], runs.steps()[jumped])
+    differs, counted = divergence(runs, unaltered)
+    by_name = {"success": runs.ends, "end": runs.ends,
+               "return": np.bincount(run, runs.rewards, num_runs), "length": runs.lengths,
+               "value": mean(runs.values), "first_jump": first_jump,
+               DIVERGENCE: differs.sum(axis=1) / counted.sum(axis=1),
+               "share_other": mean(runs.actions >= len(ACTION_NAMES)),
+               **{f"share_{name}": mean(runs.actions == action)
+                  for action, name in enumerate(ACTION_NAMES)}}
+    return np.stack([by_name[outcome.name] for outcome in chosen_outcomes(simulated)],
+                    axis=1).astype(np.float64)
+
+
+def divergence(runs: ArmRuns, unaltered: ArmRuns) -> tuple[np.ndarray, np.ndarray]:
+    """Find the steps at which the actions of two conditions differ.
+
+    A step counts while at least one run of the pair is going, and the pair differs at it if the
+    actions do, or if only one of the two is still going. Runs from the same start draw their
+    actions with the same random numbers, so a pair without alteration never differs.
+
+    Returns:
+        Whether a pair differs and whether the step counts, bool (N, T) each.
+    """
+    num_steps = max(runs.lengths.max(), unaltered.lengths.max())
+    a, b = (each.padded_actions(num_steps) for each in (runs, unaltered))
+    return a != b, (a >= 0) | (b >= 0)
+
+
+def divergence_over_time(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns],
+                         unaltered: ArmRuns) -> pd.DataFrame:
+    """Compute the share of pairs that differ at each step, see ``divergence``.
+
+    Returns:
+        The columns ``arm``, ``label``, ``control``, ``step``, ``pairs`` of which at least one
+        run is going, ``unaltered_going``, and the ``share`` of the pairs that differ.
+    """
+    tables = []
+    for condition in conditions:
+        differs, counted = divergence(runs[condition.name], unaltered)
+        pairs = counted.sum(axis=0)
+        tables.append(pd.DataFrame({
+            "arm": condition.name, "label": condition.label, "control": condition.control,
+            "step": np.arange(len(pairs)), "pairs": pairs,
+            "unaltered_going": (unaltered.lengths[:, None] > np.arange(len(pairs))).sum(axis=0),
+            "share": differs.sum(axis=0) / pairs}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def compare(conditions: Sequence[Condition], runs: Mapping[str, ArmRuns], unaltered: ArmRuns,
+            simulated: bool, seed: int, verdicts: bool = False) -> pd.DataFrame:
+    """Compute the effect of each condition on each outcome.
+
+    Args:
+        runs: runs under each condition, by its name.
+        simulated: whether the runs are simulations.
+        seed: seed of the bootstrap and the sign flips.
+        verdicts: see ``stats.effects.compare_conditions``.
+
+    Returns:
+        The table of ``stats.effects.compare_conditions``.
+
+    Raises:
+        UserError: if the runs of a condition have other starts than the unaltered ones, there are
+            fewer than MIN_STARTS, or a pattern has fewer than two controls.
+    """
+    check_starts(len(unaltered.starts))
+    for name in (condition.name for condition in conditions):
+        if not np.array_equal(runs[name].starts, unaltered.starts):
+            raise UserError(f"the runs of {name} do not have the starts of the unaltered ones "
+                            f"({len(runs[name].starts)} and {len(unaltered.starts)} runs)")
+    return compare_conditions(
+        conditions, chosen_outcomes(simulated), outcomes_of(unaltered, unaltered, simulated),
+        np.stack([outcomes_of(runs[each.name], unaltered, simulated) for each in conditions]),
+        seed, moved={each.name: float(runs[each.name].moved) for each in conditions},
+        verdicts=verdicts)
+
+
+def write_results(store: ResultStore, conditions: Sequence[Condition], simulated: bool, seed: int,
+                  description: str, wording: Wording = DIRECTIONS) -> pd.DataFrame:
+    """Compare the runs of a folder, and write tables, report and figure to it.
+
+    Args:
+        simulated: whether the runs are simulations.
+        seed: seed of the bootstrap and the sign flips.
+        description: what was run and how often, for report and figure.
+        wording: names of interventions and controls. With DIRECTIONS, whose published tables stay
+            as they are, the table has no medians and verdicts.
+
+    Returns:
+        The table of effects, see ``compare``.
+    """
+    unaltered = read_runs(store, BASELINE.name)
+    runs = {condition.name: read_runs(store, condition.name) for condition in conditions}
+    table = compare(conditions, runs, unaltered, simulated, seed, wording != DIRECTIONS)
+    over_time = divergence_over_time(conditions, runs, unaltered)
+    if wording != DIRECTIONS:
+        for size in ("norm", "relative"):
+            if all(getattr(each, size) is not None for each in runs.values()):
+                table[size] = [float(getattr(runs[arm], size)) for arm in table["arm"]]
+    store.write("divergence", value=over_time)
+    write_effects(store, table, chosen_outcomes(simulated), wording, description, over_time)
+    return table

@@ -1,0 +1,163 @@
+"""Conditions of a comparison: directions taken out of the hidden state, swaps of directions, and
+patched layers, each with its controls.
+
+A swap is text on the command line: ``10:12`` puts what direction 10 would have changed into 12,
+``10:12,5:None`` does two at once. The value of a condition is a list of patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from agents.agent_file import weights_sha256
+from agents.layers import layers_named
+from agents.networks import Policy
+from agents.patch import Array, Patch
+from agents.reference_set import ReferenceSet
+from common.errors import UserError
+from common.files import sha256
+from interventions.controls import OTHERS, controls_of
+from interventions.flags import direction
+from interventions.patch_text import Opening, PatchArm, files_of, open_patches, to_text
+from interventions.patches import ChangeState
+from interventions.projector import Projector
+from interventions.swaps import swap_name
+from interventions.vectors import read_vectors
+from stats.effects import Condition
+
+PatchedCondition = Condition[Sequence[Patch]]
+_Swap = tuple[list[int], list[int | None]]  # directions that are taken, and where they are put
+
+
+def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
+                    projector: Projector, device: torch.device | str,
+                    from_step: int) -> list[PatchedCondition]:
+    """Return each direction taken out, each swap, and the controls of each pattern among them.
+
+    Controls do the same with random directions (``Projector.turned``).
+
+    Args:
+        swaps: texts such as ``10:12,5:None``.
+        from_step: first step of an episode that is altered, from 0.
+
+    Raises:
+        UserError: if a swap does not parse, alters nothing, is named twice, or has a direction
+            that does not exist.
+    """
+    pairs: list[_Swap] = [([number], [None]) for number in directions]
+    pairs += map(_parse_swap, swaps)
+    names = [f"ic_{swap_name(*pair)}" for pair in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"the alteration {name} is asked for twice")
+
+    def make(name: str, label: str, swap: _Swap, turn: int | None = None) -> PatchedCondition:
+        turned = projector if turn is None else projector.turned(turn)
+        step = turned.swapped_step(*swap, "ica", device)
+        return Condition(
+            name, label, swap_name(*_renumber(swap)), turn is not None,
+            [ChangeState(step, steps=(from_step, None))],
+            {"from": swap[0], "to": swap[1], "turned_by_seed": turn})
+
+    patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
+    return [*(make(name, ", ".join(f"IC {source} out" if target is None else
+                                   f"IC {source} to {target}" for source, target in zip(*pair)),
+                   pair) for name, pair in zip(names, pairs)),
+            *(make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
+              for pattern, pair in patterns.items() for turn in range(num_controls))]
+
+
+def _renumber(swap: _Swap) -> _Swap:
+    """The same swap between directions numbered in the order in which they appear."""
+    numbers: dict[int, int] = {}
+    for number in (*swap[0], *swap[1]):
+        if number is not None:
+            numbers.setdefault(number, len(numbers))
+    return ([numbers[number] for number in swap[0]],
+            [None if number is None else numbers[number] for number in swap[1]])
+
+
+def _parse_swap(text: str) -> _Swap:
+    """Parse a swap such as ``10:12,5:None``."""
+    try:
+        pairs = [pair.split(":") for pair in text.split(",")]
+        swap = [int(source) for source, _ in pairs], [direction(end) for _, end in pairs]
+    except ValueError:
+        raise UserError(f"--swaps takes pairs such as 10:12 or 10:12,5:None, not '{text}'"
+                        ) from None
+    if any(source == target for source, target in zip(*swap)):
+        raise UserError(f"--swaps {text} puts a direction back where it was, which alters nothing")
+    return swap
+
+
+def patch_conditions(arms: Sequence[PatchArm], opening: Opening, num_controls: int, seed: int,
+                     kind: str | None, vector_files: Sequence[Path]) -> list[PatchedCondition]:
+    """Return each list of patches, then the controls of each.
+
+    Args:
+        seed: seed of the controls.
+        kind: kind of the controls, one of ``interventions.controls.KINDS``; None for those of each
+            patch type.
+        vector_files: files of other vectors, for controls of the kind OTHERS.
+
+    Raises:
+        UserError: if patches cannot be opened, or have no such controls.
+    """
+    if (kind == OTHERS) != bool(vector_files):
+        raise UserError(f"--patch_controls {OTHERS} takes the files of other vectors, and only it "
+                        "does; give --control_vectors with it")
+    conditions: list[PatchedCondition] = []
+    controls: list[PatchedCondition] = []
+    for arm in arms:
+        patches = open_patches(arm.patches, opening)
+        named = [path for patch in arm.patches for path in files_of(patch)]
+        settings = {"patches": [*map(to_text, arm.patches)],
+                    "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
+        conditions.append(Condition(f"patch_{arm.name}", arm.name, arm.name, False, patches,
+                                    settings))
+        others = [_vectors_by_layer(path, opening.policy, patches) for path in vector_files]
+        for number, control in enumerate(controls_of(opening.policy, patches, num_controls, seed,
+                                                     opening.reference(), kind, others)):
+            controls.append(Condition(
+                f"control_{number:03d}_{arm.name}", f"control {number}", arm.name, True,
+                control.patches, {**settings, "drawn": list(control.drawn),
+                                  "matched": control.matched}, control.matched))
+    return conditions + controls
+
+
+def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> dict[str, Array]:
+    """The vectors of a file, which must have one for each layer that is patched."""
+    vectors, agent = read_vectors(path), weights_sha256(policy)
+    for patch in patches:
+        for layer in layers_named(policy, patch.layer):
+            vectors.get(layer.name, next(iter(vectors.values()))).check_for(agent, layer.name,
+                                                                            layer.shape)
+    return {name: vector.vector for name, vector in vectors.items()}
+
+
+def standard_deviations(conditions: Sequence[PatchedCondition], policy: Policy,
+                        reference: ReferenceSet) -> Mapping[str, Array]:
+    """Standard deviations of the units of all layers that are patched, by layer."""
+    layers = {layer.name: layer for condition in conditions
+              for patch in cast(Sequence[Patch], condition.value)
+              for layer in layers_named(policy, patch.layer)}
+    return {name: reference.std(policy, layer) for name, layer in layers.items()}
+
+
+def count_vector_levels(arms: Sequence[PatchArm], levels: Collection[int]) -> int:
+    """Number of the levels that a steering vector of the patches was made on."""
+    vectors = [vector for arm in arms for patch in arm.patches for path in files_of(patch)
+               if path.suffix == ".npz" for vector in read_vectors(path).values()]
+    return len(set(levels) & {level for vector in vectors for level in vector.levels})
+
+
+def describe_unmatched(conditions: Sequence[PatchedCondition]) -> str:
+    """The end of a sentence: controls whose change is not as large as it should be."""
+    patterns = [condition.pattern for condition in conditions if not condition.matched]
+    return "".join(f"; {patterns.count(name)} controls of {name} are the nearest there are, with a "
+                   "change that is not as large within a quarter"
+                   for name in dict.fromkeys(patterns))
