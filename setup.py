@@ -1,4 +1,4 @@
-"""Package metadata. ``make`` installs the pinned versions of requirements.txt instead of these ranges."""
+"""Package metadata. ``make`` installs the pinned versions of requirements.txt instead."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ setup(
         "pyyaml>=6", "tqdm>=4.66", "tensorboard>=2.17", "joblib>=1.4", "threadpoolctl>=3.5",
         "jinja2>=3.1", "markdown>=3.6", "captum>=0.7"],
     packages=[*find_packages(exclude=["tests", "tests.*", "tools", "benchmarks"]), *DATA],
-    package_data=dict.fromkeys(DATA, ["*"]),
+    package_data={name: ["*"] for name in DATA},
     py_modules=SCRIPTS,
     # Editable installations append the root to the import path, so output folders that are named
     # like a package cannot hide it.
