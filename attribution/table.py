@@ -6,16 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from attribution.article.agent_studies import AgentStudies
-from attribution.article.claims import CLAIMS, LETTER, SCRIPT
+from attribution.article.claims import CLAIMS
 from attribution.article.rows import findings_of
 from common.cli import Parser, seed
 from common.errors import UserError, nearest, script_main
-from stats.claims import FindingsFolder
-
-NOTES = (
-    "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "
-    "the row does not say otherwise. A change is given as the number without and with the edit. "
-    "Holds: by the interval; in row R7 what is claimed, by interval, p after Holm and controls.",)
+from stats.claims import FINDINGS_NAME, TABLE_NAME
 
 
 def parser() -> Parser:
@@ -58,10 +53,10 @@ def main(argv: list[str] | None = None) -> None:
                             f"{nearest(layer, studies.layers)}")
         found[name], reasons[name] = findings_of(studies, layer, args.seed)
         rows = {each.row for each in found[name]}
-        print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS)} rows")
-    output = FindingsFolder(args.output_dir, CLAIMS, SCRIPT, LETTER)
-    output.save(found, reasons, NOTES)
-    print(f"wrote {output.table_file} and {output.findings_file.name} beside it: {output.result()}")
+        print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
+    CLAIMS.write(args.output_dir, found, reasons)
+    print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "
+          f"{CLAIMS.summary(args.output_dir)}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agents import rollout_files
-from attribution.article.claims import CLAIMS, LETTER, SCRIPT
+from attribution.article.claims import CLAIMS
 from attribution.checking.check_files import OBJECTS as OBJECT_CHECK
 from attribution.config import AttributionConfig
 from attribution.failing.config import FailureCausesConfig
@@ -23,7 +23,6 @@ from pipeline.stage import (
     object_parameters,
     recording_parameters,
 )
-from stats.claims import FindingsFolder
 
 ROOM = "analysis/attribution"  # below the output folder
 RECORDING = "attribution_rollouts"  # without the noise that the simulator learns from
@@ -153,8 +152,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
         Stage("attribution_table", "attribution.table",
               ("--studies", f"{OUTPUT}/{ROOM}", "--labels", exp_name, *seed, "--output_dir",
                f"{OUTPUT}/{TABLE}"),
-              (f"{TABLE}/*",), lambda output: FindingsFolder(
-                  output / TABLE, CLAIMS, SCRIPT, LETTER).result(),
+              (f"{TABLE}/*",), lambda output: CLAIMS.summary(output / TABLE),
               needs={**studied, **named, "attribution_checks": (f"{CHECKS}/**/*.*",),
                      "failure_causes": (f"{CAUSES}/*.csv",)},
               clears=(TABLE,), continued=from_start, parameters=objects)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from maze.studies import results
-from maze.studies.claims import CLAIMS, SCRIPT
+from maze.studies.claims import CLAIMS
 from pipeline.presets import MAZE_AGENT, MazePieces, MazePreset, place_of
 from pipeline.stage import MAZE_PAGE, OUTPUT, Stage, from_start, number_of, success_rate
-from stats.claims import FindingsFolder
 
 ROOM = "analysis/maze"  # below the output folder
 TABLE = "maze_table"
@@ -40,8 +39,7 @@ def maze_stages(preset: MazePreset) -> tuple[Stage, ...]:
         TABLE, "maze.table",
         ("--studies", *(f"{OUTPUT}/{ROOM}/{name}" for name in preset.agents),
          "--output_dir", f"{OUTPUT}/{ROOM}/table"),
-        (f"{ROOM}/table/*",), lambda output: FindingsFolder(
-            output / ROOM / "table", CLAIMS, SCRIPT).result(),
+        (f"{ROOM}/table/*",), lambda output: CLAIMS.summary(output / ROOM / "table"),
         needs=tables, continued=from_start))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from common.palette import BLUE, DPI, VERMILION
 from common.tables import markdown_escaped, read_table, write_table
 from stats.significance import LEVEL, holm
 
+FINDINGS_NAME, TABLE_NAME, FIGURE_NAME = "findings.csv", "table.md", "findings.png"
 COLUMNS = 4
 TITLE_WIDTH = 34  # characters of a line
 _COLUMNS = {"agent": str, "row": int, "primary": bool, "claimed": bool}
@@ -42,25 +44,26 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A number of ours.
+    """A measured number.
 
     Attributes:
-        row: of the table, from 1.
-        levels: over which levels or frames, in words.
-        measure: in words.
-        value, low_95, high_95: with its interval, NaN without. Of an effect: its size.
-        num_levels: how many levels or frames.
-        base: the same of the base rate, or without the alteration; NaN where there is none.
-        p_holm: corrected p within the study, NaN where there is none.
+        levels: levels or frames that it was measured on, in words.
+        measure: what was measured, in words.
+        value, low_95, high_95: the number and its interval, which is NaN if there is none; of an
+            effect, its size.
+        num_levels: number of levels or frames.
+        base: the same number of the base rate, or without the alteration; NaN if there is none.
+        p_holm: p corrected within the study; NaN if there is none.
         altered: of an effect, the number with the alteration.
-        p: uncorrected.
-        p_control: share of controls with as large an effect.
-        primary: whether it is the row's one number that is tested over the whole table.
+        p: uncorrected p.
+        p_control: share of controls with an effect at least as large.
+        primary: whether it is the one number of its row that is tested over the whole table.
         shown: whether the table's cell gives it.
-        holds: whether it is as the claim says, by its interval; None where that is not asked.
+        holds: whether the claim holds, judged by the interval; None if that is not asked.
+        row: number of the claim, from 1.
     """
 
-    row: int
+    row: int = dataclasses.field(default=0, kw_only=True)  # the first column
     levels: str
     measure: str
     value: float
@@ -76,8 +79,21 @@ class Finding:
     shown: bool = False
     holds: bool | None = None
 
+    @classmethod
+    def of_effect(cls, levels: str, measure: str, effect: Any, num_levels: int = 0,
+                  **more: Any) -> Finding:
+        """Return the finding of a row of a table of effects.
+
+        Args:
+            effect: row of the table of ``stats.effects.compare_outcomes``.
+            more: further attributes.
+        """
+        return cls(levels, measure, effect.effect, effect.low_95, effect.high_95, num_levels,
+                   effect.unaltered, effect.p_holm, effect.altered, effect.p, effect.p_control,
+                   **more)
+
     def text(self) -> str:
-        """The number in a few words."""
+        """Format the number in a few words."""
         numbers = (f"{_short(self.base)} to {_short(self.altered)}" if np.isfinite(self.altered)
                    else _short(self.value))
         ends = ("" if np.isnan(self.low_95)
@@ -95,57 +111,98 @@ def _short(number: float) -> str:
     return f"{number:.0f}" if is_count else f"{number:.3f}"
 
 
-class FindingsFolder:
-    """Names, writer and reader.
+Reader = Callable[..., Iterable[Finding]]
+
+
+def read_rows(readers: Iterable[tuple[int, Reader]], *studies: Any) -> list[Finding]:
+    """Return the findings of some rows, each with its row's number.
 
     Args:
-        path: the folder.
+        readers: row, and function that yields its findings.
+        studies: arguments of these functions.
+    """
+    return [dataclasses.replace(finding, row=row) for row, read in readers
+            for finding in read(*studies)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClaimsTable:
+    """Published claims, and the folder of our findings on them.
+
+    Attributes:
         claims: by row.
-        script: that writes it, for messages.
-        letter: before the numbers of the rows.
+        script: command that writes the folder, for messages.
+        notes: sentences below the table.
+        letter: prefix of the rows' numbers.
     """
 
-    def __init__(self, path: Path, claims: Mapping[int, Claim], script: str, letter: str = ""):
-        self.path, self._claims, self._script, self._letter = Path(path), claims, script, letter
-        self.findings_file = self.path / "findings.csv"
-        self.table_file = self.path / "table.md"
-        self.figure_file = self.path / "findings.png"
+    claims: Mapping[int, Claim]
+    script: str
+    notes: Sequence[str] = ()
+    letter: str = ""
 
-    def save(self, found: Mapping[str, Sequence[Finding]], reasons: Mapping[str, Mapping[int, str]],
-             notes: Sequence[str]) -> None:
+    def write(self, folder: Path, findings: Mapping[str, Sequence[Finding]],
+              reasons: Mapping[str, Mapping[int, str]]) -> None:
         """Write the files.
 
         Args:
-            found: findings by agent.
-            reasons: of each agent, why a row has none.
-            notes: sentences below the table.
+            findings: by agent.
+            reasons: why a row of an agent has no finding.
         """
-        table = findings_table(found)
-        write_table(self.findings_file, table)
-        with atomic_path(self.table_file) as temporary:
-            temporary.write_text(markdown(self._claims, found, reasons, table, notes,
-                                          self._letter), encoding="utf-8")
-        self.figure_file.unlink(missing_ok=True)  # of an earlier table
+        table = findings_table(findings)
+        write_table(folder / FINDINGS_NAME, table)
+        with atomic_path(folder / TABLE_NAME) as temporary:
+            temporary.write_text(self.markdown(findings, reasons, table), encoding="utf-8")
+        (folder / FIGURE_NAME).unlink(missing_ok=True)  # of an earlier table
         if table["primary"].any():
-            with atomic_path(self.figure_file) as temporary:
-                plot_findings(temporary, table, self._letter)
+            with atomic_path(folder / FIGURE_NAME) as temporary:
+                plot_findings(temporary, table, self.letter)
 
-    def result(self) -> str:
-        """How many rows have a number, and how many primary ones are claimed, in words."""
-        table = read_table(self.findings_file, _COLUMNS, (), self._script)
+    def summary(self, folder: Path) -> str:
+        """Return a sentence on the rows that have numbers and the primary numbers that are claimed.
+        """
+        table = read_table(folder / FINDINGS_NAME, _COLUMNS, (), self.script)
         primary = table[table["primary"]]
-        return (f"{table['row'].nunique()} of {len(self._claims)} rows have numbers"
+        return (f"{table['row'].nunique()} of {len(self.claims)} rows have numbers"
                 + (f"; {primary['claimed'].sum()} of {len(primary)} tested numbers are claimed"
                    if len(primary) else ""))
 
+    def markdown(self, findings: Mapping[str, Sequence[Finding]],
+                 reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame) -> str:
+        """Format the table as Markdown, with a row per claim and a column per agent.
 
-def findings_table(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
-    """A row a finding: ``agent``, the attributes of ``Finding``, and for primary ones ``p_table``,
-    after Holm's correction over the agent's table, and ``claimed``: the interval leaves 0 out,
-    ``p_table`` and ``p_control`` are at most 0.05."""
+        Args:
+            findings, reasons: as in :meth:`write`.
+            table: of :func:`findings_table`.
+        """
+        names = " | ".join(map(markdown_escaped, findings))
+        lines = [f"| # | published | measured here as | {names} |",
+                 "| --- " * (3 + len(findings)) + "|"]
+        for row, claim in self.claims.items():
+            cells = []
+            for agent in findings:
+                own = table[(table["agent"] == agent) & (table["row"] == row)]
+                cells.append(_cell(own) if len(own) else
+                             f"no number: {reasons[agent].get(row, 'it has not been run')}")
+            texts = (text.replace("|", "\\|") for text in (claim.published, claim.measured, *cells))
+            lines.append(" | ".join((f"| {self.letter}{row}", *texts)) + " |")
+        return "\n".join([*lines, "", *(f"{note}\n" for note in self.notes)])
+
+
+def findings_table(findings: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
+    """Return a table of all findings, with a test of the primary ones.
+
+    Args:
+        findings: by agent.
+
+    Returns:
+        A row per finding: ``agent``, the attributes of ``Finding``, and for primary ones
+        ``p_table``, after Holm's correction over the agent's table, and ``claimed``: the interval
+        leaves 0 out, and ``p_table`` and ``p_control`` are at most 0.05.
+    """
     tables = []
-    for agent, numbers in found.items():
-        table = pd.DataFrame([dataclasses.asdict(each) for each in numbers],
+    for agent, numbers in findings.items():
+        table = pd.DataFrame([dataclasses.asdict(finding) for finding in numbers],
                              columns=[field.name for field in dataclasses.fields(Finding)])
         table.insert(0, "agent", agent)
         primary = table["primary"].astype(bool)
@@ -156,24 +213,6 @@ def findings_table(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
                             & (table["p_table"] <= LEVEL) & (table["p_control"] <= LEVEL))
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
-
-
-def markdown(claims: Mapping[int, Claim], found: Mapping[str, Sequence[Finding]],
-             reasons: Mapping[str, Mapping[int, str]], table: pd.DataFrame, notes: Sequence[str],
-             letter: str = "") -> str:
-    """The table as Markdown, a row a claim and a column an agent; see ``FindingsFolder``."""
-    names = " | ".join(map(markdown_escaped, found))
-    lines = [f"| # | published | measured here as | {names} |",
-             "| --- " * (3 + len(found)) + "|"]
-    for row, claim in claims.items():
-        cells = []
-        for agent in found:
-            mine = table[(table["agent"] == agent) & (table["row"] == row)]
-            cells.append(_cell(mine) if len(mine) else
-                         f"no number: {reasons[agent].get(row, 'it has not been run')}")
-        texts = (each.replace("|", "\\|") for each in (claim.published, claim.measured, *cells))
-        lines.append(" | ".join((f"| {letter}{row}", *texts)) + " |")
-    return "\n".join([*lines, "", *(f"{note}\n" for note in notes)])
 
 
 def _cell(rows: pd.DataFrame) -> str:
@@ -215,11 +254,10 @@ def plot_findings(path: Path, table: pd.DataFrame, letter: str) -> None:
 
 def _plot_row(axes: Axes, part: pd.DataFrame, agents: list[str], number: str) -> None:
     axes.axvline(0, color="black", linewidth=0.8)
-    for each in part.itertuples():
-        place = agents.index(each.agent)
-        axes.plot([each.low_95, each.high_95], [place, place], linewidth=1.4,
-                  color=_style(each.claimed)["color"])
-        axes.plot(each.value, place, markersize=5, **_style(each.claimed))
+    for finding in part.itertuples():
+        y, style = agents.index(finding.agent), _style(finding.claimed)
+        axes.plot([finding.low_95, finding.high_95], [y, y], linewidth=1.4, color=style["color"])
+        axes.plot(finding.value, y, markersize=5, **style)
     axes.set_yticks(np.arange(len(agents)), agents, fontsize=9)
     measure = in_common(list(dict.fromkeys(part["measure"])))
     axes.set_title(textwrap.fill(f"{number}: {measure}", TITLE_WIDTH), fontsize=9)

@@ -187,7 +187,7 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
             in lines[6])
     assert "no saw: blindness for saw: 0.400 (0.200 to 0.600)" in lines[7]
     assert "object score, block2: 0.800 (0.700 to 0.900; base 0.500)" in lines[10]
-    assert set(found.index.get_level_values("row")) == set(CLAIMS) - {9}
+    assert set(found.index.get_level_values("row")) == set(CLAIMS.claims) - {9}
     damaged = json.loads((path / "objects" / "block2" / "names.json").read_text())
     del damaged["features"]
     save_json(path / "objects" / "block2" / "names.json", damaged)

@@ -26,7 +26,7 @@ from maze.studies.study_rows import findings_of
 from maze.studies.vectors import CHEESE, OWN
 from pipeline.maze_stages import maze_stages
 from pipeline.presets import load_preset
-from stats.claims import Finding, FindingsFolder, findings_table, markdown, plot_findings
+from stats.claims import Finding, findings_table, plot_findings
 from stats.significance import holm
 
 LAYER = "embedder.block2.res1.resadd"
@@ -69,7 +69,7 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
         assert mine.num_levels == 12
     lines = (tmp_path / "table.md").read_text().splitlines()[2:]
     numbers = [int(line.split("|")[1]) for line in lines if line.startswith("|")]
-    assert numbers == list(range(1, 19)) == list(CLAIMS)
+    assert numbers == list(range(1, 19)) == list(CLAIMS.claims)
     assert "0.900 (0.800 to 0.950)" in lines[0]
     assert "no number: no agents with other regions" in lines[2]
     assert "no number: retargeting has not been run to its end" in lines[15]
@@ -78,21 +78,20 @@ def test_numbers_of_the_table_are_those_of_the_studies(studies, tmp_path, capsys
 
 
 def test_a_table_without_a_test_has_no_figure(studies, tmp_path):
-    shown = Finding(1, "", "x", 0.9, 0.8, 0.95, 100, shown=True)
+    shown = Finding("", "x", 0.9, 0.8, 0.95, 100, shown=True, row=1)
     tested = dataclasses.replace(shown, row=6, p=0.001, p_control=0.04, primary=True)
-    folder = FindingsFolder(tmp_path, CLAIMS, "x")
-    folder.save({"a": [shown, tested]}, {"a": {}}, ())
-    assert folder.figure_file.is_file()
-    folder.save({"a": [shown]}, {"a": {}}, ())
-    assert not folder.figure_file.exists()
+    CLAIMS.write(tmp_path, {"a": [shown, tested]}, {"a": {}})
+    assert (tmp_path / "findings.png").is_file()
+    CLAIMS.write(tmp_path, {"a": [shown]}, {"a": {}})
+    assert not (tmp_path / "findings.png").exists()
 
 
 def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("stats.claims.Figure.savefig",
                         lambda figure, path, **_: drawn.append(figure))
-    one = Finding(6, "", "channels 10 times -1", -1.0, -1.5, -0.5, 10, p=0.001, p_control=0.04,
-                  primary=True)
+    one = Finding("", "channels 10 times -1", -1.0, -1.5, -0.5, 10, p=0.001, p_control=0.04,
+                  primary=True, row=6)
     other = dataclasses.replace(one, measure="channels 20 times -1", value=0.2, low_95=-0.1,
                                 high_95=0.5)
     later, untested = (dataclasses.replace(one, row=12),
@@ -112,9 +111,9 @@ def test_the_figure_has_a_panel_a_tested_row_with_each_agent_in_it(tmp_path, mon
 def test_one_test_a_row_is_corrected_over_the_table():
     rng = np.random.default_rng(0)
     p = rng.uniform(0.001, 0.06, 12)
-    found = [Finding(row, "", "x", 1.0, 0.5, 1.5, 10, p=p[row - 6], p_control=0.05, primary=True)
-             for row in range(6, 18)]
-    found += [Finding(6, "", "more", 1.0, 0.5, 1.5, 10, p=1e-9, p_control=0.05)]
+    found = [Finding("", "x", 1.0, 0.5, 1.5, 10, p=p[row - 6], p_control=0.05, primary=True,
+                     row=row) for row in range(6, 18)]
+    found += [Finding("", "more", 1.0, 0.5, 1.5, 10, p=1e-9, p_control=0.05, row=6)]
     made = findings_table({"a": found, "b": found[:1]})
     mine = made[(made["agent"] == "a") & made["primary"]]
     np.testing.assert_allclose(mine["p_table"], holm(p))
@@ -126,11 +125,11 @@ def test_one_test_a_row_is_corrected_over_the_table():
 @pytest.mark.parametrize("change", (
     {"p": 0.2}, {"p_control": 0.1}, {"low_95": -0.5}, {"p_control": np.nan}))
 def test_nothing_is_claimed_that_one_condition_speaks_against(change):
-    good = Finding(6, "", "x", 1.0, 0.5, 1.5, 10, p=0.001, p_control=0.04, primary=True,
-                   shown=True)
+    good = Finding("", "x", 1.0, 0.5, 1.5, 10, p=0.001, p_control=0.04, primary=True,
+                   shown=True, row=6)
     made = findings_table({"a": [good], "b": [dataclasses.replace(good, **change)]})
     assert made["claimed"].tolist() == [True, False]
-    text = markdown(CLAIMS, {"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made, ())
+    text = CLAIMS.markdown({"a": [good], "b": []}, {"a": {}, "b": {6: "why | not"}}, made)
     assert ": **claimed** |" in text
 
 
@@ -155,8 +154,8 @@ def false_claims(group, measured, num_tables):
             measured, after=measured.before + signs * (measured.after - measured.before))
         made = effects([group], [flipped], (PERMUTED,), 19, DECISIONS, number)
         arms = made[~made["control"]]
-        numbers = [Finding(6 + place % 12, "", "", row.effect, row.low_95, row.high_95, 30,
-                           p=row.p, p_control=row.p_control, primary=True)
+        numbers = [Finding("", "", row.effect, row.low_95, row.high_95, 30, p=row.p,
+                           p_control=row.p_control, primary=True, row=6 + place % 12)
                    for place, row in enumerate(arms.itertuples())]
         found += findings_table({"a": numbers})["claimed"].any() or arms["claimed"].any()
     return found
@@ -248,4 +247,4 @@ def test_the_preset_that_was_killed_goes_on_to_the_same_table(agent, tmp_path, c
         assert ((stopped / "analysis/maze/table" / path).read_bytes()
                 == (whole / "analysis/maze/table" / path).read_bytes())
     assert (stopped / "report" / "index.html").is_file()
-    assert FindingsFolder(stopped / "analysis/maze/table", CLAIMS, "x").result()
+    assert CLAIMS.summary(stopped / "analysis/maze/table")

@@ -38,7 +38,7 @@ from pipeline.report import PAGE_NAME, REPORT, render_document
 from pipeline.sections import SECTIONS
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
-from stats.claims import Claim, FindingsFolder
+from stats.claims import Claim, ClaimsTable
 from stats.effects import check_starts
 from tools import pictures
 from tools.compare_outputs import digests
@@ -663,9 +663,7 @@ def test_names_in_reports_are_no_markup(tmp_path):
     """In the files themselves, too, which other programs show."""
     name = "[click](other.md) ![x](y.png) `a|b` **bold** _tilted_ <b> & run_2\n# title"
     document = tmp_path / "report.md"
-    claims = {1: Claim("published", "measured")}
-    findings = FindingsFolder(tmp_path, claims, "x")
-    findings.save({name: []}, {name: {}}, [])
+    ClaimsTable({1: Claim("published", "measured")}, "x").write(tmp_path, {name: []}, {name: {}})
     for text in ((tmp_path / "table.md").read_text(),
                  f"# Report\n\nOf {markdown_escaped(name)}.\n"):
         document.write_text(text)

@@ -6,11 +6,9 @@ doi 10.23915/distill.00029, of one agent for CoinRun and 14 more.
 
 from __future__ import annotations
 
-from stats.claims import Claim
+from stats.claims import Claim, ClaimsTable
 
-SCRIPT = "python -m attribution.table"  # that writes the table
-LETTER = "R"  # before the numbers of the rows
-CLAIMS = {
+CLAIMS = ClaimsTable({
     1: Claim("value attribution lies on objects: coins raise the value, enemies and saws lower it",
              "share of |attribution| in the cells that an object touches, by their share of the "
              "grid; mean sign"),
@@ -40,4 +38,8 @@ CLAIMS = {
     11: Claim("the third of five convolutions is the most interpretable",
               "object score of each layer"),
     12: Claim("odd frames have a large residual", "rank correlation of its share with |advantage|"),
-}
+}, "python -m attribution.table", (
+    "Brackets: 95 % intervals; rates Wilson's, others by bootstrap over episodes or levels, where "
+    "the row does not say otherwise. A change is given as the number without and with the edit. "
+    "Holds: by the interval; in row R7 what is claimed, by interval, p after Holm and controls.",),
+    letter="R")

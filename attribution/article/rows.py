@@ -6,7 +6,6 @@ trajectories.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -22,7 +21,7 @@ from attribution.results import AttributionFolder
 from attribution.trajectories import Trajectories, spikes
 from stats.association import explained
 from stats.bootstrap import ClusterBootstrap
-from stats.claims import Finding
+from stats.claims import Finding, read_rows
 
 PAIRS = 10  # of cell and feature, of row 2
 AT_STAKE = ("coin", "saw")  # of row 1
@@ -49,9 +48,7 @@ def findings_of(studies: AgentStudies, layer: str, seed: int
     Raises:
         UserError: if a file is missing or damaged.
     """
-    found: list[Finding] = []
-    for row, read in _ROWS.items():
-        found += [dataclasses.replace(each, row=row) for each in read(studies, layer, seed)]
+    found = read_rows(_ROWS.items(), studies, layer, seed)
     there = {each.row for each in found}
     return found, {row: reason for row, reason in NOT_RUN.items() if row not in there}
 
@@ -62,18 +59,18 @@ def _on_objects(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
             if np.isnan(row.density):
                 continue
             shown = each == layer and row.kind in SHOWN
-            yield Finding(0, "frames", f"{row.kind}, {each}: density", row.density,
+            yield Finding("frames", f"{row.kind}, {each}: density", row.density,
                           row.density_low_95, row.density_high_95, row.frames, shown=shown,
                           holds=(bool(row.density_low_95 > 1) if shown and row.kind in AT_STAKE
                                  else None))
-            yield Finding(0, "frames", f"{row.kind}, {each}: mean sign", row.attribution_sign,
+            yield Finding("frames", f"{row.kind}, {each}: mean sign", row.attribution_sign,
                           *_NO_ENDS, row.frames, shown=shown)
 
 
 def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
         shares = np.concatenate([_largest_pairs(cells) for cells in _cells(studies, each)])
-        yield Finding(0, "frames", f"share of the {PAIRS} largest pairs, {each}",
+        yield Finding("frames", f"share of the {PAIRS} largest pairs, {each}",
                       np.median(shares), *np.quantile(shares, (0.25, 0.75)), len(shares),
                       shown=each == layer)
 
@@ -97,11 +94,11 @@ def _largest_pairs(cells: np.ndarray) -> np.ndarray:
 def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
         entries = np.array(studies.features[each].found["largest_entry"])
-        yield Finding(0, "features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
+        yield Finding("features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
         compared = studies.objects.difference(each)
         if compared.get("difference") is not None:
-            yield Finding(0, "observations", f"object score minus that of features of activations, "
+            yield Finding("observations", f"object score minus that of features of activations, "
                           f"{each}", *(compared[name] for name in (
                               "difference", "low_95", "high_95")), 0, shown=each == layer)
 
@@ -114,7 +111,7 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
                 continue
             mean, deviation = (features.found[f"{name}_{number}"] for number in (
                 "mean", "deviation"))
-            yield Finding(0, "observations", f"{what} (one deviation to either side)", mean,
+            yield Finding("observations", f"{what} (one deviation to either side)", mean,
                           mean - deviation, mean + deviation, features.found["observations"],
                           shown=each == layer)
 
@@ -125,26 +122,26 @@ def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
     table = studies.causes.rates()
     for row in table[table["arm"] == ORIGINAL].itertuples():
         what = "fails" if row.cause == ANY else f"fails by {row.cause}"
-        yield Finding(0, "levels", what, row.rate, row.low_95, row.high_95, row.levels, shown=True)
+        yield Finding("levels", what, row.rate, row.low_95, row.high_95, row.levels, shown=True)
 
 
 def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     steps = studies.attributions.trajectories()
     sizes = spikes(steps) / max(steps.value.std(), np.finfo(np.float32).tiny)
-    yield Finding(0, "steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
+    yield Finding("steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
                   shown=True)
-    yield Finding(0, "steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
+    yield Finding("steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
     for each in studies.objects.layers():
         rates = []
         for number, feature in enumerate(studies.objects.names(each)["features"], start=1):
             rate, low, high = (feature.get(name) for name in RATES)
             if rate is not None:
                 rates.append(rate)
-                yield Finding(0, "observations", f"{each}, feature {number} ({feature['name']}): "
+                yield Finding("observations", f"{each}, feature {number} ({feature['name']}): "
                               "frames in 1 000 with it strongly active away from one", rate, low,
                               high, 0)
         if rates:
-            yield Finding(0, "features", f"{each}: frames in 1 000 with a feature strongly active "
+            yield Finding("features", f"{each}: frames in 1 000 with a feature strongly active "
                           "away from its object, median of the features (lowest to highest)",
                           np.median(rates), min(rates), max(rates), len(rates),
                           shown=each == layer)
@@ -156,17 +153,16 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     table = studies.causes.effects()
     for row in table[~table["control"].astype(bool)].itertuples():
         judged = np.isfinite(row.p_holm)  # arms without controls are none of the row
-        yield Finding(0, "levels", f"{row.label}: fails by {row.outcome}", row.effect, row.low_95,
-                      row.high_95, 0, row.unaltered, row.p_holm, row.altered, row.p,
-                      row.p_control, shown=judged and max(row.unaltered, row.altered) > 0,
-                      holds=True if row.claimed else None)
+        yield Finding.of_effect("levels", f"{row.label}: fails by {row.outcome}", row,
+                                shown=judged and max(row.unaltered, row.altered) > 0,
+                                holds=True if row.claimed else None)
 
 
 def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     if not studies.causes.blindness_file.exists():
         return
     for row in studies.causes.blindness().itertuples():
-        yield Finding(0, "levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
+        yield Finding("levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
                       row.low_95, row.high_95, 0, shown=True)
 
 
@@ -175,11 +171,11 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     value, episode, left = _steps_left(steps)
     if len(value) > 2:
         found = explained(left, value, episode, ClusterBootstrap(episode, seed))
-        yield Finding(0, "steps of episodes that end", "share of V's variance by the steps left",
+        yield Finding("steps of episodes that end", "share of V's variance by the steps left",
                       *vars(found).values(), len(value), shown=True)
     for each in studies.layers:
         features = studies.features[each]
-        yield Finding(0, "observations", f"share of the residual, {each}",
+        yield Finding("observations", f"share of the residual, {each}",
                       features.found["residual_share"], *_NO_ENDS, features.found["observations"],
                       shown=each == layer)
 
@@ -200,7 +196,7 @@ def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Fin
     for each in studies.objects.layers():
         found = studies.objects.names(each)
         if found["score"] is not None:
-            yield Finding(0, "observations", f"object score, {each}", found["score"],
+            yield Finding("observations", f"object score, {each}", found["score"],
                           found["score_low_95"], found["score_high_95"], 0, found["score_chance"],
                           shown=True)
 
@@ -214,7 +210,7 @@ def _odd_frames(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
     sizes = np.abs(advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda))
     for each in studies.layers:
         shares = np.concatenate([_residual_shares(cells) for cells in _cells(studies, each)])
-        yield Finding(0, "steps", f"rank correlation, {each}",
+        yield Finding("steps", f"rank correlation, {each}",
                       float(spearmanr(shares, sizes).statistic), *_NO_ENDS, len(shares),
                       shown=each == layer)
 

@@ -68,7 +68,7 @@ def of_tables(table: pd.DataFrame, regressions: pd.DataFrame | None,
 
     def add(row: int, levels: str, rows: pd.DataFrame, measure: str,
             number: Callable[[pd.DataFrame], tuple[float, float, float]]) -> None:
-        found.append(Finding(row, levels, measure, *number(rows), len(rows)))
+        found.append(Finding(levels, measure, *number(rows), len(rows), row=row))
 
     if region:
         add(1, f"cheese in the last {region} rows and columns", table, SUCCESS, _success)
@@ -115,11 +115,11 @@ def _of_regressions(table: pd.DataFrame, num_levels: int) -> list[Finding]:
                                f"{line.quantity}_gain"), "p_holm"]
         number = (line.value, line.low_95, line.high_95, num_levels, line.base, p_holm)
         if line.model == SINGLE and line.quantity in ("accuracy", "log_loss"):
-            scores.append(Finding(4, of, f"{line.quantity} {line.features}", *number))
+            scores.append(Finding(of, f"{line.quantity} {line.features}", *number, row=4))
         elif line.model == SET and line.quantity in ("accuracy", "log_loss", "coefficient",
                                                      "intercept"):
             name = "" if line.feature == "-" else f" {line.feature}"
-            rows.append(Finding(5, of, f"{line.features}: {line.quantity}{name}", *number))
+            rows.append(Finding(of, f"{line.features}: {line.quantity}{name}", *number, row=5))
     scores.sort(key=lambda one: (one.levels, one.measure.split()[0],
                                  one.value if one.measure.startswith("log_loss") else -one.value))
     return scores + rows

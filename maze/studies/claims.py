@@ -5,10 +5,9 @@ Sources: "Understanding and controlling a maze-solving policy network" (2023, ar
 (2023).
 """
 
-from stats.claims import Claim
+from stats.claims import Claim, ClaimsTable
 
-SCRIPT = "python -m maze.table"  # that writes the table
-CLAIMS = {
+CLAIMS = ClaimsTable({
     1: Claim("a trained agent reaches the cheese in nearly every episode of its region (a curve)",
              "success on unseen levels, Wilson's interval"),
     2: Claim("cheese anywhere: reached in 69.1 % of 2 000 levels; in 71.4 % of 5 239 forks with "
@@ -61,4 +60,13 @@ CLAIMS = {
     18: Claim("probes find squares, cheese and mouse well; whether it will get the cheese with .78 "
               "to .85 at a base rate of .68 (1 000 forks)",
               "best layer of each probe on held-out levels; base: without features"),
-}
+}, "python -m maze.table", (
+    "Brackets: 95 % intervals; shares Wilson's, others by bootstrap over levels. An effect is "
+    "given as the number without and with the patch, and its change. **Bold**: the one number of a "
+    "row that is tested: p of a paired sign-flip test after Holm's correction over the agent's "
+    "column, and the share of matched controls with as large an effect. Claimed: both are at most "
+    "0.05 and the interval leaves 0 out.",
+    "Agents that one teacher taught share what they have of it: where they agree, that is partly "
+    "inheritance. Their model cards say how close they stayed.",
+    "Row 17: the published numbers are a norm that shrinks with a maze's size, which findings.csv "
+    "also has."))

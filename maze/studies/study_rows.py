@@ -62,8 +62,8 @@ def _evaluated(folder: StudiesFolder) -> Iterator[Finding]:
                           (results.CORNER, "cheese in the corner")):
         found = folder.evaluation(place)
         if found:
-            yield Finding(1, levels, f"success, {levels}", found["success_rate"],
-                          *found["success_interval"], found["num_episodes"], shown=True)
+            yield Finding(levels, f"success, {levels}", found["success_rate"],
+                          *found["success_interval"], found["num_episodes"], shown=True, row=1)
 
 
 def _behaviour(row: int) -> Callable[[StudiesFolder], Iterator[Finding]]:
@@ -95,7 +95,7 @@ def _effect(table: pd.DataFrame, label: str, outcome: str, measure: str, num_lev
     column = "label" if "label" in table else "arm"
     rows = table[(table[column] == label) & (table["outcome"] == outcome) & ~table["control"]]
     for row in rows.itertuples():
-        yield Finding(0, levels, measure, row.effect, row.low_95, row.high_95, num_levels,
+        yield Finding(levels, measure, row.effect, row.low_95, row.high_95, num_levels,
                       row.unaltered, row.p_holm, row.altered, row.p, row.p_control, primary,
                       shown or primary)
 
@@ -109,7 +109,7 @@ def _medians(table: pd.DataFrame, label: str, outcome: str, num_levels: int) -> 
     rows = table[(table["label"] == label) & (table["outcome"] == outcome) & ~table["control"]]
     for row in rows.itertuples():
         change = row.median_altered - row.median_unaltered
-        yield Finding(0, "forks", f"median {LABELS[outcome]}", change, *_NO_ENDS, num_levels,
+        yield Finding("forks", f"median {LABELS[outcome]}", change, *_NO_ENDS, num_levels,
                       row.median_unaltered, altered=row.median_altered, shown=True)
 
 
@@ -136,7 +136,7 @@ def _random_vectors(folder: StudiesFolder) -> Iterator[Finding]:
                       & (table["outcome"] == outcome)]
         if len(draws):
             effect = draws["effect"]
-            yield Finding(0, f"{len(draws)} Gaussian vectors", f"{measure}, Gaussian vectors",
+            yield Finding(f"{len(draws)} Gaussian vectors", f"{measure}, Gaussian vectors",
                           effect.mean(), effect.min(), effect.max(), num,
                           draws["unaltered"].mean(), altered=draws["altered"].mean(), shown=True)
         yield from _effect(table, "own -1", outcome, f"{measure}, the cheese vector", num,
@@ -169,7 +169,7 @@ def _layers(folder: StudiesFolder) -> Iterator[Finding]:
     table, num = (folder.steered(results.LAYERS), _num_levels(folder, results.LAYERS))
     table = table[~table["control"] & (table["outcome"] == P_CHEESE)]
     if len(table):
-        yield Finding(0, "layers", "layers at which P(cheese) falls, claimed, of "
+        yield Finding("layers", "layers at which P(cheese) falls, claimed, of "
                       f"{len(table)}", float((table["claimed"] & (table["effect"] < 0)).sum()),
                       *_NO_ENDS, num, shown=True)
     for place, row in enumerate(table.sort_values("effect").itertuples()):
@@ -204,7 +204,7 @@ def _both(folder: StudiesFolder) -> Iterator[Finding]:
         yield from _effect(table, label, P_CORNER, f"P(corner), {label}", num)
     for row in table[(table["label"] == "interaction") & (table["outcome"] == "log_odds")
                      & ~table["control"]].itertuples():
-        yield Finding(0, "forks", "interaction in log-odds", row.effect, row.low_95, row.high_95,
+        yield Finding("forks", "interaction in log-odds", row.effect, row.low_95, row.high_95,
                       num, p_holm=row.p_holm, p=row.p, p_control=row.p_control, primary=True,
                       shown=True)
 
@@ -217,11 +217,11 @@ def _tracks(folder: StudiesFolder) -> Iterator[Finding]:
         chosen = rows[rows["chosen"]]
         kept, num = chosen[chosen["tracks"]], int(rows["num_levels"].iloc[0])
         numbers = ", ".join(map(str, kept.sort_values("contrast", ascending=False)["channel"]))
-        yield Finding(0, name, f"of {len(chosen)} chosen of {len(rows)} channels, those that "
+        yield Finding(name, f"of {len(chosen)} chosen of {len(rows)} channels, those that "
                       f"follow the cheese{f' ({numbers})' if numbers else ''}",
                       float(len(kept)), *_NO_ENDS, num, shown=name == layer)
         for channel in kept.itertuples() if name == layer else ():
-            yield Finding(0, name, f"channel {channel.channel}, mean elsewhere and at the cheese",
+            yield Finding(name, f"channel {channel.channel}, mean elsewhere and at the cheese",
                           channel.at - channel.elsewhere, *_NO_ENDS, num, channel.elsewhere,
                           altered=channel.at, shown=channel.contrast == kept["contrast"].max())
 
@@ -245,8 +245,7 @@ def _retargeted(study: str, what: str) -> Callable[[StudiesFolder], Iterator[Fin
             name = "moved cheese" if arm == MOVED_CHEESE else what
             for row in parts.itertuples():
                 where = "" if row.by == ALL else f", {row.by} {row.part}"
-                yield Finding(
-                    0, f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
+                yield Finding(f"{row.targets} targets", f"{row.outcome} probability, {name}{where}",
                     row.effect, row.low_95, row.high_95, row.levels, row.unpatched,
                     altered=row.patched, shown=row.outcome == "path" and (
                         row.by == ALL or (first and row.by.startswith("off")
@@ -255,8 +254,7 @@ def _retargeted(study: str, what: str) -> Callable[[StudiesFolder], Iterator[Fin
             tested = tested[~tested["control"].astype(bool)]
             if len(tested):  # against each kind of control: the weaker evidence counts
                 row = tested.sort_values("p_control").iloc[-1]
-                yield Finding(
-                    0, "targets with controls", f"path probability, {name}, tested",
+                yield Finding("targets with controls", f"path probability, {name}, tested",
                     row["effect"], row["low_95"], row["high_95"], int(parts["levels"].max()),
                     row["unaltered"], row["p_holm"], row["altered"], row["p"], row["p_control"],
                     primary=first, shown=True)
@@ -272,13 +270,13 @@ def _scrubbed(folder: StudiesFolder) -> Iterator[Finding]:
                                                       "published_size"))].itertuples():
         which = "these channels" if row.channels == "hypothesis" else "random channels"
         what = "total variation" if row.outcome == "total_variation" else "published norm"
-        yield Finding(0, "forks", f"{what}, {which}, cheese at "
+        yield Finding("forks", f"{what}, {which}, cheese at "
                       f"{'the same' if row.feature == 'same' else 'another'} square", row.mean,
                       row.low_95, row.high_95, num, shown=row.outcome == "total_variation")
     rows = contrasts[~contrasts["control"].astype(bool)
                      & (contrasts["outcome"] == "total_variation")]
     for row in rows.itertuples():
-        yield Finding(0, "forks", "(another - same square) of these less of random channels",
+        yield Finding("forks", "(another - same square) of these less of random channels",
                       row.effect, row.low_95, row.high_95, num, p_holm=row.p_holm, p=row.p,
                       p_control=row.p_control, primary=True, shown=True)
 
@@ -291,7 +289,7 @@ def _probes(folder: StudiesFolder) -> Iterator[Finding]:
     table = table[metrics]
     best = table.groupby(["target", "metric"], sort=False)["score"].idxmax()
     for row in table.itertuples():
-        yield Finding(0, row.layer, f"{row.target}, {row.metric}, {row.layer}, shuffled labels "
+        yield Finding(row.layer, f"{row.target}, {row.metric}, {row.layer}, shuffled labels "
                       f"{row.shuffled:.3f}",
                       row.score, row.low_95, row.high_95, row.num_levels, row.base,
                       shown=row.Index in set(best))
