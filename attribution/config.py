@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from attribution.checking.check_files import CHECKS
+from attribution.checking.agent_checks import CHECKS
 from common.errors import UserError
 from common.parameters import one_of, positive
 

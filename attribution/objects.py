@@ -12,16 +12,30 @@ from pathlib import Path
 import numpy as np
 
 from agents.replay import recorded_game
-from attribution.checking.hallucinations import hallucinations
-from attribution.checking.object_files import ObjectsFolder
-from attribution.checking.object_scores import cells_of, object_scores, score_difference
-from attribution.checking.recorded_objects import kinds_in, painted
-from attribution.checking.sources import feature_activations
+from attribution.checking.frames import feature_activations
+from attribution.checking.object_files import (
+    OBJECT_FILES,
+    finite_or_none,
+    has_names,
+    kinds_in,
+    packed,
+    read_names,
+    rendered_without,
+    unpacked,
+    write_names,
+)
+from attribution.checking.object_scores import (
+    cells_of,
+    hallucinations,
+    object_scores,
+    score_difference,
+)
 from attribution.context import AttributionContext, add_agent_flags, add_output_flags
 from attribution.results import finished_layers
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import versions
+from common.results import ResultStore
 
 
 def parser() -> Parser:
@@ -45,16 +59,14 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     context = AttributionContext(args, None if args.layers else finished_layers(args.features_dir))
-    bottlenecks = [bottleneck for bottleneck in context.bottlenecks if bottleneck.layer.is_map]
-    if not bottlenecks:
+    layers = [layer for layer in context.bottlenecks if layer.layer.is_map]
+    if not layers:
         raise UserError("objects go with the cells of a layer, and "
                         f"{', '.join(layer.name for layer in context.bottlenecks)} has none; give "
                         "--layers with cells")
     kinds = kinds_in(recorded_game(context.recording.folder))
-    features = {bottleneck.name: context.features(args.features_dir, bottleneck)
-                for bottleneck in bottlenecks}
-    others = {bottleneck.name: context.features(args.other_features_dir, bottleneck)
-              for bottleneck in bottlenecks
+    features = {layer.name: context.features(args.features_dir, layer) for layer in layers}
+    others = {layer.name: context.features(args.other_features_dir, layer) for layer in layers
               } if args.other_features_dir else {}
     names = [kind.name for kind in kinds]
     observations = context.recording.observations(args.num_observations, args.seed)
@@ -62,47 +74,53 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
               f"layers: {', '.join(features)}; kinds of object: {', '.join(names)}")
         return
-    folder = ObjectsFolder(args.output_dir)
-    folder.open({**context.provenance, "num_observations": args.num_observations,
-                 "seed": args.seed, "kinds": names, "versions": versions()}, args.overwrite)
-    if not folder.masks_file.exists():
-        folder.add_masks(observations, np.stack([
-            pictures.masks for pictures in painted(context.recording.folder, observations, kinds)]))
-    observations, masks = folder.masks()
-    for bottleneck in bottlenecks:
-        own, other = features[bottleneck.name], others.get(bottleneck.name)
-        has_scores = folder.has(bottleneck.name, own.checksum)
+    store = ResultStore(args.output_dir, OBJECT_FILES)
+    store.open({**context.provenance, "num_observations": args.num_observations,
+                "seed": args.seed, "kinds": names, "versions": versions()}, args.overwrite)
+    arrays = store.compute("masks", function=lambda: {
+        "observations": observations, "masks": packed(np.stack([
+            pictures.masks for pictures in rendered_without(
+                context.recording.folder, observations, kinds)]))})
+    observations, masks = arrays["observations"], unpacked(arrays["masks"])
+    episodes = observations[:, 0]
+    for layer in layers:
+        own, other = features[layer.name], others.get(layer.name)
+        has_scores = has_names(store, layer.name, own.checksum)
         if not has_scores or other:
-            activations = feature_activations(context, bottleneck, own, observations)
-            touched = np.moveaxis(cells_of(masks, bottleneck), 1, -1)
+            activations = feature_activations(context, layer, own, observations)
+            touched = np.moveaxis(cells_of(masks, layer), 1, -1)
         if not has_scores:
-            scores = object_scores(activations, touched, observations[:, 0], args.seed)
-            folder.add_scores(bottleneck.name, bottleneck.layer.name, own.checksum, scores, {
-                int(feature): hallucinations(activations[..., feature],
-                                             touched[..., scores.best[feature]],
-                                             observations[:, 0], args.seed)
-                for feature in np.flatnonzero(scores.named)}, observations)
+            scores = object_scores(activations, touched, episodes, args.seed)
+            write_names(
+                store, layer.name, {"layer": layer.layer.name, "features_sha256": own.checksum},
+                names, scores, {int(feature): hallucinations(
+                    activations[..., feature], touched[..., scores.best[feature]], episodes,
+                    args.seed) for feature in np.flatnonzero(scores.named)}, observations)
         if other:
-            folder.add_difference(bottleneck.name, own.checksum, other.checksum, score_difference(
-                activations, feature_activations(context, bottleneck, other, observations), touched,
-                observations[:, 0], args.seed))
-        print(said(bottleneck.name, folder.names(bottleneck.name),
-                   folder.difference(bottleneck.name)))
+            difference, low, high = map(finite_or_none, score_difference(
+                activations, feature_activations(context, layer, other, observations), touched,
+                episodes, args.seed))
+            store.write("compared", layer.name, value={
+                "features_sha256": own.checksum, "other_features_sha256": other.checksum,
+                "difference": difference, "low_95": low, "high_95": high})
+        print(format_scores(layer.name, read_names(store, layer.name), store.read(
+            "compared", layer.name) if store.has("compared", layer.name) else {}))
     print(f"wrote {args.output_dir}: {len(observations)} observations of "
-          f"{len(np.unique(observations[:, 0]))} episodes")
+          f"{len(np.unique(episodes))} episodes")
 
 
-def said(layer: str, found: dict, compared: dict) -> str:
-    """The scores of a layer in a line."""
-    each = [f"{each['name'] or 'no object'} {each['score']:.2f}" if each["score"] is not None
-            else "none" for each in found["features"]]
-    mean = "unknown" if found["score"] is None else (
-        f"{found['score']:.3f} ({found['score_low_95']:.3f} to {found['score_high_95']:.3f}), by "
-        f"chance {found['score_chance']:.3f}")
-    more = "" if compared.get("difference") is None else (
+def format_scores(layer: str, names: dict, compared: dict) -> str:
+    """Return the scores of a layer in a line."""
+    features = [
+        "none" if feature["score"] is None else
+        f"{feature['name'] or 'no object'} {feature['score']:.2f}" for feature in names["features"]]
+    mean = "unknown" if names["score"] is None else (
+        f"{names['score']:.3f} ({names['score_low_95']:.3f} to {names['score_high_95']:.3f}), by "
+        f"chance {names['score_chance']:.3f}")
+    difference = "" if compared.get("difference") is None else (
         f"; {compared['difference']:+.3f} ({compared['low_95']:+.3f} to "
         f"{compared['high_95']:+.3f}) against the other features")
-    return f"{layer}: object score {mean}; features: {', '.join(each)}{more}"
+    return f"{layer}: object score {mean}; features: {', '.join(features)}{difference}"
 
 
 if __name__ == "__main__":

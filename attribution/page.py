@@ -24,8 +24,8 @@ from attribution.advantages import (
     AdvantageSettings,
     find_advantage_settings,
 )
-from attribution.checking.check_files import CHECKS, ChecksFolder
-from attribution.checking.object_files import ObjectsFolder
+from attribution.checking.agent_checks import CHECK_FILES, CHECKS
+from attribution.checking.object_files import OBJECT_FILES
 from attribution.page_contents import (
     Sources,
     gather,
@@ -38,6 +38,7 @@ from attribution.results import AttributionFolder
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
 from common.output_folder import Output
+from common.results import ResultStore
 
 ANALYSES = Path("analysis") / "attribution"
 OUTPUT = Output("page of attribution.page", AttributionPageFolder.PATTERNS)
@@ -117,14 +118,14 @@ def parser() -> Parser:
     return flags
 
 
-def reports_from(page: Path, checks: ChecksFolder) -> dict[str, str]:
+def reports_from(page: Path, checks: ResultStore) -> dict[str, str]:
     """Addresses of the sections of the checks' report, seen from a page's folder, by the names of
     the checks that were made."""
-    if not checks.report_file.is_file():
+    if not checks.has("report"):
         return {}
-    path = Path(os.path.relpath(checks.report_file.absolute(), page.absolute()))
+    path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))
     return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
-            if checks.table_file(check).is_file()}
+            if checks.has(f"{check}_table")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,8 @@ def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path)
     policy, checksum = load_agent(agent), agent_sha256(agent)
     recording = Recording(data, policy, agent)
     sources = Sources(AttributionFolder(attributions), args.features_dir, recording,
-                      agent_digests(agent), ObjectsFolder(args.objects_dir), args.activations)
+                      agent_digests(agent), ResultStore(args.objects_dir, OBJECT_FILES),
+                      args.activations)
     return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
 
 
@@ -163,7 +165,7 @@ def gathered(args: argparse.Namespace, of: Shown, unit: AdvantageSettings) -> Pa
     labels = read_labels(args.labels, of.sources.features) if args.labels else {}
     return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
                   args.bookmarks, args.failure_causes,
-                  reports_from(args.output_dir, ChecksFolder(args.checks_dir)))
+                  reports_from(args.output_dir, ResultStore(args.checks_dir, CHECK_FILES)))
 
 
 @script_main

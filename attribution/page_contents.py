@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from attribution.advantages import AdvantageSettings, advantages_of, calibration_of
-from attribution.checking.object_files import ObjectsFolder
+from attribution.checking.object_files import has_names, read_names
 from attribution.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT
 from attribution.failing.recorded import recorded_causes
 from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
@@ -49,6 +49,7 @@ from attribution.trajectories import Trajectories, best_of_episodes, failures, s
 from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
+from common.results import ResultStore
 
 PRODUCTS = "gradient_activation:"  # before the name of an output
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
@@ -98,7 +99,7 @@ class Sources:
     """
 
     def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agents: Collection[str], objects: ObjectsFolder,
+                 agents: Collection[str], objects: ResultStore,
                  activations: list[str] | None = None):
         self.attributions, self.recording = attributions, recording
         self._objects = objects
@@ -165,10 +166,10 @@ class Sources:
 
     def objects(self, layer: str) -> PageObjects | None:
         """Kinds of object that the features of a layer go with; None where they are not known."""
-        if not self._objects.has(layer, self.features[layer].checksum):
+        if not has_names(self._objects, layer, self.features[layer].checksum):
             return None
-        found = self._objects.names(layer)
-        table = self._objects.scores(layer)[["feature", "kind", *_SCORES]]
+        found = read_names(self._objects, layer)
+        table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
         kinds = [[row._asdict() for row in rows.itertuples(index=False)] for rows in (
             table[(table["feature"] == feature) & table["auc"].notna()].sort_values(
                 "auc", ascending=False).drop(columns="feature")

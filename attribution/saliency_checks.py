@@ -15,14 +15,14 @@ import pandas as pd
 from agents.outputs import ANSWERS, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
+from attribution.checking.object_files import kinds_in
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import (
-    drawn_again,
     randomisation_table,
+    randomise,
     rank_correlations,
     stages_of,
 )
-from attribution.checking.recorded_objects import kinds_in
 from attribution.layers import find_bottlenecks
 from attribution.recordings import RecordedFrames, Recording
 from attribution.through_simulator.comparison import compared, deletion_table
@@ -138,7 +138,7 @@ def randomised(all_maps, maps: list[Map], policy, episodes: np.ndarray, args) ->
     some = slice(0, args.num_randomised)
     stages, found, changed = stages_of(policy), [], policy
     for number, (_, paths) in enumerate(stages):
-        changed = drawn_again(changed, paths, args.seed + number).requires_grad_(False)
+        changed = randomise(changed, paths, args.seed + number).requires_grad_(False)
         found.append([rank_correlations(np.abs(own.values[some]), np.abs(other.values))
                       for own, other in zip(maps, all_maps(changed, some))])
     tables = []

@@ -23,7 +23,7 @@ import record
 from agents.agent_file import load_agent
 from agents.episodes import play_episodes
 from attribution import attribute, checks, features
-from attribution.checking.check_files import CHECKS
+from attribution.checking.agent_checks import CHECKS
 from attribution.failing.playing import with_fates
 from benchmarks.measuring import Apart
 from common.devices import resolve_compute

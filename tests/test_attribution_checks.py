@@ -2,29 +2,26 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT, planted_policy, wait_for
+from conftest import killed_at, planted_policy
 from scipy.stats import spearmanr
 
 import record
 from agents.agent_file import load_agent, save_agent
 from attribution import attribute, checks, features, objects
-from attribution.checking.check_files import CHECKS, ChecksFolder
-from attribution.checking.check_report import report, verdict
-from attribution.checking.object_files import ObjectsFolder
+from attribution.checking.ablation import features_table
+from attribution.checking.agent_checks import CHECK_FILES, CHECKS, report
+from attribution.checking.object_files import OBJECT_FILES, read_names
 from attribution.checking.object_removal import objects_table
-from attribution.checking.randomisation import cascade, drawn_again, rank_correlations, stages_of
-from attribution.checking.taken_out import features_table
+from attribution.checking.randomisation import cascade, randomise, rank_correlations, stages_of
 from attribution.layers import find_bottlenecks
 from attribution.results import AttributionFolder
+from common.results import ResultStore
 from stats.association import rank_correlation, ratio, slope
 from stats.bootstrap import ClusterBootstrap
 
@@ -78,14 +75,14 @@ def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made(agent, run, tmp_path_factory) -> ChecksFolder:
-    folder = ChecksFolder(tmp_path_factory.mktemp("checks") / "out")
-    assert checks.main(arguments_of(agent, run, folder.path)) == 0
-    return folder
+def made(agent, run, tmp_path_factory) -> ResultStore:
+    store = ResultStore(tmp_path_factory.mktemp("checks") / "out", CHECK_FILES)
+    assert checks.main(arguments_of(agent, run, store.path)) == 0
+    return store
 
 
-def table_of(folder: ChecksFolder, check: str) -> pd.DataFrame:
-    return pd.read_csv(folder.table_file(check))
+def table_of(store: ResultStore, check: str) -> pd.DataFrame:
+    return pd.read_csv(store.path / f"{check}.csv")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -118,9 +115,9 @@ def test_the_checks_find_what_was_planted(made):
     random = table_of(made, "randomisation")
     assert random["drawn_again"].tolist() == ["heads", "fc", "block3", "block2", "block1"]
     assert random["correlation"].iloc[-1] < 0.5
-    text = made.report_file.read_text()
+    text = made.read("report")
     for check in CHECKS:
-        assert f'<a id="{check}"></a>' in text and (made.path / f"{check}.png").stat().st_size
+        assert f'<a id="{check}"></a>' in text and made.has(f"{check}_figure")
     assert "yes, in all 1 cases" in text
 
 
@@ -128,7 +125,7 @@ def test_a_planted_feature_is_named_by_its_object(agent, run, tmp_path):
     assert objects.main(["--agent_file", str(agent), "--data_dir", str(run / "data"), "--device",
                          "cpu", "--features_dir", str(run / "features"), "--num_observations",
                          "150", "--output_dir", str(tmp_path / "objects")]) == 0
-    [feature] = ObjectsFolder(tmp_path / "objects").names("block3")["features"]
+    [feature] = read_names(ResultStore(tmp_path / "objects", OBJECT_FILES), "block3")["features"]
     assert feature["name"] == "box" and feature["score"] > 0.85
     assert feature["low_95"] > feature["chance_high"]
 
@@ -141,44 +138,38 @@ def test_attributions_of_the_wrong_sign_are_found_out(agent, run, tmp_path):
         with np.load(path) as found:
             arrays = dict(found)
         np.savez(path, **{**arrays, "cells": -arrays["cells"], "totals": -arrays["totals"]})
-    folder = ChecksFolder(tmp_path / "out")
-    assert checks.main([*arguments_of(agent, run, folder.path, "--checks", "deletion",
+    store = ResultStore(tmp_path / "out", CHECK_FILES)
+    assert checks.main([*arguments_of(agent, run, store.path, "--checks", "deletion",
                                       "interventions", "objects"),
                         "--attribution_dir", str(wrong)]) == 0
-    deletion = table_of(folder, "deletion")
+    deletion = table_of(store, "deletion")
     assert not deletion[deletion["other"] == "random"]["above"].any()
-    [feature] = table_of(folder, "interventions").itertuples()
+    [feature] = table_of(store, "interventions").itertuples()
     assert feature.slope == pytest.approx(-1, abs=0.01)
-    box = table_of(folder, "objects").set_index("kind").loc["box"]
+    box = table_of(store, "objects").set_index("kind").loc["box"]
     assert box["agreement"] < 0.1 and not box["above_chance"]
-    assert "**not so**" not in folder.report_file.read_text()
-    assert "not so for block3, value" in folder.report_file.read_text()
+    assert "not so for block3, value" in store.read("report")
 
 
-def test_a_killed_run_goes_on_and_more_checks_can_be_added(agent, run, made, tmp_path):
-    folder = ChecksFolder(tmp_path / "out")
-    arguments = [*arguments_of(agent, run, folder.path), "--checks", "deletion"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attribution.checks", *arguments, "interventions"], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    first = folder.raw_file("deletion", "value", "block3")
-    wait_for(first.exists, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not folder.report_file.exists()
+def test_a_killed_run_resumes_and_more_checks_can_be_added(agent, run, made, tmp_path):
+    store = ResultStore(tmp_path / "out", CHECK_FILES)
+    arguments = [*arguments_of(agent, run, store.path), "--checks", "deletion"]
+    with killed_at(ResultStore, "write", 2):
+        assert checks.main([*arguments, "interventions"]) == 130
+    first = store.file_of("deletion", "block3", "value")
     written = first.stat().st_mtime_ns
     assert checks.main(arguments) == 0
-    assert 'id="interventions"' not in folder.report_file.read_text()
+    assert 'id="interventions"' not in store.read("report")
     assert checks.main([*arguments, "interventions"]) == 0
     assert first.stat().st_mtime_ns == written
-    found, whole = contents(folder.path), contents(made.path)
-    assert found.keys() == {
+    files, whole = contents(store.path), contents(made.path)
+    assert files.keys() == {
         "settings.json", "report.md", "completeness.csv", "deletion.csv", "interventions.csv",
         "raw/deletion/block3/value.npz", "raw/interventions/block3/value.npz"}
-    assert all(found[name] == whole[name] for name in found if name != "report.md")
+    assert all(files[name] == whole[name] for name in files if name != "report.md")
 
 
-def test_what_does_not_belong_together_is_refused(agent, run, tmp_path, capsys):
+def test_attributions_of_another_agent_or_recording_are_refused(agent, run, tmp_path, capsys):
     arguments = arguments_of(agent, run, tmp_path / "out")
     settings = json.loads((run / "attribution" / "settings.json").read_text())
     layer = json.loads((run / "attribution" / "block3" / "settings.json").read_text())
@@ -200,11 +191,11 @@ def test_what_does_not_belong_together_is_refused(agent, run, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_drawn_again_are_the_parts_from_the_top_and_no_others(agent):
+def test_randomisation_reinitialises_the_parts_from_the_top_and_no_others(agent):
     policy = load_agent(agent)
     stages = stages_of(policy)
     before = policy.state_dict()
-    after = drawn_again(policy, stages[1][1], 0).state_dict()
+    after = randomise(policy, stages[1][1], 0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"embedder.fc.weight", "embedder.fc.bias"}
     parts = [each.state_dict() for each in cascade(policy, 0)]
@@ -229,7 +220,7 @@ def test_rank_correlations_are_those_of_spearman():
             spearmanr(maps[number].ravel(), others[number].ravel()).statistic)
 
 
-def test_two_numbers_go_together_as_scipy_says():
+def test_associations_are_those_of_scipy():
     rng = np.random.default_rng(0)
     episodes = np.repeat(np.arange(12), 10)
     x = rng.normal(size=120)
@@ -257,7 +248,7 @@ def test_slopes_are_those_of_least_squares():
         assert row["low_95"] < row["slope"] < row["high_95"]
     assert table["r2"].iloc[0] > 0.95 > 0.2 > table["r2"].iloc[1]
     assert table["slope"].isna().tolist() == [False, False, True]
-    assert "1 of 2 intervals" not in verdict("interventions", table)
+    assert "1 of 2 intervals" not in CHECKS["interventions"].verdict(table)
 
 
 def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agent):
@@ -291,7 +282,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
     table = table.reset_index()
     table.insert(0, "output", "value")
     table.insert(0, "layer", "block3")
-    said = verdict("objects", table)
+    said = CHECKS["objects"].verdict(table)
     assert "in 1 of 2 cases; not so for block3, value, saw" in said
     assert said in report({"objects": table}, "Some frames.")
 
@@ -299,7 +290,7 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
 def test_the_attributions_checked_are_those_on_disk(agent, run, made):
     """Expected changes of interventions are the stored totals."""
     folder = AttributionFolder(run / "attribution")
-    raw = np.load(made.raw_file("interventions", "value", "block3"))
+    raw = made.read("interventions", "block3", "value")
     everything = np.concatenate([folder.attributed("block3", "value", number).totals
                                  for number in range(10)])[:, 0]
     assert len(raw["totals"]) == NUM_FRAMES and np.isin(raw["totals"], everything).all()

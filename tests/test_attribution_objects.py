@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from conftest import small_policy
@@ -16,12 +15,21 @@ from agents.agent_file import save_agent
 from agents.replay import replayed
 from agents.rollout_files import RolloutFolder
 from attribution import features, objects
-from attribution.checking.hallucinations import hallucinations
-from attribution.checking.object_files import ObjectsFolder
-from attribution.checking.object_scores import cells_of, object_scores, score_difference
-from attribution.checking.recorded_objects import painted
+from attribution.checking.object_files import (
+    OBJECT_FILES,
+    read_names,
+    rendered_without,
+    unpacked,
+)
+from attribution.checking.object_scores import (
+    cells_of,
+    hallucinations,
+    object_scores,
+    score_difference,
+)
 from attribution.layers import find_bottlenecks
 from common.errors import UserError
+from common.results import ResultStore
 from envs.objects import objects_of
 
 
@@ -72,7 +80,7 @@ def test_recorded_frames_are_played_again_from_seed_and_actions(data):
     assert list(states) == rows
     places = np.array([(2, row) for row in rows])
     frames = folder.episode(2).frames
-    for row, pictures in zip(rows, painted(folder, places, objects_of("coinrun"))):
+    for row, pictures in zip(rows, rendered_without(folder, places, objects_of("coinrun"))):
         assert np.array_equal(pictures.frame, frames[row])
         assert pictures.masks.any(axis=(1, 2)).sum() >= 3
         assert pictures.without.shape == (len(objects_of("coinrun")), 64, 64, 3)
@@ -233,43 +241,40 @@ def test_objects_of_a_recording_are_written_and_read(agent, data, found, tmp_pat
     assert not (tmp_path / "objects").exists()
     assert objects.main(arguments) == 0
     assert "block3: object score" in capsys.readouterr().out
-    folder = ObjectsFolder(tmp_path / "objects")
-    assert folder.layers() == ["block3"]
-    assert folder.kinds() == [kind.name for kind in objects_of("coinrun")]
-    observations, masks = folder.masks()
-    assert masks.shape == (120, len(folder.kinds()), 64, 64) and len(observations) == 120
-    again = np.stack([each.masks for each in painted(
+    store = ResultStore(tmp_path / "objects", OBJECT_FILES)
+    assert store.keys("names") == ["block3"]
+    kinds = store.settings()["kinds"]
+    assert kinds == [kind.name for kind in objects_of("coinrun")]
+    arrays = store.read("masks")
+    observations, masks = arrays["observations"], unpacked(arrays["masks"])
+    assert masks.shape == (120, len(kinds), 64, 64) and len(observations) == 120
+    again = np.stack([each.masks for each in rendered_without(
         RolloutFolder(data), observations[:9], objects_of("coinrun"))])
     np.testing.assert_array_equal(masks[:9], again)
-    names, table = folder.names("block3"), pd.read_csv(folder.scores_file("block3"))
+    names, table = read_names(store, "block3"), store.read("scores", "block3")
     assert len(names["features"]) == 3 and 0.5 < names["score"] <= 1
-    assert len(table) == 3 * len(folder.kinds())
+    assert len(table) == 3 * len(kinds)
     for number, feature in enumerate(names["features"]):
         best = table[table["feature"] == number].sort_values("auc").dropna().iloc[-1]
         assert feature["kind"] == best["kind"]
         assert feature["score"] == pytest.approx(best["auc"], rel=1e-5)
         assert feature["name"] == (best["kind"] if best["low_95"] > best["chance_high"] else None)
         assert (feature["name"] is None) == (feature["hallucinations"] is None)
-    listed = pd.read_csv(folder.hallucinations_file("block3"))
+    listed = store.read("hallucinations", "block3")
     assert {row.feature for row in listed.itertuples()} == {
         number for number, feature in enumerate(names["features"]) if feature["hallucinations"]}
     assert (listed["activation"] > listed["threshold"]).all()
-    kinds = dict(enumerate(folder.kinds()))
     for row in listed.itertuples():
         [frame] = np.flatnonzero((observations == (row.episode, row.row)).all(axis=1))
-        [kind] = [number for number, name in kinds.items() if name == row.kind]
-        assert not masks[frame, kind, 8 * row.cell_row:8 * row.cell_row + 4,
+        assert not masks[frame, kinds.index(row.kind), 8 * row.cell_row:8 * row.cell_row + 4,
                          8 * row.cell_column:8 * row.cell_column + 4].any()
     before = {path: path.read_bytes() for path in (tmp_path / "objects").rglob("*.*")}
     (tmp_path / "objects" / "block3" / "names.json").unlink()
     assert objects.main(arguments) == 0  # as after a kill
     assert before == {path: path.read_bytes() for path in before}
-    assert folder.difference("block3") == {}
+    assert not store.has("compared", "block3")
     assert objects.main([*arguments, "--other_features_dir", str(found)]) == 0
-    assert folder.difference("block3")["difference"] == 0
-    folder.masks_file.write_bytes(folder.masks_file.read_bytes()[:-20])
-    assert objects.main(arguments) == 2
-    assert str(folder.masks_file) in capsys.readouterr().err
+    assert store.read("compared", "block3")["difference"] == 0
 
 
 def test_units_and_other_games_and_agents_are_refused(agent, data, found, tmp_path, capsys):

@@ -33,7 +33,7 @@ from attribution.advantages import (
     estimated_scale,
     find_advantage_settings,
 )
-from attribution.checking.object_files import ObjectsFolder
+from attribution.checking.object_files import OBJECT_FILES, write_names
 from attribution.checking.object_scores import ObjectScores
 from attribution.failing.recorded import recorded_causes
 from attribution.page_files import FORMAT, LEVELS, TILES
@@ -41,6 +41,7 @@ from attribution.results import INPUT, FeaturesFolder
 from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
+from common.results import ResultStore
 from common.settings import save_settings
 from envs.procgen_env import EnvConfig
 from tools.browser import SHOWN, opened_page, running_browser, served
@@ -478,14 +479,15 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
 
 
 def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
-    objects = ObjectsFolder(tmp_path / "objects")
-    objects.open({"kinds": ["coin", "saw_blade"]}, overwrite=False)
+    objects = ResultStore(tmp_path / "objects", OBJECT_FILES)
+    objects.open({})
     auc = np.array([[0.9, 0.6], [0.4, 0.81], [0.55, np.nan], [0.5, 0.52], [np.nan, np.nan]])
     scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
                           auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
     checksum = FeaturesFolder(run.folder / "features", MAP).read().checksum
-    objects.add_scores(MAP, "embedder.relu3", checksum, scores, {}, [])
-    objects.add_scores(UNITS, UNITS, "0" * 64, scores, {}, [])  # of other features
+    for layer, features in ((MAP, checksum), (UNITS, "0" * 64)):  # the latter are others
+        write_names(objects, layer, {"layer": layer, "features_sha256": features},
+                    ["coin", "saw_blade"], scores, {}, np.empty((0, 2)))
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "report.md").write_text("all is well")
     (tmp_path / "checks" / "deletion.csv").write_text("layer,output")

@@ -10,8 +10,6 @@ from scipy.stats import spearmanr
 from attribution import table
 from attribution.advantages import advantages_of
 from attribution.article.claims import CLAIMS
-from attribution.checking.check_files import OBJECTS, ChecksFolder
-from attribution.checking.object_files import ObjectsFolder
 from attribution.failing.files import CausesFolder
 from attribution.results import Attributed, AttributionFolder, FeaturesFolder
 from attribution.trajectories import Trajectories
@@ -142,14 +140,14 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
         {**objects, "kind": "coin", "density": 2.25, "density_low_95": 1.1, "attribution_sign": .4},
         {**objects, "kind": "saw", "density": 1.2, "density_low_95": 0.9, "attribution_sign": -.2},
         {**objects, "kind": "lava", "frames": 3},
-    ]).to_csv(ChecksFolder(path / "checks").table_file(OBJECTS), index=False)
+    ]).to_csv(path / "checks" / "objects.csv", index=False)
     none = {"name": None, "hallucinations": None}
     coin = {"name": "coin", "hallucinations": 7.5, "hallucinations_low_95": 5.0,
             "hallucinations_high_95": 9.0}
-    save_json(ObjectsFolder(path / "objects").names_file("block2"), {
+    save_json(path / "objects" / "block2" / "names.json", {
         "features": [none, coin, {**coin, "name": "saw", "hallucinations": 8.5}], "score": 0.8,
         "score_low_95": 0.7, "score_high_95": 0.9, "score_chance": 0.5})
-    save_json(ObjectsFolder(path / "objects").compared_file("block2"),
+    save_json(path / "objects" / "block2" / "compared.json",
               {"difference": 0.03, "low_95": -0.01, "high_95": 0.07})
     causes = CausesFolder(path / "causes", "coinrun")
     causes.path.mkdir()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from attribution.checking.check_files import OBJECTS, ChecksFolder
-from attribution.checking.object_files import ObjectsFolder
+from attribution.checking.agent_checks import CHECK_FILES
+from attribution.checking.object_files import OBJECT_FILES
 from attribution.failing.files import CausesFolder
 from attribution.results import (
     AttributionFolder,
@@ -16,6 +16,7 @@ from attribution.results import (
     LayerFeatures,
 )
 from common.errors import UserError
+from common.results import ResultStore
 
 
 class AgentStudies:
@@ -33,7 +34,7 @@ class AgentStudies:
         self.path = Path(path)
         self.attributions = AttributionFolder(self.path / "attribution")
         self.attributions.settings()
-        self.objects = ObjectsFolder(self.path / "objects")
+        self.objects = ResultStore(self.path / "objects", OBJECT_FILES)
         self.causes = CausesFolder(self.path / "causes")
         self.layers = [layer for layer in self.attributions.layers()
                        if (self.path / "features" / layer).is_dir()]
@@ -48,8 +49,8 @@ class AgentStudies:
 
     def densities(self, layer: str, output: str) -> pd.DataFrame:
         """Attributions on objects, a row a kind; empty if they have not been checked."""
-        folder = ChecksFolder(self.path / "checks")
-        if not folder.table_file(OBJECTS).exists():
+        store = ResultStore(self.path / "checks", CHECK_FILES)
+        if not store.has("objects_table"):
             return pd.DataFrame()
-        table = folder.densities()
+        table = store.read("objects_table")
         return table[(table["layer"] == layer) & (table["output"] == output)]

@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 from agents.outputs import VALUE
 from attribution.advantages import AdvantageSettings, advantages_of
 from attribution.article.agent_studies import AgentStudies
-from attribution.checking.object_files import RATES
+from attribution.checking.object_files import RATES, read_names
 from attribution.failing.counting import ANY
 from attribution.failing.files import ORIGINAL
 from attribution.results import AttributionFolder
@@ -96,7 +96,8 @@ def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Findin
         entries = np.array(studies.features[each].found["largest_entry"])
         yield Finding("features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
-        compared = studies.objects.difference(each)
+        compared = (studies.objects.read("compared", each)
+                    if studies.objects.has("compared", each) else {})
         if compared.get("difference") is not None:
             yield Finding("observations", f"object score minus that of features of activations, "
                           f"{each}", *(compared[name] for name in (
@@ -131,9 +132,9 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     yield Finding("steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
                   shown=True)
     yield Finding("steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
-    for each in studies.objects.layers():
+    for each in studies.objects.keys("names"):
         rates = []
-        for number, feature in enumerate(studies.objects.names(each)["features"], start=1):
+        for number, feature in enumerate(read_names(studies.objects, each)["features"], start=1):
             rate, low, high = (feature.get(name) for name in RATES)
             if rate is not None:
                 rates.append(rate)
@@ -193,8 +194,8 @@ def _steps_left(steps: Trajectories) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _object_scores(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    for each in studies.objects.layers():
-        found = studies.objects.names(each)
+    for each in studies.objects.keys("names"):
+        found = read_names(studies.objects, each)
         if found["score"] is not None:
             yield Finding("observations", f"object score, {each}", found["score"],
                           found["score_low_95"], found["score_high_95"], 0, found["score_chance"],

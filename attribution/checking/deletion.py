@@ -1,58 +1,139 @@
-"""Deletion and insertion: what becomes of an output while a layer's cells go to the baseline, or
-come from it, in the order of their attributions.
+"""Deletion and insertion: an output as cells of a layer are replaced by the baseline (deletion) or
+restored (insertion), in the order of their attributions.
 
 Petsiuk, Das and Saenko (2018), "RISE", section 3.3, with the cells of a layer in the place of
-pixels. The cells with the largest attribution, those that raise the output most, go or come first,
-so good orders have a small area under the curve of deletion, and a large one under that of
-insertion. Beside it the orders of gradient times activation and of the size of the activations
-(Euclidean norm over channels), and random ones.
+pixels. The cells with the largest attribution, those that raise the output most, come first, so
+good orders have a small area under the curve of deletion, and a large one under that of insertion.
+They are compared with the orders of gradient times activation and of the size of the activations
+(Euclidean norm over channels), and with random orders.
 
-Letters in shape comments: N frames, B of a batch, P cells, C channels, M points of a curve.
+Letters in shape comments: N frames, B of a batch, P cells, C channels, H W a layer's grid, M points
+of a curve, R changed frames.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
-from attribution.checking.checked_frames import Batch, CheckedFrames, CheckedLayer
+from attribution.checking.check import (
+    Arrays,
+    Check,
+    CheckContext,
+    Name,
+    Subject,
+    panels,
+    summarise,
+)
+from attribution.checking.frames import Batch, CheckedFrames, CheckedLayer
+from common.palette import BLUE, COLOURS, DARK_GREY, VERMILION
 from common.progress import Progress
+from common.results import Array
 from stats.bootstrap import ClusterBootstrap
 
-POINTS = 9  # of a curve, both ends among them
+POINTS = 9  # of a curve, including both ends
 RANDOM_ORDERS = 2
 ATTRIBUTION, GRADIENT, ACTIVATION, RANDOM = ORDERS = (
     "attribution", "gradient times activation", "size of the activations", "random")
 KINDS = ("deletion", "insertion")
+COMPARISON = ("better", "low_95", "high_95", "above")  # see compare_areas
+_CHANGED_PER_BATCH = 512
 
 
-@dataclasses.dataclass(frozen=True)
-class Curves:
-    """Outputs while cells go and come.
+class Deletion(Check):
+    """Deletion and insertion curves.
 
-    Attributes:
-        values: float32 (N, orders, 2, M): by order of ``ORDERS``, deletion and insertion. The first
-            point has no cell gone or come, the last one all.
+    ``values`` float32 (N, orders, 2, M): the output by order of ``ORDERS``, deletion and insertion.
+    At the first point no cell has been replaced or restored, at the last one all cells.
     """
 
-    values: np.ndarray
+    name = "deletion"
+    title = "Do the cells with the largest attributions matter most?"
+    method = (
+        "Cells of the layer go to the baseline (deletion) or come from it (insertion), those "
+        "with the largest attribution first. Areas under the curves are in deviations of the "
+        "output. Better: by how much the area is smaller than that of the other order in "
+        "deletion, and larger in insertion. Bar: the 95 % interval against random orders "
+        "lies above 0.")
+    columns: ClassVar = {"kind": "curve", "other": "against", "area": "area",
+        "other_area": "other's area", "better": "better", "low_95": "low", "high_95": "high"}
+    arrays: ClassVar = {"values": Array(np.float32, f"N {len(ORDERS)} 2 {POINTS}")}
 
-    @property
-    def areas(self) -> np.ndarray:
-        """Mean heights (N, orders, 2): areas under the curves over a length of 1."""
-        return (self.values[..., 1:] + self.values[..., :-1]).mean(axis=-1) / 2
+    def compute(self, context: CheckContext, subject: Subject) -> Arrays:
+        return {"values": deletion_curves(context.layer(subject), context.frames,
+                                          context.cells(subject), context.seed)}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        """Compare the order of attributions with the other orders.
+
+        Returns:
+            A row per kind of curve and other order, with the columns ``kind``, ``other``, ``area``
+            and ``other_area`` (under the curves, in deviations of the output), and those of
+            ``compare_areas``.
+        """
+        deviation = context.attributions.summary(*subject.name)["deviation"] or 1.0
+        areas = areas_under(arrays["values"]) / deviation  # (N, orders, 2)
+        bootstrap = ClusterBootstrap(context.frames.episodes, context.seed)
+        return pd.DataFrame([
+            (kind, order, *compare_areas(areas[:, 0, number], areas[:, place, number], kind,
+                                         bootstrap))
+            for number, kind in enumerate(KINDS) for place, order in enumerate(ORDERS) if place],
+            columns=["kind", "other", "area", "other_area", *COMPARISON])
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        figure, axes_of = panels(len(arrays), len(KINDS))
+        for row, (name, stored) in zip(axes_of, arrays.items()):
+            curves = stored["values"].mean(axis=0).swapaxes(0, 1)  # (2, orders, M)
+            for axes, kind, heights_of in zip(row, KINDS, curves):
+                for colour, order, heights in zip((VERMILION, BLUE, COLOURS[2], DARK_GREY), ORDERS,
+                                                  heights_of):
+                    axes.plot(np.linspace(0, 1, POINTS), heights, color=colour, label=order)
+                axes.set(title=f"{', '.join(name)}: {kind}", xlabel="share of the cells",
+                         ylabel="mean output")
+        axes_of[0, 0].legend(fontsize=8)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        random = table[table["other"] == RANDOM]
+        return " ".join(
+            summarise(rows["above"], rows, f"{kind.capitalize()} is better than random order")
+            for kind in KINDS if len(rows := random[random["kind"] == kind]))
+
+
+def areas_under(curves: np.ndarray) -> np.ndarray:
+    """Return the areas under curves (…, M) over a length of 1."""
+    return (curves[..., 1:] + curves[..., :-1]).mean(axis=-1) / 2
+
+
+def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
+                  bootstrap: ClusterBootstrap) -> tuple:
+    """Compare areas under the curves of two orders in the same frames (N,).
+
+    Returns:
+        Both means, then ``better`` (by how much the first order is better: its area is smaller in
+        deletion and larger in insertion), ``low_95``, ``high_95``, and ``above`` (whether this
+        interval lies above 0).
+    """
+    better = (areas - others) * (1 if kind == "insertion" else -1)
+    low, high = bootstrap.interval(better[None])[:, 0]
+    return areas.mean(), others.mean(), better.mean(), low, high, bool(low > 0)
 
 
 def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np.ndarray,
-                    seed: int) -> Curves:
-    """The curves of frames.
+                    seed: int) -> np.ndarray:
+    """Compute deletion and insertion curves, see ``Deletion``.
 
     Args:
-        attributions: of each cell (N, H, W).
-        seed: of the random orders.
+        attributions: attribution to each cell (N, H, W).
+        seed: seed of the random orders.
+
+    Returns:
+        float32 (N, orders, 2, M).
     """
     rng = np.random.default_rng(seed)
     values = np.empty((len(frames.step), len(ORDERS), len(KINDS), POINTS), np.float32)
@@ -60,79 +141,49 @@ def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np
         for batch in layer.batches(frames):
             values[batch.rows] = _curves(layer, batch, attributions[batch.rows], rng)
             progress.update(batch.rows.stop)
-    return Curves(values)
+    return values
 
 
 def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
             rng: np.random.Generator) -> np.ndarray:
-    """(B, orders, 2, M)."""
+    """Compute the curves of a batch (B, orders, 2, M)."""
     activations = batch.prefix.activations
     number, _, height, width = activations.shape
     gradient = layer.attributor.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]
     scores = [attributions, gradient.sum(axis=1), activations.norm(dim=1).cpu().numpy()]
-    # Place of each cell in an order (B, P): those with a small one go, or come, first.
-    ranks = [np.argsort(np.argsort(-each.reshape(number, -1), axis=1, kind="stable"), axis=1)
-             for each in scores]
+    # Rank of each cell in an order (B, P): cells with small ranks are replaced, or restored, first.
+    ranks = [np.argsort(np.argsort(-score.reshape(number, -1), axis=1, kind="stable"), axis=1)
+             for score in scores]
     random = [rng.permuted(np.tile(np.arange(height * width), (number, 1)), axis=1)
               for _ in range(RANDOM_ORDERS)]
     changed = np.round(np.linspace(0, height * width, POINTS)).astype(int)[1:-1]
-    kept = np.stack([np.stack([keep(rank, some) for some in changed], axis=1) for keep, rank in (
-        *((np.greater_equal, each) for each in (*ranks, *random)),  # the last ones: deletion
-        *((np.less, each) for each in ranks))], axis=1)  # the first ones: insertion
+    kept = np.stack([
+        *(rank[:, None] >= changed[:, None] for rank in (*ranks, *random)),  # the last: deletion
+        *(rank[:, None] < changed[:, None] for rank in ranks)],  # the first: insertion
+        axis=1)  # (B, orders, M - 2, P)
     inner = _outputs(layer, batch, kept.reshape(-1, 1, height, width)).reshape(kept.shape[:3])
     rows = np.arange(number)
-    ends = [np.tile(layer.outputs(batch, each, rows)[:, None, None], (1, kept.shape[1], 1))
-            for each in (activations, layer.baseline.to(activations).expand_as(activations))]
+    full, empty = (np.tile(layer.outputs(batch, end, rows)[:, None, None], (1, kept.shape[1], 1))
+                   for end in (activations, layer.baseline.to(activations).expand_as(activations)))
     own = len(ranks)
-    gone = np.concatenate([ends[0], inner, ends[1]], axis=2)[:, :own + RANDOM_ORDERS]
-    come = np.concatenate([ends[1], inner, ends[0]], axis=2)[:, own + RANDOM_ORDERS:]
+    deleted = np.concatenate([full, inner, empty], axis=2)[:, :own + RANDOM_ORDERS]
+    inserted = np.concatenate([empty, inner, full], axis=2)[:, own + RANDOM_ORDERS:]
     # A random order read from its end is another one, which has the same curve from its other end.
-    by_chance = gone[:, own:].mean(axis=1, keepdims=True)
-    return np.stack([np.concatenate([gone[:, :own], by_chance], axis=1),
-                     np.concatenate([come, by_chance[..., ::-1]], axis=1)], axis=2)
+    by_chance = deleted[:, own:].mean(axis=1, keepdims=True)
+    return np.stack([np.concatenate([deleted[:, :own], by_chance], axis=1),
+                     np.concatenate([inserted, by_chance[..., ::-1]], axis=1)], axis=2)
 
 
 def _outputs(layer: CheckedLayer, batch: Batch, kept: np.ndarray) -> np.ndarray:
-    """Outputs where only the cells ``kept`` (R, 1, H, W) are not at the baseline; R / B in a row
-    belong to a frame: (R,)."""
+    """Compute outputs with all cells at the baseline but those in ``kept`` (R, 1, H, W), of which
+    R / B successive ones belong to each frame: (R,)."""
     activations = batch.prefix.activations
     base = layer.baseline.to(activations)
     frame = np.repeat(np.arange(len(activations)), len(kept) // len(activations))
-    found = []
-    for some in _pieces(len(kept)):
-        cells = torch.from_numpy(kept[some]).to(activations.device)
-        changed = torch.where(cells, activations[torch.from_numpy(frame[some])], base)
-        found.append(layer.outputs(batch, changed, frame[some]))
-    return np.concatenate(found)
-
-
-def _pieces(number: int, size: int = 512) -> list[slice]:
-    return [slice(begin, begin + size) for begin in range(0, number, size)]
-
-
-def deletion_table(curves: Curves, episodes: np.ndarray, deviation: float,
-                   seed: int) -> pd.DataFrame:
-    """How much better the order of attributions is than the others.
-
-    Args:
-        episodes: of each frame (N,).
-        deviation: of the output over observations, the unit of the table.
-        seed: of the bootstrap over episodes.
-
-    Returns:
-        A row a kind of curve and other order, with the columns ``kind``, ``other``, ``area`` and
-        ``other_area`` (under the curves, in deviations of the output), ``better`` (by how much the
-        order of attributions is better: its area is smaller in deletion, and larger in insertion),
-        ``low_95``, ``high_95``, and ``above`` (whether this interval lies above 0).
-    """
-    areas = curves.areas / deviation
-    bootstrap, rows = ClusterBootstrap(episodes, seed), []
-    for number, kind in enumerate(KINDS):
-        own = areas[:, 0, number]
-        for place, other in enumerate(ORDERS[1:], start=1):
-            better = (own - areas[:, place, number]) * (1 if kind == "insertion" else -1)
-            low, high = bootstrap.interval(better[None])[:, 0]
-            rows.append((kind, other, own.mean(), areas[:, place, number].mean(), better.mean(),
-                         low, high, bool(low > 0)))
-    return pd.DataFrame(rows, columns=["kind", "other", "area", "other_area", "better", "low_95",
-                                       "high_95", "above"])
+    outputs = []
+    for begin in range(0, len(kept), _CHANGED_PER_BATCH):
+        part = slice(begin, begin + _CHANGED_PER_BATCH)
+        cells = torch.from_numpy(kept[part]).to(activations.device)
+        changed = torch.where(cells, activations[torch.from_numpy(frame[part])], base)
+        outputs.append(layer.outputs(batch, changed, frame[part]))
+    return np.concatenate(outputs)

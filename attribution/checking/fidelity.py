@@ -2,50 +2,100 @@
 
 Yeh et al. (2019), "On the (in)fidelity and sensitivity of explanations". Infidelity: activations
 move by random shares of their distance from the baseline (normally distributed, NOISE); the mean
-squared difference between what the attributions say that this does to the output, and what it does;
-here as a share of the mean square of the latter, so that 1 is as good as attributions of zero.
+squared difference between the change of the output that the attributions predict and the actual
+one; here as a share of the mean square of the latter, so that attributions of zero have 1.
 Sensitivity: the largest relative change of the attributions (Euclidean norm) while activations move
 by shares of at most NOISE.
 
-Letters in shape comments: N frames, B of a batch, C H W a layer, R changed frames.
+Letters in shape comments: N frames, B of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
+import pandas as pd
 import torch
 from captum.metrics import infidelity, sensitivity_max
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from attribution.checking.checked_frames import Batch, CheckedFrames, CheckedLayer
-from attribution.integrated_gradients import PrefixActivations
+from attribution.checking.check import Arrays, Check, CheckContext, Name, Subject, panels
+from attribution.checking.frames import Batch, CheckedFrames, CheckedLayer
+from attribution.integrated_gradients import Integration, PrefixActivations
 from common.progress import Progress
+from common.results import Array
 
+NUM_FRAMES = 32  # each with attributions of many changed activations
 NOISE = 0.1
-CHANGES = 10  # of a frame
-_FRAMES_A_PASS = 8
+CHANGES = 10  # per frame
+_FRAMES_PER_BATCH = 8
+
+
+class Fidelity(Check):
+    """``values`` float64 (N, 2): infidelity and sensitivity; NaN where they are not defined."""
+
+    name = "fidelity"
+    title = "Infidelity and sensitivity"
+    method = (
+        "By captum, after Yeh et al. (2019), with small random changes of the activations. "
+        "Infidelity: mean squared error of what attributions say of them, as a share of the "
+        "mean square of what they do; 1 is as good as no attributions. Sensitivity: the "
+        "largest relative change of the attributions.")
+    columns: ClassVar = {"frames": "frames", "infidelity": "infidelity (median)",
+        "sensitivity": "sensitivity (median)"}
+    arrays: ClassVar = {"values": Array(np.float64, "N 2", finite=False)}
+
+    def compute(self, context: CheckContext, subject: Subject) -> Arrays:
+        settings = context.attributions.settings()
+        layer = context.layer(subject, Integration(settings["steps"], settings["rule"], None))
+        return {"values": fidelity_of(layer, context.frames.subset(NUM_FRAMES), context.seed)}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        values = arrays["values"]
+        return pd.DataFrame([(len(values), *np.nanmedian(values, axis=0))],
+                            columns=["frames", "infidelity", "sensitivity"])
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        figure, axes_of = panels(1, 2)
+        names = [", ".join(name) for name in arrays]
+        for number, (axes, title) in enumerate(zip(axes_of[0], ("infidelity", "sensitivity"))):
+            columns = [stored["values"][:, number] for stored in arrays.values()]
+            axes.boxplot([column[np.isfinite(column)] for column in columns],
+                         orientation="horizontal")
+            axes.set_yticks(np.arange(1, len(names) + 1), names, fontsize=8)
+            axes.set(xlabel=title)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        return (f"Infidelity: median {table['infidelity'].median():.2f}; sensitivity: median "
+                f"{table['sensitivity'].median():.2f}.")
 
 
 def fidelity_of(layer: CheckedLayer, frames: CheckedFrames, seed: int) -> np.ndarray:
-    """Infidelity and sensitivity of attributions in frames, float64 (N, 2); NaN where changes do
-    nothing, or nothing is attributed.
+    """Compute infidelity and sensitivity of attributions in frames.
 
     Args:
-        layer: with the integration that is checked.
-        seed: of the changes.
+        layer: layer with the integration that is checked.
+        seed: seed of the changes.
+
+    Returns:
+        float64 (N, 2); NaN where changes have no effect, or nothing is attributed.
     """
-    found = []
+    values = []
     with torch.random.fork_rng(), Progress(len(frames.step), "fidelity frame") as progress:
         for batch in layer.batches(frames):
-            for begin in range(0, len(batch.actions), _FRAMES_A_PASS):
-                rows = torch.arange(begin, min(begin + _FRAMES_A_PASS, len(batch.actions)))
-                found.append(_fidelity(layer, batch, rows, seed))
+            for begin in range(0, len(batch.actions), _FRAMES_PER_BATCH):
+                rows = torch.arange(begin, min(begin + _FRAMES_PER_BATCH, len(batch.actions)))
+                values.append(_fidelity(layer, batch, rows, seed))
                 progress.update(progress.done + len(rows))
-    return np.concatenate(found)
+    return np.concatenate(values)
 
 
 def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
-    """(B, 2)."""
+    """Compute infidelity and sensitivity in rows of a batch (B, 2)."""
     activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.baseline.expand_as(activations)
 
@@ -55,28 +105,28 @@ def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.
     def attribute(changed: tuple[Tensor, ...],
                   additional_forward_args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         [frame] = additional_forward_args
-        read = tuple(each[frame] for each in batch.prefix.also_read)
-        with torch.enable_grad():  # captum forbids it
-            found = layer.attributor.attribute(PrefixActivations(changed[0].detach(), read),
-                                               batch.actions[frame.numpy()], np.zeros(1))
-        return (torch.from_numpy(found.values[0]).reshape(changed[0].shape),)
+        also_read = tuple(state[frame] for state in batch.prefix.also_read)
+        with torch.enable_grad():  # which captum disables
+            values = layer.attributor.attribute(PrefixActivations(changed[0].detach(), also_read),
+                                                batch.actions[frame.numpy()], np.zeros(1)).values
+        return (torch.from_numpy(values[0]).reshape(changed[0].shape),)
 
-    def moved(inputs: Tensor, baselines: Tensor) -> tuple[Tensor, Tensor]:
+    def move(inputs: Tensor, baselines: Tensor) -> tuple[Tensor, Tensor]:
         shares = NOISE * torch.randn(inputs.shape)
         return shares, inputs - shares * (inputs - baselines)
 
-    def moved_a_little(inputs: Tensor, radius: float) -> tuple[Tensor, ...]:
+    def move_slightly(inputs: Tensor, radius: float) -> tuple[Tensor, ...]:
         starts = base.repeat_interleave(len(inputs) // len(base), dim=0)
         return (inputs + radius * (2 * torch.rand(inputs.shape) - 1) * (inputs - starts),)
 
-    [own] = attribute((activations,), (rows,))
+    [attributed] = attribute((activations,), (rows,))
     errors = []
-    for attributions in (own, torch.zeros_like(own)):
+    for attributions in (attributed, torch.zeros_like(attributed)):
         torch.manual_seed(seed)
-        errors.append(infidelity(output, moved, activations, attributions, base.contiguous(),
+        errors.append(infidelity(output, move, activations, attributions, base.contiguous(),
                                  rows, n_perturb_samples=CHANGES))
     torch.manual_seed(seed)
-    sensitivity = sensitivity_max(attribute, activations, moved_a_little, NOISE, CHANGES,
+    sensitivity = sensitivity_max(attribute, activations, move_slightly, NOISE, CHANGES,
                                   additional_forward_args=(rows,))
     ratio = torch.where(errors[1] > 0, errors[0] / errors[1], torch.nan)
     return torch.stack([ratio.double(), sensitivity.double()], dim=1).cpu().numpy()

@@ -1,92 +1,166 @@
-"""Objects taken out of the real game in single frames: does the output change by what was
+"""Removal of objects from the real game in single frames: does the output change by what was
 attributed to the cells in which they lie?
 
 Atrey, Clary and Jensen (2020), "Exploratory not explanatory: counterfactual analysis of saliency
-maps for deep reinforcement learning". The frame is drawn once more without one kind of object, and
-the agent, with the same memory, sees this one.
+maps for deep reinforcement learning". The frame is rendered again without one kind of object, and
+the agent, with the same memory, sees this frame.
 
 Letters in shape comments: N frames, K kinds of object, J outputs, H W cells of a layer.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from agents.acting import run_policy
 from agents.outputs import Output
-from attribution.checking.checked_frames import CheckedFrames
+from attribution.checking.check import (
+    Arrays,
+    Check,
+    CheckContext,
+    Name,
+    Subject,
+    by_name,
+    panels,
+    summarise,
+)
+from attribution.checking.object_files import packed, rendered_without, unpacked
 from attribution.checking.object_scores import cells_of
-from attribution.checking.recorded_objects import painted
-from attribution.context import AttributionContext
 from attribution.layers import Bottleneck
-from envs.objects import GameObject
+from common.game_constants import FRAME_SIZE
+from common.palette import BLUE, DARK_GREY
+from common.results import Array
 from stats.association import rank_correlation, ratio
 from stats.bootstrap import ClusterBootstrap
 
 MIN_FRAMES = 10  # with a kind, for its numbers
+OBJECTS_AT_STAKE = ("coin", "saw")
 
 
-@dataclasses.dataclass(frozen=True)
-class Removals:
-    """Frames without single kinds of object.
+class ObjectRemoval(Check):
+    """Changes of the output without single kinds of object.
 
-    Attributes:
-        masks: pixels of each kind, bool (N, K, 64, 64).
-        changes: of each output when a kind is taken out, float64 (J, N, K); 0 where it is not seen.
+    ``masks`` uint8 (N, K, 512), packed; ``changes`` float64 (N, K) of the output, 0 where a kind is
+    not in view. They do not depend on the layer and are computed for all outputs together.
     """
 
-    masks: np.ndarray
-    changes: np.ndarray
+    name = "objects"
+    title = "Does the output change as attributed when an object is taken out of the game?"
+    method = (
+        "Each kind of object is taken out of the real game in that frame, and the agent, with "
+        "the same memory, sees the new picture. Expected is minus the sum of the attributions "
+        "in the cells that the object's exact mask touches. Agreement: share of frames in "
+        "which the output changes in the expected direction. By chance: with the mask of that "
+        "kind in another frame. Density: share of |attribution| in those cells, divided by "
+        "their share of the grid. The agent is drawn no more, but plays on. Bar, for coin and "
+        "saw: the interval of the agreement lies above 0.5, and above chance.")
+    columns: ClassVar = {"kind": "object", "frames": "frames", "change": "change",
+        "expected": "expected", "agreement": "agreement", "low_95": "low", "high_95": "high",
+        "chance": "by chance", "rank_correlation": "rank correlation", "density": "density",
+        "density_low_95": "low", "density_high_95": "high",
+        "attribution_sign": "mean sign of the attribution"}
+    arrays: ClassVar = {"masks": Array(np.uint8, f"N K {FRAME_SIZE**2 // 8}"),
+                        "changes": Array(np.float64, "N K")}
+
+    def key(self, subject: Subject) -> tuple[str, ...]:
+        return (subject.output.name,)
+
+    def owner(self, context: CheckContext, subject: Subject) -> str:
+        return context.agent.provenance["agent_sha256"]
+
+    def compute_all(self, context: CheckContext, subjects: Sequence[Subject]
+                    ) -> Iterator[tuple[Subject, Arrays]]:
+        first = {subject.output: subject for subject in reversed(subjects)}  # of each output
+        if first and context.kinds:
+            masks, changes = remove_objects(context, list(first))
+            for subject, change in zip(first.values(), changes):
+                yield subject, {"masks": packed(masks), "changes": change}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        return objects_table(
+            unpacked(arrays["masks"]), arrays["changes"], context.cells(subject),
+            subject.bottleneck, [kind.name for kind in context.kinds], context.frames.episodes,
+            context.seed)
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        """Draw the agreement of signs by kind of object, with chance."""
+        named = by_name(table)
+        figure, axes_of = panels(1, len(named))
+        for axes, (name, rows) in zip(axes_of[0], named):
+            rows = rows.dropna(subset=["agreement"])
+            places = np.arange(len(rows))
+            axes.axvline(0.5, color=DARK_GREY, linewidth=0.8, linestyle="--")
+            axes.hlines(places, rows["low_95"], rows["high_95"], color=BLUE)
+            axes.plot(rows["agreement"], places, "o", color=BLUE, label="mask of the frame")
+            axes.plot(rows["chance"], places, "x", color=DARK_GREY, label="mask of another frame")
+            axes.set_yticks(places, rows["kind"])
+            axes.set(title=", ".join(name), xlabel="share of frames with the expected sign",
+                     xlim=(0, 1))
+            axes.invert_yaxis()
+        axes_of[0, 0].legend(fontsize=8)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        stake = table[table["kind"].isin(OBJECTS_AT_STAKE)]
+        known = stake.dropna(subset=["agreement"])
+        missing = sorted({*OBJECTS_AT_STAKE} - {*known["kind"]})
+        return summarise(known["above_chance"].astype(bool), known,
+                         "The sign is right more often than by chance", "kind") + (
+            f" Too few frames show: {', '.join(missing)}." if missing else "")
 
 
-def removals(context: AttributionContext, frames: CheckedFrames, kinds: Sequence[GameObject],
-             outputs: Sequence[Output]) -> Removals:
-    """Take each kind of object out of each frame.
+def remove_objects(context: CheckContext, outputs: Sequence[Output]
+                   ) -> tuple[np.ndarray, np.ndarray]:
+    """Run the agent on frames without single kinds of object.
+
+    Returns:
+        Masks of the kinds, bool (N, K, 64, 64), and the change of each output, float64 (J, N, K).
 
     Raises:
-        UserError: if the recording cannot be played again.
+        UserError: if the recording cannot be replayed.
     """
-    masks, changes = [], []
-    pictures = painted(context.recording.folder, frames.places, kinds)
-    for place, each in zip(frames.places, pictures):
-        rows = context.recording.read(place[None])
-        seen = each.masks.any(axis=(1, 2))
-        shown = np.concatenate([each.frame[None], each.without[seen]])
-        entering = torch.from_numpy(rows.entering).expand(len(shown), -1)
-        found = run_policy(context.policy, context.compute, shown,
-                           entering.to(context.compute.device))
-        actions = torch.from_numpy(rows.actions).expand(len(shown)).to(context.compute.device)
-        scalars = torch.stack([output(found, actions) for output in outputs]).double().cpu().numpy()
-        change = np.zeros((len(outputs), len(kinds)))
-        change[:, seen] = scalars[:, 1:] - scalars[:, :1]
-        masks.append(each.masks)
+    agent, masks, changes = context.agent, [], []
+    rendered = rendered_without(agent.recording.folder, context.frames.places, context.kinds)
+    for place, pictures in zip(context.frames.places, rendered):
+        recorded = agent.recording.read(place[None])
+        seen = pictures.masks.any(axis=(1, 2))
+        frames = np.concatenate([pictures.frame[None], pictures.without[seen]])
+        entering, actions = (
+            torch.from_numpy(array).expand(len(frames), *array.shape[1:]).to(agent.compute.device)
+            for array in (recorded.entering, recorded.actions))
+        result = run_policy(agent.policy, agent.compute, frames, entering)
+        values = torch.stack([output(result, actions) for output in outputs]).double().cpu().numpy()
+        change = np.zeros((len(outputs), len(context.kinds)))
+        change[:, seen] = values[:, 1:] - values[:, :1]
+        masks.append(pictures.masks)
         changes.append(change)
-    return Removals(np.stack(masks), np.stack(changes, axis=1))
+    return np.stack(masks), np.stack(changes, axis=1)
 
 
 def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarray,
-                  bottleneck: Bottleneck,
-                  kinds: Sequence[str], episodes: np.ndarray, seed: int) -> pd.DataFrame:
-    """How changes of an output go with its attributions to the cells of a layer that objects touch.
+                  bottleneck: Bottleneck, kinds: Sequence[str], episodes: np.ndarray,
+                  seed: int) -> pd.DataFrame:
+    """Compare changes of an output with its attributions to the cells that objects touch.
 
     Chance is the attribution to the cells that the kind touches in another frame: the masks are
     shifted by half of the frames that have the kind, in a circle.
 
     Args:
         masks: bool (N, K, 64, 64).
-        changes: (N, K).
-        attributions: of each cell (N, H, W).
-        kinds: names (K,).
-        episodes: of each frame (N,).
-        seed: of the bootstrap over episodes.
+        changes: changes of the output without each kind (N, K).
+        attributions: attribution to each cell (N, H, W).
+        kinds: names of the kinds (K,).
+        episodes: episode of each frame (N,).
+        seed: seed of the bootstrap over episodes.
 
     Returns:
-        A row a kind: ``kind``, ``frames`` and ``episodes`` in which it is seen; ``change`` (mean
+        A row per kind: ``kind``, ``frames`` and ``episodes`` in which it is seen; ``change`` (mean
         change of the output without it), ``expected`` (mean of minus the attribution to its
         cells); ``agreement`` (share of frames in which both have the same sign; 0 agrees with
         nothing) with ``low_95`` and ``high_95``, and that of ``chance`` with ``above_low_95``, the
@@ -103,18 +177,19 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
     for number, name in enumerate(kinds):
         seen = touched[:, number].any(axis=(1, 2))
         where = episodes[seen]
-        facts = {"kind": name, "frames": int(seen.sum()), "episodes": len(np.unique(where))}
-        if facts["frames"] < MIN_FRAMES or facts["episodes"] < 2:
+        facts: dict[str, object] = {
+            "kind": name, "frames": int(seen.sum()), "episodes": len(np.unique(where))}
+        if seen.sum() < MIN_FRAMES or facts["episodes"] == 1:
             rows.append(facts)
             continue
-        cells, held = touched[seen, number], attributions[seen]
-        change, inside = changes[seen, number], (held * cells).sum(axis=(1, 2))
-        shifted = (held * np.roll(cells, len(cells) // 2, axis=0)).sum(axis=(1, 2))
+        cells, attributed = touched[seen, number], attributions[seen]
+        change, inside = changes[seen, number], (attributed * cells).sum(axis=(1, 2))
+        shifted = (attributed * np.roll(cells, len(cells) // 2, axis=0)).sum(axis=(1, 2))
         agrees, by_chance = (np.sign(change) * np.sign(-each) > 0 for each in (inside, shifted))
         bootstrap = ClusterBootstrap(where, seed)
         low, high = bootstrap.interval(np.stack([agrees, agrees.astype(float) - by_chance]))
         ranks = rank_correlation(-inside, change, where, bootstrap)
-        share = (np.abs(held) * cells).sum(axis=(1, 2)) / np.maximum(
+        share = (np.abs(attributed) * cells).sum(axis=(1, 2)) / np.maximum(
             whole[seen], np.finfo(np.float32).tiny)
         area = cells.mean(axis=(1, 2))
         density = ratio(share, area, where, bootstrap)
@@ -133,4 +208,3 @@ def objects_table(masks: np.ndarray, changes: np.ndarray, attributions: np.ndarr
         "chance", "above_low_95", "above_chance", "rank_correlation", "rank_low_95",
         "rank_high_95", "share", "area", "density", "density_low_95", "density_high_95",
         "attribution_sign"])
-

@@ -1,15 +1,19 @@
-"""Which kind of object each feature goes with, by exact masks.
+"""Scores of features by the kinds of object that they respond to, by exact masks.
 
-For a feature and a kind of object: the area under the ROC of the feature's activation in a cell
-against "the mask touches the cell", over all cells of all frames. Many kinds lie in the same part
-of every picture, and many features are active there whatever it shows; so cells are weighted: at
-each place of the grid, a cell that is touched counts as the share of frames in which the place is
-not, and one that is not touched as the share in which it is (overlap weights; Li, Morgan and
-Zaslavsky 2018). Both classes are then spread over the grid in the same way, and a place that is
-always, or never, touched says nothing.
+The score of a feature and a kind of object is the area under the ROC curve of the feature's
+activation in a cell as a detector of cells that the mask touches, over all cells of all frames.
+Many kinds lie in the same part of every frame, and many features are active there whatever it
+shows; so cells are weighted: at each position of the grid, a touched cell counts as the share of
+frames in which the position is not touched, and an untouched one as the share in which it is
+(overlap weights; Li, Morgan and Zaslavsky 2018). Both classes are then distributed over the grid
+in the same way, and a position that is always, or never, touched has no weight.
 
-Chance is the same with the masks of other frames: the masks are shifted along the frames in a
-circle.
+Chance is the same score with the masks of other frames, by a cyclic shift along the frames.
+
+A feature *hallucinates* an object where it is strongly active without it: a cell above the 99 %
+quantile of the feature's activations in all cells of all frames, where the object touches neither
+the cell nor one of its eight neighbours, because features are also active next to what they respond
+to.
 
 Letters in shape comments: O frames, H W cells, P = H W places, F features, K kinds of object, E
 episodes, B bins of activations, R resamplings.
@@ -18,8 +22,10 @@ episodes, B bins of activations, R resamplings.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
+from scipy.ndimage import binary_dilation
 
 from attribution.layers import Bottleneck
 from common.game_constants import FRAME_SIZE
@@ -29,10 +35,13 @@ NUM_SHIFTS = 40
 # In which a kind touches a cell that it does not touch in others, for a score.
 MIN_FRAMES, MIN_EPISODES = 10, 5
 _BINS = 128
+STRONG = 0.99  # quantile of activations
+NUM_CANDIDATES = 8  # frames that are listed per feature, one per episode
+PER = 1000  # frames, of a rate
 
 
 def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
-    """The cells that masks touch: each pixel belongs to the cell on whose centre it is nearest.
+    """Return the cells that masks touch; each pixel belongs to the cell with the nearest centre.
 
     Args:
         masks: bool (…, 64, 64).
@@ -52,16 +61,16 @@ def cells_of(masks: np.ndarray, bottleneck: Bottleneck) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class ObjectScores:
-    """Scores of the features of a layer; NaN where a kind is in too few frames or
-    cannot be told from its place.
+    """Scores of the features of a layer; NaN where a kind is in too few frames or cannot be told
+    from its position.
 
     Attributes:
-        auc: area under the ROC (F, K).
+        auc: area under the ROC curve (F, K).
         low, high: its 95 % interval, by bootstrap over episodes (F, K).
         chance: mean with shifted masks (F, K).
-        chance_low, chance_high: the interval that 95 % of the shifts lie in (F, K).
-        frames: in which a kind touches a cell that counts (K,).
-        score: mean over features of each one's best score, and its 95 % interval (3,).
+        chance_low, chance_high: interval of 95 % of the shifts (F, K).
+        frames: number of frames in which a kind touches a cell with a weight (K,).
+        score: mean over features of the best score, and its 95 % interval (3,).
         score_chance: mean over features and shifts of the best score with shifted masks.
     """
 
@@ -77,7 +86,7 @@ class ObjectScores:
 
     @property
     def best(self) -> np.ndarray:
-        """The kind with the best score of each feature; -1 where no kind has any (F,)."""
+        """Kind with the best score of each feature, -1 if none has a score (F,)."""
         known = np.where(np.isnan(self.auc), -1, self.auc)
         return np.where(known.max(axis=1) >= 0, known.argmax(axis=1), -1)
 
@@ -93,45 +102,47 @@ def object_scores(activations: np.ndarray, touched: np.ndarray, episodes: np.nda
     """Score the features of a layer.
 
     Args:
-        activations: of the features, float (O, H, W, F).
-        touched: by the masks, bool (O, H, W, K).
-        episodes: of each frame (O,).
-        seed: of the bootstrap.
+        activations: activations of the features, float (O, H, W, F).
+        touched: cells that the masks touch, bool (O, H, W, K).
+        episodes: episode of each frame (O,).
+        seed: seed of the bootstrap.
     """
     scorer = ObjectScorer(touched, episodes)
     histograms = scorer.histograms(activations)
     bootstrap = ClusterBootstrap(episodes, seed)
-    auc, *ends = np.full((3, *histograms.shape[:2]), np.nan)
+    auc, low, high = np.full((3, *histograms.shape[:2]), np.nan)
     for place in np.ndindex(auc.shape):
         if scorer.enough[place[1]]:
             auc[place] = _auc(histograms[place].sum(axis=1))
-            ends[0][place], ends[1][place] = bootstrap.interval_of(
-                lambda draws, place=place: _auc_of_draws(draws, histograms[place]))
+            low[place], high[place] = bootstrap.interval_of(
+                functools.partial(_auc_of_draws, histograms=histograms[place]))
     shifted = scorer.shifted(activations)  # (shifts, F, K)
-    low, high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN where any is
-    found = ObjectScores(auc, *ends, shifted.mean(axis=0), low, high, scorer.frames,
-                         np.full(3, np.nan), float("nan"))
-    best = found.best
+    chance_low, chance_high = np.quantile(shifted, (0.025, 0.975), axis=0)  # NaN where any is
+    scores = ObjectScores(auc, low, high, shifted.mean(axis=0), chance_low, chance_high,
+                          scorer.frames, np.full(3, np.nan), float("nan"))
+    best = scores.best
     if (best < 0).any():
-        return found
+        return scores
     chosen = [histograms[place] for place in enumerate(best)]
     return dataclasses.replace(
-        found, score_chance=float(np.nanmax(shifted, axis=2).mean()),
+        scores, score_chance=float(np.nanmax(shifted, axis=2).mean()),
         score=np.array([auc[np.arange(len(best)), best].mean(), *bootstrap.interval_of(
             lambda draws: mean_score(draws, chosen))]))
 
 
 def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.ndarray,
                      episodes: np.ndarray, seed: int) -> np.ndarray:
-    """Mean over features of the best score, minus that of other features in the same frames, with
-    its 95 % interval (3,); NaN where a feature has no score.
+    """Compare the object score of features with that of other features in the same frames.
 
     Args:
-        activations: of the features, float (O, H, W, F).
-        others: of the other features, as many or not, likewise.
-        touched: by the masks, bool (O, H, W, K).
-        episodes: of each frame (O,).
-        seed: of the bootstrap over episodes, whose draws both share.
+        activations: activations of the features, float (O, H, W, F).
+        others: activations of the other features; their number may differ.
+        touched: cells that the masks touch, bool (O, H, W, K).
+        episodes: episode of each frame (O,).
+        seed: seed of the bootstrap over episodes, whose draws both share.
+
+    Returns:
+        Difference with its 95 % interval (3,); NaN if a feature has no score.
     """
     scorer = ObjectScorer(touched, episodes)
     both = [scorer.best_histograms(each) for each in (activations, others)]
@@ -146,11 +157,11 @@ def score_difference(activations: np.ndarray, others: np.ndarray, touched: np.nd
 
 
 def mean_score(draws: np.ndarray, histograms: list[np.ndarray]) -> np.ndarray:
-    """Mean over features of the area under the ROC in resamplings.
+    """Compute the mean over features of the area under the ROC curve in resamplings.
 
     Args:
         draws: how often each episode was drawn (R, E).
-        histograms: of each feature and its kind, from :class:`ObjectScorer`.
+        histograms: histograms of each feature with its kind, from :class:`ObjectScorer`.
 
     Returns:
         (R,).
@@ -159,15 +170,15 @@ def mean_score(draws: np.ndarray, histograms: list[np.ndarray]) -> np.ndarray:
 
 
 class ObjectScorer:
-    """Weighted histograms of activations in cells that masks touch, and in those that they do not.
+    """Weighted histograms of activations in touched and in untouched cells.
 
     Args:
-        touched: bool (O, H, W, K).
-        episodes: of each frame (O,).
+        touched: cells that the masks touch, bool (O, H, W, K).
+        episodes: episode of each frame (O,).
 
     Attributes:
-        frames: in which a kind touches a cell that counts (K,).
-        enough: whether there are enough of them, in enough episodes, bool (K,).
+        frames: number of frames in which a kind touches a cell with a weight (K,).
+        enough: whether these frames and their episodes are enough for a score, bool (K,).
     """
 
     def __init__(self, touched: np.ndarray, episodes: np.ndarray):
@@ -182,37 +193,37 @@ class ObjectScorer:
         self.enough = (self.frames >= MIN_FRAMES) & (in_episodes >= MIN_EPISODES)
 
     def histograms(self, activations: np.ndarray) -> np.ndarray:
-        """By episode, float32 (F, K, 2, E, B): of cells that are touched, and of others."""
+        """Compute histograms by episode of touched and of other cells, float32 (F, K, 2, E, B)."""
         codes = self._codes(activations)
         num_episodes, kinds = self._episode.max() + 1, self._touched.shape[-1]
-        found = np.zeros((len(codes), kinds, 2, num_episodes, _BINS), np.float32)
+        histograms = np.zeros((len(codes), kinds, 2, num_episodes, _BINS), np.float32)
         for kind, which in np.ndindex(kinds, 2):
             frames, places = np.nonzero(self._touched[..., kind] == (which == 0))
             weights = self._weights[which][places, kind]
             begins = self._episode[frames] * _BINS
             for feature, code in enumerate(codes):
-                found[feature, kind, which] = np.bincount(
+                histograms[feature, kind, which] = np.bincount(
                     begins + code[frames, places], weights, num_episodes * _BINS
                     ).reshape(num_episodes, _BINS)
-        return found
+        return histograms
 
     def best_histograms(self, activations: np.ndarray) -> list[np.ndarray]:
-        """The histograms of each feature with the kind that it has the best score with, as of
-        ``histograms``; none if a feature has none."""
-        found = []
+        """Compute the histograms of each feature with the kind of its best score (2, E, B); empty
+        if a feature has no score."""
+        best = []
         for by_kind in self.histograms(activations):
             scores = np.where(self.enough, [_auc(each.sum(axis=1)) for each in by_kind], np.nan)
             if np.isnan(scores).all():
                 return []
-            found.append(by_kind[np.nanargmax(scores)])
-        return found
+            best.append(by_kind[np.nanargmax(scores)])
+        return best
 
     def shifted(self, activations: np.ndarray) -> np.ndarray:
-        """Areas under the ROC with the masks of other frames (shifts, F, K)."""
+        """Compute areas under the ROC curve with the masks of other frames (shifts, F, K)."""
         codes = self._codes(activations)
         number = len(self._touched)
         shifts = np.unique(np.linspace(0, number, NUM_SHIFTS + 2)[1:-1].astype(int))
-        found = np.full((len(shifts), len(codes), self._touched.shape[-1]), np.nan)
+        areas = np.full((len(shifts), len(codes), self._touched.shape[-1]), np.nan)
         for kind in np.flatnonzero(self.enough):
             inside, outside = (weight[:, kind] for weight in self._weights)
             frames, places = np.nonzero(self._touched[..., kind])
@@ -221,18 +232,18 @@ class ObjectScorer:
                 for row, shift in enumerate(shifts):
                     bins = code[(frames + shift) % number, places]
                     others = everywhere - np.bincount(bins, outside[places], _BINS)
-                    found[row, feature, kind] = _auc(np.stack(
+                    areas[row, feature, kind] = _auc(np.stack(
                         [np.bincount(bins, inside[places], _BINS), np.maximum(others, 0)]))
-        return found
+        return areas
 
     def _codes(self, activations: np.ndarray) -> np.ndarray:
-        """The bin of each activation, int (F, O, P); equal ones share a bin, and zeros one."""
+        """Return the bin of each activation, int (F, O, P); equal activations share a bin."""
         values = activations.reshape(*self._touched.shape[:2], -1)
         return np.stack([_binned(values[..., feature]) for feature in range(values.shape[-1])])
 
 
 def _binned(values: np.ndarray) -> np.ndarray:
-    """Bins of about equal numbers of values that are not zero."""
+    """Return the bin of each value; positive values are spread evenly over the bins."""
     positive = values[values > 0]
     if not len(positive):
         return np.zeros(values.shape, np.int64)
@@ -243,7 +254,7 @@ def _binned(values: np.ndarray) -> np.ndarray:
 
 
 def _auc(histograms: np.ndarray) -> np.ndarray:
-    """Area under the ROC of weights (2, …, B) of cells that are touched, and of others: (…)."""
+    """Compute areas under the ROC curve (…) from weights of touched and other cells (2, …, B)."""
     inside, outside = histograms
     below = outside.cumsum(axis=-1) - outside / 2
     total = inside.sum(axis=-1) * outside.sum(axis=-1)
@@ -252,5 +263,54 @@ def _auc(histograms: np.ndarray) -> np.ndarray:
 
 
 def _auc_of_draws(draws: np.ndarray, histograms: np.ndarray) -> np.ndarray:
-    """Areas under the ROC in resamplings (R,) from histograms by episode (2, E, B)."""
+    """Compute areas under the ROC curve in resamplings (R,) of histograms by episode (2, E, B)."""
     return _auc(np.stack([draws @ each for each in histograms]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hallucinations:
+    """Frames in which a feature is strongly active away from its object.
+
+    Attributes:
+        threshold: activation that 1 % of all cells exceed.
+        rate: number of such frames in 1 000.
+        low, high: its 95 % interval, by bootstrap over episodes.
+        frames: numbers of the frames with the strongest activations, at most one per episode,
+            strongest first.
+        cells: their cells (row, column).
+        strengths: the activations there.
+    """
+
+    threshold: float
+    rate: float
+    low: float
+    high: float
+    frames: np.ndarray
+    cells: np.ndarray
+    strengths: np.ndarray
+
+
+def hallucinations(activations: np.ndarray, touched: np.ndarray, episodes: np.ndarray,
+                   seed: int) -> Hallucinations:
+    """Find frames in which a feature is strongly active away from its object.
+
+    Args:
+        activations: activations of the feature, float (O, H, W).
+        touched: cells that the masks of its object touch, bool (O, H, W).
+        episodes: episode of each frame (O,).
+        seed: seed of the bootstrap.
+    """
+    threshold = np.quantile(activations, STRONG, method="higher")
+    near = binary_dilation(touched, np.ones((1, 3, 3), bool))
+    elsewhere = np.where(near, -np.inf, activations).reshape(len(activations), -1)  # (O, H W)
+    place, strength = elsewhere.argmax(axis=1), elsewhere.max(axis=1)
+    counted = strength > threshold
+    low, high = ClusterBootstrap(episodes, seed).interval(
+        counted[None].astype(float))[:, 0]
+    order = np.argsort(-strength, kind="stable")
+    order = order[counted[order]]
+    _, first = np.unique(episodes[order], return_index=True)
+    frames = order[np.sort(first)][:NUM_CANDIDATES]
+    cells = np.stack(np.unravel_index(place[frames], activations.shape[1:]), axis=1)
+    return Hallucinations(float(threshold), PER * counted.mean(), PER * low, PER * high, frames,
+                          cells, strength[frames])

@@ -1,37 +1,110 @@
-"""Maps of attribution of an agent whose weights are drawn again, from the heads downwards.
+"""Attributions of an agent whose weights are randomised, from the heads downwards.
 
 Adebayo et al. (2018), "Sanity checks for saliency maps", cascading randomisation: a map that does
-not change with the weights says nothing of what the network learned.
+not change with the weights does not depend on what the network learned.
 
-Letters in shape comments: N frames, S stages, R draws, H W cells.
+Letters in shape comments: N frames, S stages, H W cells.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import rankdata
 from torch import nn
 
 from agents.networks import Policy
-from agents.outputs import Output
+from attribution.checking.check import (
+    Arrays,
+    Check,
+    CheckContext,
+    Name,
+    Subject,
+    by_name,
+    summarise,
+)
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
-from attribution.layers import Bottleneck
-from attribution.recordings import RecordedFrames
-from common.devices import Compute
+from common.palette import COLOURS, DARK_GREY
+from common.results import Array
 from stats.bootstrap import ClusterBootstrap
 
+NUM_FRAMES = 64  # each with attributions of many agents
 DRAWS = 2
 INTEGRATION = Integration(8, tolerance=None)
 HEADS, MEMORY = "heads", "memory"
+CORRELATION_BAR = 0.5  # of maps of a network that is random throughout
+
+
+class Randomisation(Check):
+    """Rank correlations with the maps of increasingly random agents.
+
+    ``correlations`` float64 (S, N), mean over DRAWS draws of the weights.
+    """
+
+    name = "randomisation"
+    title = "Do the maps tell of what the network learned?"
+    method = (
+        "Rank correlation of |attribution| over the cells of a frame with that of the "
+        "same agent whose weights are drawn again, the heads first, then one part "
+        f"more from the top in every row. Bar: below {CORRELATION_BAR} when all is "
+        "random.")
+    columns: ClassVar = {"drawn_again": "drawn again", "correlation": "rank correlation",
+        "low_95": "low", "high_95": "high"}
+    arrays: ClassVar = {"correlations": Array(np.float64, "S N")}
+
+    def compute(self, context: CheckContext, subject: Subject) -> Arrays:
+        agent, features = context.agent, subject.features
+        recorded = agent.recording.read(context.frames.subset(NUM_FRAMES).places)
+        baseline = features.mean_activations if features.settings["baseline"] == "mean" else None
+
+        def maps_of(policy: Policy) -> np.ndarray:  # (N, H, W)
+            attributor = LayerIntegratedGradients(
+                policy, agent.compute, subject.bottleneck, [subject.output], INTEGRATION, baseline)
+            values = attributor.attribute(attributor.run_prefix(recorded.frames, recorded.entering),
+                                          recorded.actions, np.zeros(1)).values[0]
+            return np.abs(values.sum(axis=1, dtype=np.float64))
+
+        maps = maps_of(agent.policy)
+        return {"correlations": np.mean([
+            [rank_correlations(maps, maps_of(policy))
+             for policy in cascade(agent.policy, context.seed + 1000 * draw)]
+            for draw in range(DRAWS)], axis=0)}
+
+    def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
+        stages = [name for name, _ in stages_of(context.agent.policy)]
+        return randomisation_table(arrays["correlations"], stages,
+                                   context.frames.subset(NUM_FRAMES).episodes, context.seed)
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        for number, (name, rows) in enumerate(by_name(table)):
+            colour = COLOURS[number % len(COLOURS)]
+            axes.plot(rows["drawn_again"], rows["correlation"], "o-", color=colour,
+                      label=", ".join(name))
+            axes.fill_between(rows["drawn_again"], rows["low_95"], rows["high_95"], color=colour,
+                              alpha=0.2, linewidth=0)
+        axes.axhline(CORRELATION_BAR, color=DARK_GREY, linewidth=0.8, linestyle="--")
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set(xlabel="drawn again, with all to the left",
+                 ylabel="rank correlation of |attribution|")
+        axes.legend(fontsize=8)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        last = table.groupby(["layer", "output"], sort=False).tail(1)
+        return summarise(last["correlation"] < CORRELATION_BAR, last,
+                         "Maps of a random network are others")
 
 
 def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
-    """Names of stages, from the top, and the paths of the modules that each draws again."""
+    """Return the stages from the top: their names, and paths of the modules to randomise."""
     stages = [(HEADS, ["fc_policy", "fc_value"])]
     if policy.recurrent:
         stages.append((MEMORY, ["gru"]))
@@ -40,43 +113,34 @@ def stages_of(policy: Policy) -> list[tuple[str, list[str]]]:
     return [*stages, *((name, [f"embedder.{name}"]) for name in reversed(parts))]
 
 
-def drawn_again(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
-    """A copy of an agent in which modules have new random weights, as PyTorch draws them."""
-    changed = copy.deepcopy(policy)
+def randomise(policy: Policy, paths: Sequence[str], seed: int) -> Policy:
+    """Return a copy of an agent with new weights in some modules, by PyTorch's initialisation."""
+    randomised = copy.deepcopy(policy)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for path in paths:
-            for module in changed.get_submodule(path).modules():
+            for module in randomised.get_submodule(path).modules():
                 if isinstance(module, nn.Conv2d | nn.Linear | nn.GRU):
                     module.reset_parameters()
-    return changed
+    return randomised
 
 
 def cascade(policy: Policy, seed: int) -> Iterator[Policy]:
-    """Agents of which more and more is random, stage by stage."""
+    """Yield agents of which one stage more is random each time."""
     for number, (_, paths) in enumerate(stages_of(policy)):
-        policy = drawn_again(policy, paths, seed + number)
+        policy = randomise(policy, paths, seed + number)
         yield policy
 
 
-def maps_of(policy: Policy, compute: Compute, bottleneck: Bottleneck, output: Output,
-            rows: RecordedFrames,
-            baseline: np.ndarray | None) -> np.ndarray:
-    """|Attribution| of each cell in frames, float64 (N, H, W).
+def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Compute Spearman's correlation over the cells of each frame.
 
     Args:
-        baseline: mean activations (C, H, W); None for zero.
+        maps, others: (N, H, W).
+
+    Returns:
+        (N,); 0 where a map is constant.
     """
-    attributor = LayerIntegratedGradients(policy, compute, bottleneck, [output], INTEGRATION,
-                                          baseline)
-    found = attributor.attribute(attributor.run_prefix(rows.frames, rows.entering), rows.actions,
-                                 np.zeros(1))
-    return np.abs(found.values[0].sum(axis=1, dtype=np.float64))
-
-
-def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Spearman's correlation over the cells of each frame (N, H, W): (N,); 0 where a map is the
-    same everywhere."""
     ranks = [rankdata(each.reshape(len(each), -1), axis=1) for each in (maps, others)]
     ranks = [each - each.mean(axis=1, keepdims=True) for each in ranks]
     size = np.sqrt(np.prod([(each**2).sum(axis=1) for each in ranks], axis=0))
@@ -84,27 +148,17 @@ def rank_correlations(maps: np.ndarray, others: np.ndarray) -> np.ndarray:
                      where=size > 0)
 
 
-def randomisation_correlations(policy: Policy, compute: Compute, bottleneck: Bottleneck,
-                               output: Output,
-                               rows: RecordedFrames, baseline: np.ndarray | None,
-                               seed: int) -> np.ndarray:
-    """Correlations of maps with those of agents of which more and more is random (S, N), mean over
-    DRAWS draws."""
-    own = maps_of(policy, compute, bottleneck, output, rows, baseline)
-    return np.mean([[rank_correlations(own, maps_of(changed, compute, bottleneck, output, rows,
-                                                    baseline))
-                     for changed in cascade(policy, seed + 1000 * draw)]
-                    for draw in range(DRAWS)], axis=0)
-
-
 def randomisation_table(correlations: np.ndarray, stages: Sequence[str], episodes: np.ndarray,
                         seed: int) -> pd.DataFrame:
-    """A row a stage: ``drawn_again`` (the lowest part that is random), ``correlation`` (mean over
-    frames), ``low_95`` and ``high_95`` by bootstrap over episodes.
+    """Average rank correlations over frames.
 
     Args:
         correlations: (S, N).
-        episodes: of each frame (N,).
+        episodes: episode of each frame (N,).
+
+    Returns:
+        A row per stage: ``drawn_again`` (the lowest part that is random), ``correlation`` (mean
+        over frames), ``low_95`` and ``high_95`` by bootstrap over episodes.
     """
     low, high = ClusterBootstrap(episodes, seed).interval(correlations)
     return pd.DataFrame({"drawn_again": list(stages), "correlation": correlations.mean(axis=1),

@@ -1,0 +1,173 @@
+"""All checks of an agent's attributions: ``analysis/attribution/checks/``.
+
+::
+
+    settings.json                       settings
+    raw/<check>/<layer>/<output>.npz    numbers per frame, see ``arrays`` of each check, and ``of``,
+                                        the checksum of the features that they belong to
+    raw/objects/<output>.npz            numbers per frame of the removal of objects, for all layers;
+                                        ``of`` is the agent's checksum
+    <check>.csv, <check>.png            table and figure of each check
+    report.md                           a section per check, whose anchor is the name of the check
+
+Numbers per frame are stored for each layer and output, so that an interrupted run resumes after
+them. Tables, figures and report are made from all that are stored.
+
+Letters in shape comments: N frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attribution.checking.ablation import Ablation
+from attribution.checking.check import Arrays, Check, CheckContext, Name, Subject, summarise
+from attribution.checking.deletion import Deletion
+from attribution.checking.fidelity import Fidelity
+from attribution.checking.object_removal import ObjectRemoval
+from attribution.checking.randomisation import Randomisation
+from common.palette import BLUE, DPI, VERMILION
+from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
+from common.tables import markdown_escaped, markdown_table
+
+MEDIAN_BAR, HIGH_BAR = 0.005, 0.01  # of gaps: their median and 99 % quantile
+
+
+class Completeness(Check):
+    """Sums of attributions, of all layers and outputs; nothing more is stored."""
+
+    name = "completeness"
+    title = "Do the attributions add up?"
+    method = (
+        "Gap: |sum of the attributions - (output - output at the baseline)|, as a share "
+        "of that difference, or of a tenth of the output's deviation where this is "
+        f"larger. Bar: median at most {MEDIAN_BAR:.1%}, 99 % of all frames at most "
+        f"{HIGH_BAR:.0%}.")
+    columns: ClassVar = {"frames": "frames", "median": "median", "high": "99 %",
+        "largest": "largest", "above": "frames above the tolerance", "met": "met"}
+
+    def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
+        attributions, rows = context.attributions, []
+        numbers = range(len(attributions.trajectories().bounds) - 1)
+        for layer in attributions.layers():
+            for output in attributions.outputs(layer):
+                gaps = np.concatenate([attributions.attributed(layer, output, number).gap
+                                       for number in numbers])
+                median, high = float(np.median(gaps)), float(np.quantile(gaps, 0.99))
+                rows.append((layer, output, len(gaps), median, high, float(gaps.max()),
+                             attributions.summary(layer, output)["above"],
+                             median <= MEDIAN_BAR and high <= HIGH_BAR))
+        return pd.DataFrame(rows, columns=["layer", "output", *self.columns])
+
+    def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:
+        names = table["layer"] + ", " + table["output"]
+        figure = Figure(figsize=(7, 1.2 + 0.25 * len(names)), layout="constrained")
+        axes = figure.subplots()
+        for column, label, bar, colour in (("median", "median", MEDIAN_BAR, BLUE),
+                                           ("high", "99 % quantile", HIGH_BAR, VERMILION)):
+            axes.plot(np.maximum(table[column], 1e-7), np.arange(len(names)), "o", color=colour,
+                      label=label)
+            axes.axvline(bar, color=colour, linewidth=0.8, linestyle="--")
+        axes.set(xscale="log", xlabel="gap (bars: dashed)")
+        axes.set_yticks(np.arange(len(names)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.legend(fontsize=8)
+        return figure
+
+    def verdict(self, table: pd.DataFrame) -> str:
+        return summarise(table["met"], table, "Gaps are within the bar")
+
+
+COMPLETENESS = Completeness()
+CHECKS: dict[str, Check] = {check.name: check for check in (
+    COMPLETENESS, Deletion(), Randomisation(), Ablation(), ObjectRemoval(), Fidelity())}
+_OF = "of"
+_DENSITIES = {"layer": str, "output": str, "kind": str, "frames": int, **dict.fromkeys(
+    ("density", "density_low_95", "density_high_95", "attribution_sign"), float)}
+CHECK_FILES = Schema(
+    "checks of attributions", "python -m attribution.checks", items={
+        name: Entry(f"raw/{name}/{{}}.npz" if name == ObjectRemoval.name else
+                    f"raw/{name}/{{}}/{{}}.npz", Npz({_OF: Array(np.str_), **check.arrays}))
+        for name, check in CHECKS.items() if check.arrays},
+    results={
+        **{f"{name}_table": Entry(f"{name}.csv", Table(
+            _DENSITIES if name == ObjectRemoval.name else {}), optional=True) for name in CHECKS},
+        **{f"{name}_figure": Entry(f"{name}.png", File(), optional=True) for name in CHECKS},
+        "report": Entry("report.md", Text())})
+
+
+def stored_arrays(store: ResultStore, context: CheckContext, check: Check, subject: Subject
+                  ) -> Arrays | None:
+    """Read the numbers per frame of a check; None if there are none, or of other features."""
+    key = check.key(subject)
+    if not store.has(check.name, *key):
+        return None
+    arrays = store.read(check.name, *key)
+    return arrays if arrays.pop(_OF) == check.owner(context, subject) else None
+
+
+def compute_checks(store: ResultStore, context: CheckContext, names: Collection[str],
+                   subjects: Sequence[Subject]) -> None:
+    """Compute the numbers per frame of some checks that are not stored yet.
+
+    Raises:
+        UserError: if objects are among them and the recording cannot be replayed.
+    """
+    for name, check in CHECKS.items():
+        if name in names and check.arrays:
+            missing = [subject for subject in subjects
+                       if stored_arrays(store, context, check, subject) is None]
+            for subject, arrays in check.compute_all(context, missing):
+                store.write(name, *check.key(subject),
+                            value={_OF: np.array(check.owner(context, subject)), **arrays})
+
+
+def write_results(store: ResultStore, context: CheckContext, subjects: Sequence[Subject]
+                  ) -> dict[str, pd.DataFrame]:
+    """Write tables and figures of all checks whose numbers are stored, and return the tables."""
+    tables = {}
+    for name, check in CHECKS.items():
+        stored = {subject: arrays for subject in subjects if check.arrays and (
+            arrays := stored_arrays(store, context, check, subject)) is not None}
+        if stored or check is COMPLETENESS:
+            tables[name] = check.table(context, stored)
+            store.write(f"{name}_table", value=tables[name])
+            figure = check.plot(tables[name], {
+                subject.name: arrays for subject, arrays in stored.items()})
+            with store.file(f"{name}_figure") as path:
+                figure.savefig(path, dpi=DPI)
+    return tables
+
+
+def report(tables: Mapping[str, pd.DataFrame], what: str) -> str:
+    """Return the report as Markdown.
+
+    Args:
+        tables: tables of the checks that were made, in order.
+        what: a sentence on what was checked.
+    """
+    checks = [(name, CHECKS[name], table) for name, table in tables.items()]
+    lines = ["# Checks of the attributions", "", markdown_escaped(what), "",
+             "Intervals: 95 %, bootstrap over episodes.", "",
+             *(f"- [{check.title}](#{name}) {check.verdict(table)}"
+               for name, check, table in checks)]
+    for name, check, table in checks:
+        rows = table[["layer", "output", *check.columns]].itertuples(index=False)
+        lines += ["", f'<a id="{name}"></a>', "", f"## {check.title}", "", check.method, "",
+                  f"**{check.verdict(table)}**", "", f"![{check.title}]({name}.png)", "",
+                  *markdown_table(("layer", "output", *check.columns.values()),
+                                  [[_cell(value) for value in row] for row in rows])]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, float | np.floating):
+        return f"{value:.3g}" if np.isfinite(value) else "–"
+    return str(value)
