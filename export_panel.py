@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.rollout_files import RolloutFolder
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.hidden_states.recorded import recorded_positions
 from analysis.panel_export.contents import Directions, gather
 from analysis.panel_export.files import PanelFolder, panel_size, write_panel
@@ -19,7 +19,8 @@ from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_analysis_flags
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from common.output_folder import Output
+from common.results import ResultStore, Schema
+from common.step_results import StepResults
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
@@ -28,10 +29,11 @@ from interventions.flags import (
     add_direction_number_flag,
     directions_folder,
 )
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
-OUTPUT = Output("panel of export_panel.py", PanelFolder.PATTERNS)
+PAGE = Schema("panel of export_panel.py", "export_panel.py", results=PanelFolder.FILES,
+              replaced=True)
 
 
 def parser() -> Parser:
@@ -63,12 +65,13 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, explicit, parameters = parser().read(argv)
     output = PanelFolder(args.output_dir or parameters.folders.panel)
-    OUTPUT.check(output.path)
+    store = ResultStore(output.path, PAGE)
+    store.check_replaceable()
     generated = Path(parameters.common.generated_data_dir)
     folders = [SampleFolder(generated / name) for name in args.samples]
-    hidden = HiddenStatesFolder(directions_folder(args, parameters),
+    hidden = hidden_state_results(directions_folder(args, parameters),
                                 parameters.get(DirectionFilesConfig).num_episodes)
-    behaviours = BehavioursFolder(args.behaviours_dir or parameters.folders.behaviours,
+    behaviours = StepResults(args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
                                   parameters.get(BehavioursConfig).num_samples)
     wanted = {"behaviours_dir", "num_behaviour_samples"} & explicit
     if not wanted and not behaviours.file("per_sample").exists():
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     content = gather(args.exp_name, folders, args.num_samples,
                      Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes,
                                                      folders[0].description().get("agent_sha256")),
-                                hidden.read_finite("sources"), positions_of(hidden)),
+                                hidden.read("sources"), positions_of(hidden)),
                      behaviours, args.max_states)
 
     size, begin = panel_size(content), time.perf_counter()
@@ -87,7 +90,7 @@ def main(argv: list[str] | None = None) -> None:
           f"{f' ({lacking} samples lack some)' if lacking else ''}: the folder will have about "
           f"{size / 1e6:.2f} MB", flush=True)
     check_space(output.path, size)
-    with OUTPUT.replaced(output.path, {
+    with store.replace({
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),
@@ -100,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
           f"{output.page_file.absolute()}")
 
 
-def positions_of(hidden: HiddenStatesFolder) -> dict[str, np.ndarray]:
+def positions_of(hidden: StepResults) -> dict[str, np.ndarray]:
     """Where the player was at the recorded states, if the recording is there and says so."""
     data_dir = hidden.settings().get("data_dir")
     return recorded_positions(RolloutFolder(data_dir), hidden.num_episodes) if data_dir else {}

@@ -15,14 +15,16 @@ from analysis.results.output import draw_jobs
 from common.cli import Parser
 from common.errors import script_main
 from common.game_constants import ACTION_LABELS
-from common.output_folder import Output
+from common.results import Entry, File, ResultStore, Schema, Table
 from generative.flags import add_simulator_flags, read_simulator_flags
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
 from interventions.projector import Projector
 
 TABLE_NAME = "read_out_weights.csv"
-OUTPUT = Output("figures of plot_value_and_action_weights.py", ("*.png", TABLE_NAME))
+FIGURES = Schema("figures of plot_value_and_action_weights.py", "plot_value_and_action_weights.py",
+                 results={"figures": Entry("{}.png", File()), "table": Entry(TABLE_NAME, Table())},
+                 replaced=True)
 
 
 def parser() -> Parser:
@@ -39,7 +41,8 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = read_simulator_flags(parser(), argv)
     output = args.output_dir or parameters.folders.readout
-    OUTPUT.check(output)
+    store = ResultStore(output, FIGURES)
+    store.check_replaceable()
     policy = load_agent(args.agent_file)
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
     precomputed = directions_folder(args, parameters)
@@ -48,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
              f"in {num_episodes} episodes")
-    with OUTPUT.replaced(output, {
+    with store.replace({
             "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
             "precomp_dir": str(precomputed), "num_episodes": num_episodes,
             "matrices_sha256": matrices}) as temporary:

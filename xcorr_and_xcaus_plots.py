@@ -13,13 +13,15 @@ from analysis.influences.files import CorrelationFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.config import XplotsConfig
 from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import draw_jobs
+from analysis.results.output import draw_jobs, figure_schema
 from common.cli import Parser
 from common.errors import script_main
-from common.output_folder import Output
+from common.results import ResultStore, Schema
 
-FIGURES = Output("figures of xcorr_and_xcaus_plots.py")
-DATA = Output("matrices of xcorr_and_xcaus_plots.py", CorrelationFolder.PATTERNS)
+FIGURES = figure_schema("xcorr_and_xcaus_plots.py")
+DATA = Schema("matrices of xcorr_and_xcaus_plots.py", "xcorr_and_xcaus_plots.py",
+              results=CorrelationFolder.FILES,
+              flag="--data_output_dir", replaced=True)
 
 
 def parser() -> Parser:
@@ -39,8 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.correlation_plots
     data = args.data_output_dir or parameters.folders.correlations
-    FIGURES.check(plots)
-    DATA.check(data, "--data_output_dir")
+    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, DATA)
+    figure_store.check_replaceable()
+    data_store.check_replaceable()
     inputs = open_inputs(args, parameters)
     lags, left_out = lags_of(inputs.coordinates.ics.shape[1])
     if left_out:
@@ -52,10 +55,10 @@ def main(argv: list[str] | None = None) -> None:
     settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
                 "extrema_threshold": share,
                 "saliency_step": None if influences is None else influences.step}
-    with DATA.replaced(data, settings) as temporary:
+    with data_store.replace(settings) as temporary:
         found.save(CorrelationFolder(temporary))
     figures = CorrelationFigures(found, left_out)
-    with FIGURES.replaced(plots, {**settings, "data": str(data)}) as temporary:
+    with figure_store.replace({**settings, "data": str(data)}) as temporary:
         draw_jobs(temporary, figures.jobs())
     print(f"wrote {len(list(data.glob('*.npy')))} matrices to {data} and {len(figures.jobs())} "
           f"figures to {plots}")

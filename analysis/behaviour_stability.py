@@ -14,21 +14,20 @@ from analysis.behaviours.inputs import add_behaviour_flags, read_inputs
 from analysis.behaviours.stability import (
     DATA,
     SAMPLES,
-    StabilityFolder,
     agreements,
     counts,
     draws_of,
     labels_of_draw,
     report,
+    stability_schema,
     without_behaviours,
 )
 from analysis.parameters.config import BehavioursConfig, TsneConfig
-from analysis.results.output import check_results, description_of, finish, reporting_writer
-from common.array_folders import Result
+from analysis.results.output import description_of
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from common.files import atomic_path
-from common.tables import write_table
+from common.results import ResultStore
+from common.step_results import StepResults
 
 
 def parser() -> Parser:
@@ -54,13 +53,13 @@ def main(argv: list[str] | None = None) -> None:
     if not 0 < args.share < 1:
         raise UserError(f"--share must lie between 0 and 1, not be {args.share}")
     config, tsne_seed = parameters.get(BehavioursConfig), parameters.get(TsneConfig).tsne_seed
-    folder = StabilityFolder(args.precomp_dir or parameters.folders.behaviour_stability,
-                             config.num_samples, args.num_draws)
-    check_results(folder, "samples", args.overwrite)
+    results = StepResults(args.precomp_dir or parameters.folders.behaviour_stability,
+                          stability_schema(args.num_draws), config.num_samples)
+    results.check_new(args.overwrite)
     inputs = read_inputs(args, parameters)
     num_samples = len(inputs.numbers)
     features = inputs.features.reshape(num_samples, -1, inputs.features.shape[1])
-    writer = reporting_writer(folder, {
+    results.start({
         **description_of(config, args.seed, tsne_seed, inputs.samples, inputs.numbers),
         **inputs.description(), "num_draws": args.num_draws, "share": args.share})
     draws = draws_of(num_samples, args.share, args.num_draws, args.seed)
@@ -70,18 +69,17 @@ def main(argv: list[str] | None = None) -> None:
         labels[data] = []
         for number, draw in enumerate(draws):
             name = f"{data}_{number}"
-            found = writer.step(name, lambda name=name, states=states, draw=draw: Result(
+            found = results.step(name, lambda name=name, states=states, draw=draw: (
                 {name: labels_of_draw(states, draw, config, args.seed, tsne_seed)},
                 {"samples": len(draw)}))
             labels[data].append(found[name])
     agreement = pd.DataFrame([each for data in DATA for each in agreements(data, labels[data])])
     numbers = pd.concat([counts(data, labels[data]) for data in DATA])
-    write_table(folder.table("agreement"), agreement)
-    write_table(folder.table("draws"), numbers)
     text = report(agreement, numbers, config, args.share)
-    with atomic_path(folder.table("report")) as temporary:
-        temporary.write_text(text)
-    finish(writer)  # last: what has settings is whole
+    store = ResultStore(results.path, results.schema)
+    for name, value in (("agreement", agreement), ("draws", numbers), ("report", text)):
+        store.write(name, results.number, value=value)
+    results.finish()  # last, so that a folder with settings is complete
     print(text)
 
 

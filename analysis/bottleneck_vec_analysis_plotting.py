@@ -4,16 +4,17 @@ start."""
 from __future__ import annotations
 
 from analysis.bottleneck_vectors.figures import figures
-from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.files import BOTTLENECK_FILES
 from analysis.parameters.config import BottleneckConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import draw
+from analysis.results.output import draw, figure_schema
 from common.cli import Parser
 from common.errors import script_main
-from common.output_folder import Output
+from common.results import ResultStore
+from common.step_results import StepResults
 from generative.flags import samples_of
 
-OUTPUT = Output("figures of bottleneck_vec_analysis_plotting.py")
+FIGURES = figure_schema("analysis/bottleneck_vec_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -27,11 +28,11 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     output = args.output_dir or parameters.folders.bottleneck_plots
-    OUTPUT.check(output)
-    folder = BottleneckFolder(args.precomp_dir or parameters.folders.bottleneck,
-                              parameters.get(BottleneckConfig).num_samples)
+    ResultStore(output, FIGURES).check_replaceable()
+    results = StepResults(args.precomp_dir or parameters.folders.bottleneck, BOTTLENECK_FILES,
+                          parameters.get(BottleneckConfig).num_samples)
     samples = samples_of(args, parameters)
-    draw(OUTPUT, output, figures(folder, samples, args.seed), folder,
+    draw(FIGURES, output, figures(results, samples, args.seed), results,
          {"samples": str(samples.path), "seed": args.seed})
 
 

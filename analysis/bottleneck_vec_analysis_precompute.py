@@ -3,14 +3,15 @@ those that the encoder gives, random ones beside them, and how far both are from
 
 from __future__ import annotations
 
-from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.files import BOTTLENECK_FILES
 from analysis.bottleneck_vectors.steps import analyse
 from analysis.parameters.config import BottleneckConfig, TsneConfig
 from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
-from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.output import description_of
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import UserError, script_main
+from common.step_results import StepResults
 from generative.flags import add_random_samples_flag, random_samples_of, samples_of
 
 
@@ -26,9 +27,9 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     bottleneck, tsne_seed = parameters.get(BottleneckConfig), parameters.get(TsneConfig).tsne_seed
-    folder = BottleneckFolder(args.precomp_dir or parameters.folders.bottleneck,
-                              bottleneck.num_samples)
-    check_results(folder, "samples", args.overwrite)
+    results = StepResults(args.precomp_dir or parameters.folders.bottleneck, BOTTLENECK_FILES,
+                          bottleneck.num_samples)
+    results.check_new(args.overwrite)
     starts = samples_of(args, parameters), random_samples_of(args, parameters)
     numbers = [chosen_samples(samples, bottleneck.num_samples) for samples in starts]
     informed, random = (samples.stacked_field("bottleneck_vec", of_start)
@@ -41,11 +42,11 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{len(informed)} informed and {len(random)} random vectors", flush=True)
     description = description_of(bottleneck, args.seed, tsne_seed, starts[0],
                                  numbers[0])
-    writer = reporting_writer(folder, {
+    results.start({
         **description, "random_samples": str(starts[1].path),
         "random_samples_made_by": starts[1].description(), "random_sample_numbers": numbers[1]})
-    analyse(informed, random, steps, bottleneck, args.seed, tsne_seed, writer)
-    finish(writer)
+    analyse(informed, random, steps, bottleneck, args.seed, tsne_seed, results)
+    results.finish()
 
 
 if __name__ == "__main__":

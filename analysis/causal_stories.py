@@ -10,16 +10,17 @@ from pathlib import Path
 from analysis.influences.files import ComparisonFolder
 from analysis.influences.gradients import Inputs
 from analysis.parameters.flags import add_story_flags
-from analysis.stories.pages import PATTERNS, StoryPages
+from analysis.stories.pages import FILES, StoryPages
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from common.output_folder import Output
+from common.results import ResultStore, Schema
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
 from interventions.flags import directions_folder
 
-OUTPUT = Output("pages of causal_stories.py", PATTERNS)
+PAGES = Schema("pages of causal_stories.py", "analysis/causal_stories.py", results=FILES,
+               replaced=True)
 
 
 def named(text: str) -> tuple[int, str]:
@@ -63,7 +64,8 @@ def main(argv: list[str] | None = None) -> None:
     names = _once(args.behaviour_names)
     folders = parameters.folders
     output = args.output_dir or folders.stories
-    OUTPUT.check(output)
+    store = ResultStore(output, PAGES)
+    store.check_replaceable()
     comparison = ComparisonFolder(args.comparison_dir or folders.comparison)
     settings = comparison.settings()
     numbers = comparison.sample_ids().tolist()
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
                        share, args.num_films, names,
                        args.comparison_plots_dir or folders.comparison_plots, args.seed)
-    with OUTPUT.replaced(output, {
+    with store.replace({
             "comparison": settings, "num_films": args.num_films, "extrema_threshold": share,
             "behaviour_names": {str(key): name for key, name in names.items()},
             "seed": args.seed}) as temporary:

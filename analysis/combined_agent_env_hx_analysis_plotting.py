@@ -4,17 +4,18 @@ each with frames, actions and values of its samples."""
 from __future__ import annotations
 
 from analysis.behaviours.figures import figures
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.parameters.config import BehavioursConfig
 from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import draw
+from analysis.results.output import draw, figure_schema
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.cli import Parser
 from common.errors import script_main
-from common.output_folder import Output
+from common.results import ResultStore
+from common.step_results import StepResults
 from generative.flags import samples_of
 
-OUTPUT = Output("figures of combined_agent_env_hx_analysis_plotting.py")
+FIGURES = figure_schema("analysis/combined_agent_env_hx_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -30,11 +31,12 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     num_samples = parameters.get(BehavioursConfig).num_samples
     output = args.output_dir or parameters.folders.behaviour_plots
-    OUTPUT.check(output)
-    folder = BehavioursFolder(args.precomp_dir or parameters.folders.behaviours, num_samples)
+    ResultStore(output, FIGURES).check_replaceable()
+    results = StepResults(args.precomp_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
+                          num_samples)
     samples = samples_of(args, parameters)
     steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(OUTPUT, output, figures(folder, samples, steps, args.seed), folder,
+    draw(FIGURES, output, figures(results, samples, steps, args.seed), results,
          {"samples": str(samples.path), "seed": args.seed})
 
 

@@ -12,16 +12,17 @@ from agents.agent_file import load_agent
 from agents.outputs import ANSWERS
 from analysis.influences.comparison import SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
-from analysis.influences.files import ComparisonFolder
+from analysis.influences.files import COMPARISON_SCRIPT, ComparisonFolder
 from analysis.influences.inputs import open_inputs, open_reader
 from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import draw_jobs
+from analysis.results.output import draw_jobs, figure_schema
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from common.output_folder import Output
+from common.results import ResultStore, Schema
 
-FIGURES = Output("figures of dynamics_grads_consistency_plots.py")
-DATA = Output("matrices of dynamics_grads_consistency_plots.py", ComparisonFolder.PATTERNS)
+FIGURES = figure_schema("analysis/dynamics_grads_consistency_plots.py")
+DATA = Schema("matrices of dynamics_grads_consistency_plots.py", COMPARISON_SCRIPT,
+              results=ComparisonFolder.FILES, flag="--data_output_dir", replaced=True)
 
 
 def parser() -> Parser:
@@ -47,8 +48,9 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.comparison_plots
     data = args.data_output_dir or parameters.folders.comparison
-    FIGURES.check(plots)
-    DATA.check(data, "--data_output_dir")
+    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, DATA)
+    figure_store.check_replaceable()
+    data_store.check_replaceable()
     if 1 / (args.num_shuffles + 1) > LEVEL:
         raise UserError(f"--num_shuffles is {args.num_shuffles}, too few for a p-value of {LEVEL}")
     inputs = open_inputs(args, parameters)
@@ -78,13 +80,13 @@ def main(argv: list[str] | None = None) -> None:
                 "num_shuffles": args.num_shuffles, "seed": args.seed, "level": LEVEL,
                 "min_effect": MIN_EFFECT, "min_samples": MIN_SAMPLES}
     labels = inputs.labels
-    with DATA.replaced(data, settings) as temporary:
+    with data_store.replace(settings) as temporary:
         folder = ComparisonFolder(temporary)
         comparison.save(folder)
         np.save(folder.sample_ids_file, np.array(inputs.coordinates.numbers, np.int64))
         np.save(folder.behaviours_file, np.full(len(inputs.coordinates.numbers), -1, np.int64)
                 if labels is None else labels.astype(np.int64))
-    with FIGURES.replaced(plots, {**settings, "data": str(data)}) as temporary:
+    with figure_store.replace({**settings, "data": str(data)}) as temporary:
         draw_jobs(temporary, comparison.jobs())
     for line in comparison.summary():
         print(line)

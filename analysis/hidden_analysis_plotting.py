@@ -9,14 +9,14 @@ from analysis.hidden_states.figures import figures
 from analysis.hidden_states.recorded import recorded_steps
 from analysis.parameters.config import AgentHiddenConfig
 from analysis.parameters.flags import add_hidden_analysis_flags, add_plotting_flags
-from analysis.results.output import draw
+from analysis.results.output import draw, figure_schema
 from common.cli import Parser, count
 from common.errors import UserError, script_main
-from common.output_folder import Output
+from common.results import ResultStore
 from interventions.flags import directions_folder
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 
-OUTPUT = Output("figures of hidden_analysis_plotting.py")
+FIGURES = figure_schema("analysis/hidden_analysis_plotting.py")
 
 
 def parser() -> Parser:
@@ -33,15 +33,15 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     agent_h, data_dir = parameters.get(AgentHiddenConfig), parameters.common.data_dir
     output = args.output_dir or parameters.folders.hidden_state_plots
-    OUTPUT.check(output)
+    ResultStore(output, FIGURES).check_replaceable()
     if agent_h.num_epi_paths > agent_h.num_episodes:
         raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
                         f"{agent_h.num_episodes} episodes")
     num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
-    folder = HiddenStatesFolder(directions_folder(args, parameters), agent_h.num_episodes,
+    results = hidden_state_results(directions_folder(args, parameters), agent_h.num_episodes,
                                 num_samples)
     steps = recorded_steps(RolloutFolder(Path(data_dir)), agent_h.num_episodes)
-    draw(OUTPUT, output, figures(folder, steps, agent_h.num_epi_paths, args.seed), folder,
+    draw(FIGURES, output, figures(results, steps, agent_h.num_epi_paths, args.seed), results,
          {"num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
           "data_dir": data_dir, "seed": args.seed})
 

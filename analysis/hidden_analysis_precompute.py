@@ -13,7 +13,6 @@ from analysis.hidden_states.recorded import recorded_states
 from analysis.hidden_states.steps import analyse
 from analysis.parameters.config import AgentHiddenConfig, TsneConfig
 from analysis.parameters.flags import add_hidden_analysis_flags, add_precompute_flags
-from analysis.results.output import check_results, finish, reporting_writer
 from analysis.results.simulated_steps import chosen_samples, simulated_states
 from common.cli import Parser
 from common.errors import UserError, script_main
@@ -21,7 +20,7 @@ from generative.config import SAMPLE_STARTS
 from generative.flags import add_generated_data_flag
 from generative.sample_files import SampleFolder
 from interventions.flags import directions_folder
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 
 
 def parser() -> Parser:
@@ -40,10 +39,10 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     agent_h, tsne_seed = parameters.get(AgentHiddenConfig), parameters.get(TsneConfig).tsne_seed
     common = parameters.common
-    folder = HiddenStatesFolder(
+    results = hidden_state_results(
         directions_folder(args, parameters), agent_h.num_episodes,
         None if args.no_generated_samples else agent_h.num_generated_samples)
-    check_results(folder, "episodes", args.overwrite)
+    results.check_new(args.overwrite)
 
     recording = RolloutFolder(Path(common.data_dir))
     simulated, samples, sample_numbers = None, None, []
@@ -64,16 +63,15 @@ def main(argv: list[str] | None = None) -> None:
                         f"{common.data_dir} have {units}; take samples of the same agent")
     print(f"{len(recorded.states)} states of {agent_h.num_episodes} episodes, "
           f"{0 if simulated is None else len(simulated)} simulated ones", flush=True)
-    writer = reporting_writer(
-        folder,
+    results.start(
         {"parameters": dataclasses.asdict(agent_h), "seed": args.seed,
          "tsne_seed": tsne_seed, "data_dir": common.data_dir,
          "recording_sha256": recording.sha256(args.check_contents), "agent_sha256": agent,
          "states": len(recorded.states),
          "generated_samples": str(samples.path) if samples else None,
          "generated_numbers": sample_numbers})
-    analyse(recorded.states, simulated, agent_h, args.seed, tsne_seed, writer)
-    finish(writer)
+    analyse(recorded.states, simulated, agent_h, args.seed, tsne_seed, results)
+    results.finish()
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@ principal components, clusters and t-SNE of the gradients that saliency_experime
 
 from __future__ import annotations
 
-from analysis.jacobians.files import JacobiansFolder
+from analysis.jacobians.files import JACOBIAN_FILES
 from analysis.jacobians.steps import analyse, read_jacobians
 from analysis.parameters.config import JacobianConfig, TsneConfig
 from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
-from analysis.results.output import check_results, description_of, finish, reporting_writer
+from analysis.results.output import description_of
 from analysis.results.simulated_steps import chosen_samples
 from common.cli import Parser
 from common.errors import UserError, script_main
+from common.step_results import StepResults
 from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
@@ -38,9 +39,9 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     jacobian, tsne_seed = parameters.get(JacobianConfig), parameters.get(TsneConfig).tsne_seed
-    folder = JacobiansFolder(args.precomp_dir or parameters.folders.jacobians,
-                             jacobian.num_samples)
-    check_results(folder, "samples", args.overwrite)
+    results = StepResults(args.precomp_dir or parameters.folders.jacobians, JACOBIAN_FILES,
+                          jacobian.num_samples)
+    results.check_new(args.overwrite)
     asked = parameters.get(DirectionsConfig)
     directions = saliency_functions([DIRECTION], asked.ids(), asked.direction_type)
     if not directions:
@@ -53,11 +54,11 @@ def main(argv: list[str] | None = None) -> None:
     jacobians = read_jacobians(gradients, numbers, functions, jacobian.grad_timestep)
     print(f"gradients of {len(functions)} components in {len(numbers)} samples", flush=True)
     description = description_of(jacobian, args.seed, tsne_seed, samples, numbers)
-    writer = reporting_writer(folder, {
+    results.start({
         **description, "functions": functions,
         "saliency_made_by": gradients.description(numbers[0], functions[0])})
-    analyse(jacobians, jacobian, args.seed, tsne_seed, writer)
-    finish(writer)
+    analyse(jacobians, jacobian, args.seed, tsne_seed, results)
+    results.finish()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from common.errors import UserError, script_main
 from generative.flags import add_data_flag
 from interventions.config import DirectionFilesConfig
 from interventions.flags import add_direction_flags, directions_folder
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.probes import probe
 from interventions.vectors import (
     AS_COMPUTED,
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
 
     check_episodes(folder, num_episodes)
     steps = folder.all_steps(range(num_episodes))
-    clusters = HiddenStatesFolder(directions_folder(args, parameters), num_episodes)
+    clusters = hidden_state_results(directions_folder(args, parameters), num_episodes)
     split = split_states(args.split, steps, lambda: clusters.read("clusters"))
     check_classes(split.is_in, args.split)
     split = split.some(args.num_states, args.seed)

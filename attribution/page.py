@@ -37,11 +37,11 @@ from attribution.recordings import Recording
 from attribution.results import AttributionFolder
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
-from common.output_folder import Output
-from common.results import ResultStore
+from common.results import ResultStore, Schema
 
 ANALYSES = Path("analysis") / "attribution"
-OUTPUT = Output("page of attribution.page", AttributionPageFolder.PATTERNS)
+PAGE = Schema("page of attribution.page", "python -m attribution.page",
+              results=AttributionPageFolder.FILES, replaced=True)
 
 
 def reward_scale(text: str) -> str | float:
@@ -173,7 +173,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     output = AttributionPageFolder(args.output_dir)
-    OUTPUT.check(output.path)
+    store = ResultStore(output.path, PAGE)
+    store.check_replaceable()
     AttributionPageFolder.built()
     given = {name: getattr(args, name) for name in ("gamma", "lmbda")
              if getattr(args, name) is not None}
@@ -190,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
                        args.beside_attribution_dir)
         content = joined(content, gathered(args, beside, unit))
     begin = time.perf_counter()
-    with OUTPUT.replaced(output.path, {
+    with store.replace({
             "exp_name": args.exp_name, "agent_sha256": first.checksum,
             "recording_sha256": first.sources.recording.sha256,
             "beside_agent_sha256": beside and beside.checksum, "bookmarks": args.bookmarks,

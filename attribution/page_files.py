@@ -3,7 +3,7 @@
 Layout::
 
     index.html, attribution.js, attribution.css     the page, as `make web` built it
-    settings.json                           what made the folder (common/output_folder.py)
+    settings.json                           what made the folder (common/results.py)
     data/manifest.js                        names and numbers of what there is
     data/steps.js                           every step of every trajectory, one after the other
     data/strips.js                          for each trajectory the middle columns of its frames

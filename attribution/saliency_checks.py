@@ -33,7 +33,7 @@ from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
-from common.output_folder import Output
+from common.results import Entry, File, ResultStore, Schema
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
@@ -43,7 +43,10 @@ from generative.saliency.gradients import SaliencyFunction
 from generative.start_optimisation.recorded_starts import drawn_windows
 
 RANDOM_ORDERS = 2
-CHECKS = Output("checks of saliency maps (attribution.saliency_checks)", ("*.csv", "*.png", "*.md"))
+CHECKS = Schema("checks of saliency maps (attribution.saliency_checks)",
+                "python -m attribution.saliency_checks", results={
+                    "tables": Entry("{}.csv", File()), "figures": Entry("{}.png", File()),
+                    "reports": Entry("{}.md", File())}, replaced=True)
 
 
 def parser() -> Parser:
@@ -67,7 +70,8 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = read_simulator_flags(parser(), argv)
     common, saliency = parameters.common, parameters.get(SaliencyConfig)
     lags = tuple(dict.fromkeys((0, saliency.common_timesteps[-1])))
-    CHECKS.check(args.output_dir)
+    store = ResultStore(args.output_dir, CHECKS)
+    store.check_replaceable()
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
@@ -122,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     what = (f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output "
             f"{output.name}, read in the frame and {max(lags)} steps later; in "
             f"{real.ended.sum()} of them the episode ends before.")
-    with CHECKS.replaced(args.output_dir, {
+    with store.replace({
             "agent_sha256": checksum, "model_sha256": sha256(args.model_file),
             "recording_sha256": recording.sha256, "seed": args.seed, "output": output.name,
             "num_frames": args.num_frames, "lags": lags}) as folder:

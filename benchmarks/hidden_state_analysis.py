@@ -12,13 +12,17 @@ others. Each size runs in a process of its own, for the peak of memory to be its
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.manifold import TSNE, trustworthiness
@@ -31,9 +35,9 @@ from analysis.methods.embedding import PERPLEXITY, embed
 from analysis.methods.neighbours import nearest_neighbours
 from analysis.parameters.config import AgentHiddenConfig
 from benchmarks.measuring import peak_memory
-from common.array_folders import ResultWriter
 from common.parameters import ParameterSet
-from interventions.hidden_states_folder import HiddenStatesFolder
+from common.step_results import StepResult, StepResults
+from interventions.hidden_states_folder import HIDDEN_STATE_FILES
 
 UNITS, GROUPS, FAR_SHARE = 64, 40, 0.002
 SIZES, MILLION = (10_000, 100_000), 1_000_000
@@ -64,14 +68,21 @@ def measure(number: int, clustering: str) -> None:
     states = synthetic_states(number)
     found: dict = {"states": {"seconds": 0.0, "peak": peak_memory()}}
 
-    def report(step: str, seconds: float) -> None:
-        found[step] = {"seconds": seconds, "peak": peak_memory()}
-        print(f"{number}: {step} {seconds:.1f} s, {found[step]['peak']:.2f} GB", file=sys.stderr)
+    class MeasuredResults(StepResults):
+        """Results that keep the seconds and the peak of memory of each step."""
 
-    with tempfile.TemporaryDirectory() as folder:
-        writer = ResultWriter(HiddenStatesFolder(Path(folder), 1), {}, report)
-        analyse(states, None, config, 0, 42, writer)
-        found["facts"] = writer.facts
+        def step(self, name: str, compute: Callable[[], StepResult]) -> dict[str, Any]:
+            begin = time.perf_counter()
+            values = super().step(name, compute)
+            seconds = round(time.perf_counter() - begin, 2)
+            found[name] = {"seconds": seconds, "peak": peak_memory()}
+            return values
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        results = MeasuredResults(Path(folder), HIDDEN_STATE_FILES, 1)
+        results.start({})
+        analyse(states, None, config, 0, 42, results)
+        found["facts"] = results.facts
     print(json.dumps(found))
 
 

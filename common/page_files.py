@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from common.errors import UserError
+from common.schemas import Entry, File
 
 BUILT = Path(__file__).parents[1] / "web" / "built"
 BITS, FIRST_LETTER = 15, 0x4000  # in a letter of packed bytes; the letters up to 0xBFFF all exist
@@ -34,11 +35,12 @@ class PageFolder:
 
     Attributes:
         PAGE: its name in web/.
-        PATTERNS: of all its files.
+        FILES: entries of all its files, for its schema.
     """
 
     PAGE: ClassVar[str]
-    PATTERNS = ("*.html", "*.js", "*.css", "data/*.js")
+    FILES: ClassVar = {"pages": Entry("{}.html", File()), "scripts": Entry("{}.js", File()),
+                       "styles": Entry("{}.css", File()), "data": Entry("data/{}.js", File())}
 
     def __init__(self, path: Path):
         self.path = Path(path)

@@ -16,350 +16,53 @@ that are missing, and reads what is there with its types checked::
 *Items* are complete under their final name and are kept when a run is resumed. *Results* are made
 from the items; opening the folder removes them, so that no reader finds old results next to new
 items. Every file is written atomically. A folder belongs to the settings that it was opened with:
-a run with other settings is refused.
+a run with other settings is refused. A folder of figures or of a page has no items: it is written
+and replaced as a whole, see :meth:`ResultStore.replace`. Analyses that store arrays for several
+numbers of samples next to each other use ``common.step_results``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import glob
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-import pandas as pd
-
-from common.config import typed
 from common.description import read_description
 from common.errors import UserError
 from common.files import (
     append_or_nothing,
     atomic_folder,
     atomic_path,
-    read_array,
-    read_arrays,
     read_bytes,
-    read_json,
+    remove_folder,
     save_json,
+    unnamed_file,
+    versions,
+)
+from common.schemas import (
+    SETTINGS_NAME,
+    Array,
+    Entry,
+    File,
+    Format,
+    Journal,
+    Json,
+    Npy,
+    NpyFolder,
+    Npz,
+    Schema,
+    Table,
+    Text,
 )
 from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
-from common.tables import read_table
 
-SETTINGS_NAME = "settings.json"
-_FAMILIES = (np.floating, np.integer, np.number, np.str_)  # types that are checked, not made
-
-
-class Format(Protocol):
-    """How the value of an entry is written and read."""
-
-    is_folder: bool
-
-    def write(self, path: Path, value: Any) -> None:
-        """Write a value to a temporary path."""
-
-    def read(self, path: Path, script: str) -> Any:
-        """Read and check a value.
-
-        Args:
-            script: command that writes a missing file, for the message.
-
-        Raises:
-            UserError: if the file is missing or damaged.
-        """
-
-
-@dataclasses.dataclass(frozen=True)
-class Array:
-    """Type and shape of an array.
-
-    Attributes:
-        dtype: type that is written. A family of types such as ``np.floating`` is only checked.
-        dims: one word per dimension: a number, or a name. Dimensions of one name have one size in
-            all arrays of an entry.
-        optional: the array may be missing.
-        finite: refuse NaN and infinity.
-    """
-
-    dtype: type
-    dims: str = ""
-    optional: bool = False
-    finite: bool = True
-
-    def check(self, name: str, array: np.ndarray, sizes: dict[str, int]) -> None:
-        """Raise if an array does not fit.
-
-        Args:
-            sizes: sizes of the named dimensions so far; those of this array are added.
-
-        Raises:
-            UserError: naming the array.
-        """
-        dims = self.dims.split()
-        shape = " x ".join(map(str, array.shape)) or "a single number"
-        expected = [int(dim) if dim.isdigit() else sizes.get(dim, dim) for dim in dims]
-        fits = np.issubdtype(array.dtype, self.dtype) and array.ndim == len(dims)
-        for dim, size in zip(dims, array.shape):
-            fits &= size == (int(dim) if dim.isdigit() else sizes.setdefault(dim, size))
-        if not fits:
-            raise UserError(f"'{name}' holds {array.dtype} ({shape}), not {self.dtype.__name__} "
-                            f"({' x '.join(map(str, expected)) or 'a single number'})")
-        if self.finite and array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise UserError(f"'{name}' holds NaN or infinity")
-
-
-class _Arrays:
-    """Named arrays; entries that are None are left out if they are optional."""
-
-    def __init__(self, fields: Mapping[str, Array]):
-        self.fields = dict(fields)
-
-    def converted(self, value: Mapping[str, np.ndarray | None]) -> dict[str, np.ndarray]:
-        """Return the arrays that are not None, with their declared types.
-
-        Raises:
-            UserError: if one is missing, unknown, or does not fit.
-        """
-        arrays = {}
-        for name, array in value.items():
-            if array is not None:
-                field, array = self.fields.get(name), np.asarray(array)
-                is_family = field is None or field.dtype in _FAMILIES
-                arrays[name] = array if is_family else array.astype(field.dtype, copy=False)
-        self.check(arrays)
-        return arrays
-
-    def check(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Raise UserError if an array is missing, unknown, or does not fit."""
-        sizes: dict[str, int] = {}
-        for name, field in self.fields.items():
-            if name in arrays:
-                field.check(name, arrays[name], sizes)
-            elif not field.optional:
-                raise UserError(f"it has no array '{name}'")
-        unknown = set(arrays) - set(self.fields)
-        if unknown:
-            raise UserError(f"it has an unknown array '{min(unknown)}'")
-
-
-class Npz(_Arrays):
-    """A ``.npz`` file of named arrays; values are mappings."""
-
-    is_folder = False
-
-    def write(self, path: Path, value: Mapping[str, np.ndarray | None]) -> None:
-        np.savez(path, **self.converted(value))
-
-    def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
-        if not path.exists():
-            read_bytes(path, written_by=script)  # raises, and names the script
-        arrays = read_arrays(path, "file")
-        self.check(arrays)
-        return arrays
-
-
-class NpyFolder(_Arrays):
-    """A folder of ``.npy`` files, one per array; values are mappings."""
-
-    is_folder = True
-
-    def write(self, path: Path, value: Mapping[str, np.ndarray | None]) -> None:
-        for name, array in self.converted(value).items():
-            np.save(path / f"{name}.npy", array, allow_pickle=False)
-
-    def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
-        arrays = {name: read_array(path / f"{name}.npy", written_by=script)
-                  for name, field in self.fields.items()
-                  if not field.optional or (path / f"{name}.npy").exists()}
-        self.check(arrays)
-        return arrays
-
-
-@dataclasses.dataclass(frozen=True)
-class Npy:
-    """A ``.npy`` file; values are arrays."""
-
-    array: Array
-    is_folder = False
-
-    def write(self, path: Path, value: np.ndarray) -> None:
-        arrays = _Arrays({"array": self.array}).converted({"array": value})
-        np.save(path, arrays["array"], allow_pickle=False)
-
-    def read(self, path: Path, script: str) -> np.ndarray:
-        array = read_array(path, written_by=script)
-        self.array.check("array", array, {})
-        return array
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A CSV file; values are data frames, of which the declared columns are read.
-
-    Attributes:
-        columns: type of each column that is read, see ``common.tables.read_table``.
-        gaps: columns that may have empty cells; None for all columns of type float.
-        exact: write numbers to the last bit, otherwise with six digits.
-        whole: write the declared columns alone.
-    """
-
-    columns: Mapping[str, type] = dataclasses.field(default_factory=dict)
-    gaps: tuple[str, ...] | None = None
-    exact: bool = False
-    whole: bool = False
-    is_folder = False
-
-    def write(self, path: Path, value: pd.DataFrame) -> None:
-        missing = set(self.columns) - set(value.columns)
-        if missing:
-            raise ValueError(f"the table has no column {min(missing)}")
-        table = value[list(self.columns)] if self.whole else value
-        table.to_csv(path, index=False, float_format=None if self.exact else "%.6g")
-
-    def read(self, path: Path, script: str) -> pd.DataFrame:
-        gaps = self.gaps
-        if gaps is None:
-            gaps = tuple(name for name, kind in self.columns.items() if kind is float)
-        return read_table(path, self.columns, gaps, script)
-
-
-@dataclasses.dataclass(frozen=True)
-class Json:
-    """A JSON file; values are mappings, or dataclasses of the type ``cls``."""
-
-    cls: type = dict
-    is_folder = False
-
-    def write(self, path: Path, value: Any) -> None:
-        content = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-        path.write_text(json.dumps(content, indent=1) + "\n")
-
-    def read(self, path: Path, script: str) -> Any:
-        if not path.exists():
-            read_bytes(path, written_by=script)
-        content = read_json(path)
-        if self.cls in (dict, list):
-            if not isinstance(content, self.cls):
-                raise UserError(f"it holds no {'mapping' if self.cls is dict else 'list'}")
-            return content
-        return typed(self.cls, content, path.name)
-
-
-class Text:
-    """A UTF-8 text file; values are strings."""
-
-    is_folder = False
-
-    def write(self, path: Path, value: str) -> None:
-        path.write_text(value)
-
-    def read(self, path: Path, script: str) -> str:
-        return read_bytes(path, written_by=script).decode(errors="replace")
-
-
-class File:
-    """A file of any other kind, such as a figure or a video: see ``ResultStore.file``."""
-
-    is_folder = False
-
-    def write(self, path: Path, value: bytes) -> None:
-        path.write_bytes(value)
-
-    def read(self, path: Path, script: str) -> bytes:
-        return read_bytes(path, written_by=script)
-
-
-@dataclasses.dataclass(frozen=True)
-class Journal:
-    """A file of JSON lines that grows by one row at a time; values are lists of mappings.
-
-    Attributes:
-        fields: type of each field of a row, one of int, float, str, bool, list and dict.
-    """
-
-    fields: Mapping[str, type]
-    is_folder = False
-
-    def line(self, row: Mapping[str, Any]) -> str:
-        self._check(row)
-        return json.dumps(dict(row), separators=(",", ":"), allow_nan=False) + "\n"
-
-    def write(self, path: Path, value: list[Mapping[str, Any]]) -> None:
-        path.write_text("".join(map(self.line, value)))
-
-    def read(self, path: Path, script: str) -> list[dict[str, Any]]:
-        content = read_bytes(path, written_by=script)
-        rows = []
-        for number, line in enumerate(content[:content.rfind(b"\n") + 1].splitlines(), 1):
-            try:
-                row = json.loads(line)
-                self._check(row)
-            except (ValueError, AttributeError, RecursionError):
-                raise UserError(f"line {number} is not a row of this file") from None
-            rows.append(row)
-        return rows
-
-    def _check(self, row: Mapping[str, Any]) -> None:
-        found = {name: type(value) for name, value in row.items()}
-        if found != dict(self.fields):
-            raise ValueError(f"{found} instead of {self.fields}")
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A kind of file in a result folder.
-
-    Attributes:
-        path: relative path, with ``{}`` for each part of the item's key.
-        format: how values are stored.
-        optional: a finished folder may lack this result.
-    """
-
-    path: str
-    format: Format
-    optional: bool = False
-
-    def pattern(self) -> str:
-        """Pattern of ``Path.glob`` for the files of this entry."""
-        return self.path.replace("{}", "*") + ("/*" if self.format.is_folder else "")
-
-
-@dataclasses.dataclass(frozen=True)
-class Schema:
-    """The files of one kind of result folder.
-
-    Attributes:
-        what: name of the contents, for messages: "arms".
-        script: command that writes them, for messages.
-        items: computed one by one and kept when a run is resumed.
-        results: made from the items; removed when the folder is opened for writing.
-        informative: settings in which a resumed run or another shard may differ.
-        growing: setting that maps the keys of items to what made each of them. More keys may be
-            added later; an item that is there must have been made in the same way.
-        growing_items: entry that these items belong to.
-        settings_name: name of the settings file.
-        flag: flag that chooses the folder, for messages.
-    """
-
-    what: str
-    script: str
-    items: Mapping[str, Entry]
-    results: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
-    informative: tuple[str, ...] = ("versions", "agent_file")
-    growing: str = ""
-    growing_items: str = ""
-    settings_name: str = SETTINGS_NAME
-    flag: str = "--output_dir"
-
-    def entry(self, name: str) -> Entry:
-        return self.items[name] if name in self.items else self.results[name]
-
-    def patterns(self) -> tuple[str, ...]:
-        """Patterns of ``Path.glob`` for all files of such a folder."""
-        return (self.settings_name, *(entry.pattern() for entries in (self.items, self.results)
-                                      for entry in entries.values()))
+__all__ = [
+    "SETTINGS_NAME", "Array", "Entry", "File", "Format", "Journal", "Json", "Npy", "NpyFolder",
+    "Npz", "ResultStore", "Schema", "Table", "Text"]
 
 
 class ResultStore:
@@ -572,3 +275,51 @@ class ResultStore:
         """Raise UserError if the open folder was deleted or moved."""
         if self._shared is not None:  # results of joined shards are written without a lock
             self._shared.check()
+
+    # Replacing the folder as a whole
+
+    def check_replaceable(self) -> None:
+        """Raise unless the folder is new, empty, or an earlier output of the same kind.
+
+        Settings name the kind and the files that were written. Those of older outputs do not; such
+        a folder may hold files of the schema only.
+
+        Raises:
+            UserError: if the folder is a link, holds anything else, or holds files that were added
+                later.
+        """
+        kind, other_folder = self.schema.what, f"choose another {self.schema.flag}"
+        if self.path.is_symlink():
+            raise UserError(f"{self.path} is a link, which cannot be replaced; {other_folder}")
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return
+        settings = read_description(self.settings_file)
+        if not settings:
+            raise UserError(f"{self.path} holds other data; {other_folder}")
+        kind_there = settings.get("made_by", kind).replace("clarity.", "attribution.")
+        if kind_there != kind:
+            raise UserError(f"{self.path} holds the {kind_there}, not the {kind}; {other_folder}")
+        patterns = self.schema.patterns()
+        if "files" in settings:
+            patterns = (self.schema.settings_name, *map(glob.escape, settings["files"]))
+        foreign = unnamed_file(self.path, patterns)
+        if foreign:
+            raise UserError(f"{foreign} does not belong to the {kind} and would be deleted; move "
+                            f"it elsewhere, or {other_folder}")
+
+    @contextlib.contextmanager
+    def replace(self, settings: dict) -> Iterator[Path]:
+        """Yield a hidden folder that replaces an earlier output if the body succeeds.
+
+        Args:
+            settings: everything that the output depends on, which is stored with it.
+        """
+        with atomic_folder(self.path) as temporary:
+            yield temporary
+            files = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*")
+                           if path.is_file())
+            save_json(temporary / self.schema.settings_name, {
+                "made_by": self.schema.what, **settings, "versions": versions(), "files": files})
+            if self.path.exists():
+                self.check_replaceable()
+                remove_folder(self.path)

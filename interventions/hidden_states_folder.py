@@ -29,58 +29,47 @@ the mask from a folder.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
-from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
+from common.schemas import Array, Entry, Npy, Schema
+from common.step_results import StepResults
 
-MATRICES = {"mean": ("hx_mu", VECTOR), "std": ("hx_std", VECTOR),
-            "components": ("pcomponents", MATRIX),
-            "variances": ("pc_loading_variances", VECTOR),
-            "unmixing": ("ica_unmixing_matrix_hx", MATRIX),
-            "mixing": ("ica_mixing_matrix_hx", MATRIX)}
+MATRICES = {"mean": Entry("hx_mu_{}.npy", Npy(Array(np.floating, "D"))),
+            "std": Entry("hx_std_{}.npy", Npy(Array(np.floating, "D"))),
+            "components": Entry("pcomponents_{}.npy", Npy(Array(np.floating, "P D"))),
+            "variances": Entry("pc_loading_variances_{}.npy", Npy(Array(np.floating, "P"))),
+            "unmixing": Entry("ica_unmixing_matrix_hx_{}.npy", Npy(Array(np.floating, "K K"))),
+            "mixing": Entry("ica_mixing_matrix_hx_{}.npy", Npy(Array(np.floating, "K K")))}
+HIDDEN_STATE_FILES = Schema(
+    "results for {} episodes", "analysis/hidden_analysis_precompute.py", items={
+        **MATRICES,
+        "kept": Entry("hx_outlier_mask_{}.npy", Npy(Array(np.bool_, "N"))),
+        "retention": Entry("hx_outlier_retention_fraction.npy", Npy(Array(np.floating))),
+        "singular_values": Entry("pc_singular_values_{}.npy", Npy(Array(np.floating, "P"))),
+        "principal": Entry("hx_pca_{}.npy", Npy(Array(np.floating, "N P"))),
+        "generated": Entry("gen_hx_projected_real{}_gen{}.npy", Npy(Array(np.floating, "M P"))),
+        "sources": Entry("ica_source_signals_hx_{}.npy", Npy(Array(np.floating, "N K"))),
+        "clusters": Entry("clusters_hx_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_hx_{}.npy", Npy(Array(np.floating, "C P"))),
+        "tsne": Entry("tsne_hx_{}.npy", Npy(Array(np.floating, "N T"))),
+        "nmf": Entry("nmf_hx_{}.npy", Npy(Array(np.floating, "N F"))),
+        "nmf_components": Entry("nmf_components_hx_{}.npy", Npy(Array(np.floating, "F D"))),
+        "nmf_min": Entry("nmf_min_per_dim_hx_{}.npy", Npy(Array(np.floating, "D")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+def hidden_state_results(path: Path, num_episodes: int,
+                         num_samples: int | None = None) -> StepResults:
+    """Results for this number of episodes.
+
+    Args:
+        num_samples: number of simulated samples in the name of the file of ``generated``.
+    """
+    return StepResults(path, HIDDEN_STATE_FILES, num_episodes, num_samples)
 
 
 def matrix_files(folder: Path, num_episodes: int) -> dict[str, Path]:
     """The files of the projector, by its attributes."""
-    files = HiddenStatesFolder(folder, num_episodes)
-    return {name: files.file(name) for name in MATRICES}
-
-
-class HiddenStatesFolder(ResultFolder):
-    """Names and readers of the results for one number of episodes.
-
-    Args:
-        num_samples: simulated samples, in the name of the file of ``generated``; None without
-            them.
-    """
-
-    script = "analysis/hidden_analysis_precompute.py"
-    kinds: ClassVar = {
-        **MATRICES, "kept": ("hx_outlier_mask", (np.bool_, 1)),
-        "retention": ("hx_outlier_retention_fraction", (np.floating, 0)),
-        "singular_values": ("pc_singular_values", VECTOR), "principal": ("hx_pca", MATRIX),
-        "generated": ("gen_hx_projected", MATRIX), "sources": ("ica_source_signals_hx", MATRIX),
-        "clusters": ("clusters_hx", LABELS), "cluster_means": ("cluster_means_hx", MATRIX),
-        "tsne": ("tsne_hx", MATRIX), "nmf": ("nmf_hx", MATRIX),
-        "nmf_components": ("nmf_components_hx", MATRIX), "nmf_min": ("nmf_min_per_dim_hx", VECTOR)}
-
-    def __init__(self, path: Path, num_episodes: int, num_samples: int | None = None):
-        super().__init__(path, num_episodes)
-        self.num_samples = num_samples
-
-    @property
-    def num_episodes(self) -> int:
-        return self.number
-
-    def at(self, path: Path) -> HiddenStatesFolder:
-        return HiddenStatesFolder(path, self.number, self.num_samples)
-
-    def file(self, name: str) -> Path:
-        if name == "generated":
-            numbers = f"real{self.number}_gen{self.num_samples}"
-            return self.path / f"{self.kinds[name][0]}_{numbers}.npy"
-        if name == "retention":
-            return self.path / f"{self.kinds[name][0]}.npy"
-        return super().file(name)
+    results = hidden_state_results(folder, num_episodes)
+    return {name: results.file(name) for name in MATRICES}

@@ -22,7 +22,7 @@ from agents.networks import HiddenChange
 from agents.provenance import check_agent
 from common.errors import UserError
 from common.files import sha256
-from interventions.hidden_states_folder import MATRICES, HiddenStatesFolder, matrix_files
+from interventions.hidden_states_folder import MATRICES, hidden_state_results, matrix_files
 
 DirectionType = Literal["pca", "ica"]
 
@@ -78,7 +78,7 @@ class Projector:
         Raises:
             UserError: naming a missing or damaged file.
         """
-        files = HiddenStatesFolder(folder, num_episodes)
+        files = hidden_state_results(folder, num_episodes)
         return cls(**{name: torch.from_numpy(np.asarray(files.read(name), dtype=np.float32))
                       for name in MATRICES})
 
@@ -97,8 +97,8 @@ class Projector:
         if len(projector.mean) != num_units:
             raise UserError(f"the directions in {folder} are those of {len(projector.mean)} hidden "
                             f"units, but the agent has {num_units}")
-        check_agent(HiddenStatesFolder(folder, num_episodes).settings().get("agent_sha256"), agent,
-                    f"the directions in {folder} were found",
+        found_for = hidden_state_results(folder, num_episodes).settings().get("agent_sha256")
+        check_agent(found_for, agent, f"the directions in {folder} were found",
                     "find this agent's with analysis/hidden_analysis_precompute.py")
         files = matrix_files(folder, num_episodes).values()
         return projector, {path.name: sha256(path) for path in files}

@@ -13,12 +13,12 @@ from agents.networks import Policy
 from agents.provenance import agent_sha256
 from common.cli import Parser
 from common.errors import UserError, script_main
-from common.output_folder import Output
+from common.results import ResultStore, Schema
 from maze.field.page_export import MazePageFolder, check_agent, write_page
 from maze.level.levels import chosen_levels
 from maze.level.state import WORLD_DIMS, MazeState
 
-OUTPUT = Output("page of maze/page.py", MazePageFolder.PATTERNS)
+PAGE = Schema("page of maze/page.py", "maze/page.py", results=MazePageFolder.FILES, replaced=True)
 
 
 def parser() -> Parser:
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     begin = time.perf_counter()
     output = MazePageFolder(args.output_dir)
-    OUTPUT.check(output.path)
+    store = ResultStore(output.path, PAGE)
+    store.check_replaceable()
     agents = load_agents(args.agent_file, args.name)
     levels = load_levels(args.levels, args.distribution_mode)
     if args.dry_run:
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     modes = dict.fromkeys([*args.distribution_mode,
                            *(state.distribution_mode for _, state in levels)])
-    with OUTPUT.replaced(output.path, {
+    with store.replace({
             "agents": {name: agent_sha256(path)
                        for name, path in zip(agents, args.agent_file, strict=True)},
             "levels": args.levels, "modes": list(modes)}) as temporary:

@@ -42,7 +42,7 @@ from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector, matrix_files
 
 # No test cuts the power, and thousands of small files would wait for the disk.
@@ -93,7 +93,7 @@ def save_projector(folder, projector):
     """A folder with the matrices of a projector, under the names of 12 episodes, found in states
     of the agent of ``agent_path``."""
     folder.mkdir()
-    save_json(HiddenStatesFolder(folder, 12).settings_file,
+    save_json(hidden_state_results(folder, 12).settings_file,
               {"agent_sha256": weights_sha256(tiny_policy())})
     for name, path in matrix_files(folder, 12).items():
         np.save(path, getattr(projector, name).numpy())

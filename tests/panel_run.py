@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from common.files import save_json, sha256
+from common.step_results import StepResults
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 
 NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300
 FRAME = 64
@@ -96,7 +97,7 @@ def write_run(folder: Path) -> Run:
     for of_type in gradients.values():
         of_type[:, READ_AT + 1:] = np.where(np.isnan(of_type[:, READ_AT + 1:]), np.nan, 0)
 
-    hidden = HiddenStatesFolder(folder / "hx_analysis_precomp", NUM_EPISODES)
+    hidden = hidden_state_results(folder / "hx_analysis_precomp", NUM_EPISODES)
     hidden.path.mkdir(parents=True)
     recorded = rng.normal(size=(NUM_RECORDED, 3)).astype(np.float32)
     for name, matrix in {**MATRICES, "sources": recorded}.items():
@@ -106,7 +107,7 @@ def write_run(folder: Path) -> Run:
     _write_samples(folder / UNALTERED, range(NUM_SAMPLES), None, samples, gradients, checksums)
     _write_samples(folder / SWAPPED, range(NUM_SAMPLES, total), {"unaltered": UNALTERED}, samples,
                    gradients, checksums)
-    behaviours = BehavioursFolder(folder / "combined_agent_env_hx_analysis_precomp",
+    behaviours = StepResults(folder / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES,
                                   BEHAVIOUR_SAMPLES)
     behaviours.path.mkdir()
     np.save(behaviours.file("per_sample"), BEHAVIOURS)
@@ -118,7 +119,7 @@ def write_run(folder: Path) -> Run:
 def record_positions(run: Run) -> np.ndarray:
     """Add the recording of the recorded states, with positions of the player; returns them
     (300, 2), those of an episode's last step repeated as figures do."""
-    hidden = HiddenStatesFolder(run.folder / "hx_analysis_precomp", NUM_EPISODES)
+    hidden = hidden_state_results(run.folder / "hx_analysis_precomp", NUM_EPISODES)
     writer = RolloutWriter(run.folder / "recording", {"positions": True})
     rng, shown = np.random.default_rng(1), []
     for number, rows in enumerate(np.array_split(np.arange(NUM_RECORDED), NUM_EPISODES)):

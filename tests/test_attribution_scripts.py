@@ -22,7 +22,7 @@ from attribution.feature_examples import SUBDIVISIONS
 from attribution.results import AttributionFolder, FeaturesFolder
 from attribution.trajectories import gather_trajectories
 from common.files import sha256
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 
 NUM_OBSERVATIONS = 160
 MADE = ("--outputs", "value", "taken", "--layers", "input", "block3", "hidden_state")
@@ -324,13 +324,13 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
     rng = np.random.default_rng(0)
     components = np.linalg.qr(rng.normal(size=(units, units)))[0].astype(np.float32)
     matrix = rng.normal(size=(num, num)).astype(np.float32)
-    written = HiddenStatesFolder(tmp_path / "hx", 7)
+    written = hidden_state_results(tmp_path / "hx", 7)
     std = rng.random(units).astype(np.float32) + 0.5
     variances = np.linspace(2, 0.1, units).astype(np.float32)
     for name, array in {"mean": np.zeros(units, np.float32), "std": std,
                         "components": components, "variances": variances,
                         "unmixing": np.linalg.inv(matrix), "mixing": matrix}.items():
-        written.store(name, array)
+        np.save(written.file(name), array)
     flags = ("--precomp_dir", str(tmp_path / "hx"), "--num_episodes", "7")
     assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
                                             "--nmf_features", "8")) == 0

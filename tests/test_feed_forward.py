@@ -22,7 +22,7 @@ from generative.runs import checkpoints, run_of
 from generative.saliency.files import SaliencyFolder
 from generative.sample_files import SampleFolder
 from interventions.comparison import comparison_store, divergence, read_runs
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES, UNITS = 12, 6, 256
@@ -118,7 +118,7 @@ def test_recordings_of_an_agent_of_another_size_are_refused(flags, simulator, re
 def test_dead_units_leave_usable_directions(precomputed, rollouts, tmp_path):
     projector = Projector.load(precomputed, NUM_EPISODES)
     assert (projector.std[DEAD] == 1).all()
-    folder = HiddenStatesFolder(precomputed, NUM_EPISODES, NUM_SAMPLES)
+    folder = hidden_state_results(precomputed, NUM_EPISODES, NUM_SAMPLES)
     assert set(DEAD) <= set(folder.settings()["steps"]["scale"]["constant_units"])
     for kind in ("pca", "ica"):
         directions = projector.directions(kind)

@@ -28,12 +28,11 @@ from analysis.methods.factorisation import factorise
 from analysis.methods.neighbours import nearest_neighbours
 from analysis.methods.outliers import find_outliers
 from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
-from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.palette import COLOURS
 from common.parameters import ParameterSet
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
 NUM_EPISODES, NUM_SAMPLES = 12, 6
@@ -223,44 +222,6 @@ def test_factors_give_back_planted_states():
         factorise(np.ones((20, 5), np.float32), 2, 10, 1e-4, seed=0)
 
 
-# The writer.
-
-
-def writer_of(folder, description, steps=None):
-    return ResultWriter(folder, description,
-                        lambda step, seconds: steps.append(step) if steps is not None else None)
-
-
-def never():
-    raise AssertionError("this was computed again")
-
-
-def test_a_killed_run_shows_nothing_and_goes_on_behind_its_last_step(tmp_path):
-    folder = HiddenStatesFolder(tmp_path / "out", 5)
-    first = Result({"mean": np.arange(3.0)}, {"constant_units": (1,)})
-    writer_of(folder, {"seed": 1}).step("scale", lambda: first)
-    assert not folder.file("mean").exists() and not folder.settings_file.exists()
-    resumed = writer_of(folder, {"seed": 1})
-    np.testing.assert_array_equal(resumed.step("scale", never)["mean"], [0, 1, 2])
-    assert resumed.facts["scale"] == {"constant_units": [1]}
-    resumed.step("pca", lambda: Result({"std": np.ones(3)}, {}))
-    written = resumed.finish()
-    assert {path.name for path in written} == {"hx_mu_5.npy", "hx_std_5.npy", "settings_5.json"}
-    assert {path.name for path in folder.path.iterdir()} == {path.name for path in written}
-    settings = folder.settings()
-    assert settings["seed"] == 1 and settings["steps"]["scale"] == {"constant_units": [1]}
-    assert set(settings["seconds"]) == {"scale", "pca"}
-
-
-def test_a_run_that_is_asked_for_something_else_computes_everything(tmp_path):
-    folder = HiddenStatesFolder(tmp_path / "out", 5)
-    writer_of(folder, {"seed": 1}).step("scale", lambda: Result({"mean": np.zeros(3)}, {}))
-    other = writer_of(folder, {"seed": 2})
-    other.step("scale", lambda: Result({"mean": np.ones(3)}, {}))
-    other.finish()
-    np.testing.assert_array_equal(folder.read("mean"), 1)
-
-
 # The scripts.
 
 
@@ -288,7 +249,7 @@ def arguments(data, samples, precomputed, *more):
 def precomputed(recording, samples, tmp_path_factory):
     folder = tmp_path_factory.mktemp("analysis") / "hx_analysis_precomp"
     assert hidden_analysis_precompute.main(arguments(recording / "data", samples, folder)) == 0
-    return HiddenStatesFolder(folder, NUM_EPISODES, NUM_SAMPLES)
+    return hidden_state_results(folder, NUM_EPISODES, NUM_SAMPLES)
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +341,7 @@ def test_results_are_not_overwritten_unless_that_is_asked_for(
     message = error_of(capsys, hidden_analysis_precompute.main, argv)
     assert "holds the results for 12 episodes" in message and "--overwrite" in message
     assert hidden_analysis_precompute.main([*argv, "--overwrite"]) == 0
-    again = HiddenStatesFolder(copy, NUM_EPISODES)
+    again = hidden_state_results(copy, NUM_EPISODES)
     assert again.settings()["steps"]["clusters"]["method"] == "kmeans"
     np.testing.assert_array_equal(again.read("sources"), precomputed.read("sources"))
     np.testing.assert_array_equal(again.read("tsne"), precomputed.read("tsne"))
@@ -452,7 +413,7 @@ def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path,
     assert "hidden unit 9 does not vary" in capsys.readouterr().err
     projector = Projector.load(tmp_path / "out", NUM_EPISODES)
     assert projector.std[9] == 1
-    folder = HiddenStatesFolder(tmp_path / "out", NUM_EPISODES)
+    folder = hidden_state_results(tmp_path / "out", NUM_EPISODES)
     for name in ("principal", "sources", "tsne", "nmf", "cluster_means"):
         assert np.isfinite(folder.read(name)).all(), name
     assert not list(folder.path.glob("gen_hx_projected*"))
@@ -517,7 +478,7 @@ def test_figures_without_their_data_are_refused(precomputed, recording, samples,
             str(tmp_path / "plots")]
     assert "hidden_analysis_precompute.py writes it" in error_of(capsys, main, argv)
     copy = shutil.copytree(precomputed.path, tmp_path / "copy")
-    path = HiddenStatesFolder(copy, NUM_EPISODES).file("tsne")
+    path = hidden_state_results(copy, NUM_EPISODES).file("tsne")
     places = np.load(path)
     argv = [*arguments(recording / "data", None, copy), "--output_dir", str(tmp_path / "plots")]
     np.save(path, places[:-1])

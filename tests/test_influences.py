@@ -20,7 +20,7 @@ import xcorr_and_xcaus_plots
 from agents.agent_file import save_agent
 from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.hidden_states.readout import readout
 from analysis.influences.comparison import claims_summary
 from analysis.influences.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
@@ -38,6 +38,7 @@ from analysis.parameters.config import XplotsConfig
 from analysis.stories.sentences import influence_sentence
 from common.errors import UserError
 from common.parameters import ParameterSet
+from common.step_results import StepResults
 from common.tables import markdown_escaped
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
@@ -389,8 +390,8 @@ def folders(tmp_path_factory, projector, heads, noise):
     precomputed.mkdir(parents=True)
     for name, path in matrix_files(precomputed, EPISODES).items():
         np.save(path, getattr(projector, name).numpy())
-    behaviours = BehavioursFolder(
-        root / "analysis" / "combined_agent_env_hx_analysis_precomp", NUM_SAMPLES)
+    behaviours = StepResults(
+        root / "analysis" / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES, NUM_SAMPLES)
     behaviours.path.mkdir()
     np.save(behaviours.file("per_sample"), LABELS)
 
@@ -731,12 +732,12 @@ def test_files_that_are_missing_or_made_otherwise_are_named(folders, tmp_path, c
 
 def test_behaviours_of_other_samples_are_refused(folders, tmp_path, capsys):
     copy = linked_copy(folders, tmp_path / "copy")
-    behaviours = BehavioursFolder(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
-                                  NUM_SAMPLES)
+    behaviours = StepResults(copy / "analysis" / "combined_agent_env_hx_analysis_precomp",
+                             BEHAVIOUR_FILES, NUM_SAMPLES)
     main = xcorr_and_xcaus_plots.main
     replace_array(behaviours.file("per_sample"), LABELS[:-1])
     assert "63 behaviours, not one for each of 64" in error_of(capsys, main, arguments(copy))
-    few = BehavioursFolder(behaviours.path, 10)
+    few = StepResults(behaviours.path, BEHAVIOUR_FILES, 10)
     replace_array(few.file("per_sample"), LABELS[:10])
     assert "behaviours of 10 samples, but not of sample 10" in error_of(
         capsys, main, arguments(copy, "--num_samples", "10"))

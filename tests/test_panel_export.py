@@ -30,14 +30,15 @@ from panel_run import (
 )
 
 import export_panel
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
 from analysis.parameters.config import BehavioursConfig
 from common.files import save_json
 from common.game_constants import ACTION_LABELS
-from common.output_folder import SETTINGS_NAME
 from common.parameters import ParameterSet
-from interventions.hidden_states_folder import HiddenStatesFolder
+from common.schemas import SETTINGS_NAME
+from common.step_results import StepResults
+from interventions.hidden_states_folder import hidden_state_results
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
 NAME = "</script><img src=x onerror=alert(1)> \u2028 \"it's\""
@@ -194,7 +195,7 @@ def test_positions_of_the_recorded_states_are_there_if_they_were_recorded(tmp_pa
     assert list(found) == ["coordinates", "player_x", "player_y"]
     for name, column in zip(("player_x", "player_y"), positions.T):
         np.testing.assert_allclose(array_of(found[name]), column[[0, 100, 199, 299]], rtol=1e-6)
-    hidden = HiddenStatesFolder(run.folder / "hx_analysis_precomp", NUM_EPISODES)
+    hidden = hidden_state_results(run.folder / "hx_analysis_precomp", NUM_EPISODES)
     np.save(hidden.file("sources"), hidden.read("sources")[:-1])
     assert export_panel.main(flags) == 2
     assert "300 rows of player_x, but there are 299 recorded states" in capsys.readouterr().err
@@ -279,12 +280,12 @@ def other_steps(run):
 
 
 def behaviours_of_others(run):
-    folder = BehavioursFolder(run.folder / "combined_agent_env_hx_analysis_precomp", 6)
+    folder = StepResults(run.folder / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES, 6)
     save_json(folder.settings_file, {"samples": "rand_init", "sample_numbers": list(range(6))})
 
 
 def too_many_behaviours(run):
-    folder = BehavioursFolder(run.folder / "combined_agent_env_hx_analysis_precomp", 6)
+    folder = StepResults(run.folder / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES, 6)
     np.save(folder.file("per_sample"), np.zeros(7, dtype=int))
 
 
@@ -304,8 +305,9 @@ MISTAKES = {
     "other directions": (other_directions, "of other directions than those of this panel"),
     "other steps": (other_steps, "read at different steps"),
     "behaviours of others": (behaviours_of_others, "behaviours in .* are of samples in rand_init"),
-    "no behaviours": (lambda run: BehavioursFolder(
-        run.folder / "combined_agent_env_hx_analysis_precomp", 6).file("per_sample").unlink(),
+    "no behaviours": (lambda run: StepResults(
+        run.folder / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES,
+        6).file("per_sample").unlink(),
         "there is no file .*clusters_per_sample_6.npy; analysis/combined"),
     "too many behaviours": (too_many_behaviours, "holds 7 behaviours, but there are 6 samples"),
     "another agent": (fewer_units, "4 hidden units, but the agent has 3"),
@@ -317,13 +319,13 @@ MISTAKES = {
                                     (run.folder / SWAPPED).rglob("ims.npy")],
                        r"have the shape \(32, 64, 3\), but those of the first folder \(64, "),
     "no samples": (lambda run: shutil.rmtree(run.folder / SWAPPED), "holds no samples"),
-    "nan in a recorded state": (lambda run: spoil(HiddenStatesFolder(
+    "nan in a recorded state": (lambda run: spoil(hidden_state_results(
         run.folder / "hx_analysis_precomp", 7).file("sources")), "ica_source_signals_hx_7.npy holds"
         " NaN"),
-    "states of another analysis": (lambda run: np.save(HiddenStatesFolder(
+    "states of another analysis": (lambda run: np.save(hidden_state_results(
         run.folder / "hx_analysis_precomp", 7).file("sources"), np.zeros((9, 2), np.float32)),
         r"have the shape \(9, 2\), but there are 3 independent components"),
-    "no analysis": (lambda run: HiddenStatesFolder(run.folder / "hx_analysis_precomp", 7).file(
+    "no analysis": (lambda run: hidden_state_results(run.folder / "hx_analysis_precomp", 7).file(
         "sources").unlink(), "there is no file .*ica_source_signals_hx_7.npy"),
 }
 

@@ -157,7 +157,7 @@ def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(record
         assert len(ends) == 2 and np.array_equal(values[ends], values[ends - 1])
 
     class Folder:
-        def read_finite(self, name, *_):
+        def read(self, name, *_):
             return np.ones((len(table) if name in ("nmf", "sources") else 2, 2))
 
     labels = np.zeros(len(table), int)

@@ -9,7 +9,10 @@ import errno
 import functools
 import importlib
 import itertools
+import json
 import os
+import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -34,8 +37,10 @@ from common.results import (
     Text,
 )
 from common.shards import WHOLE, Shard
+from common.step_results import StepResults
 
 PACKAGES = ("agents", "analysis", "attribution", "generative", "interventions", "maze")
+SCRIPTS = [path for path in ROOT.glob("*.py") if not path.is_symlink()]
 # Uses every format; the declared schemas need not.
 EXAMPLE = Schema(
     "examples", "example.py", items={
@@ -60,17 +65,22 @@ def bytes_of_files(folder):
 def schemas():
     """Every schema in the packages, by its module and name."""
     found = {"example": EXAMPLE}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "Schema(" in path.read_text():
-                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                content = vars(importlib.import_module(name))
-                found.update({f"{name}.{key}": value for key, value in content.items()
-                              if isinstance(value, Schema)})
-    return found
+    for path in sorted((*SCRIPTS, *(path for package in PACKAGES
+                                    for path in (ROOT / package).rglob("*.py")))):
+        if re.search(r"^[A-Z_]+ = (Schema|\w*_schema)\(", path.read_text(), re.MULTILINE):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            content = vars(importlib.import_module(name))
+            found.update({f"{name}.{key}": value for key, value in content.items()
+                          if isinstance(value, Schema)})
+    return {name: schema for number, (name, schema) in enumerate(found.items())
+            if schema not in list(found.values())[:number]}  # imported elsewhere
 
 
-SCHEMAS = schemas()
+EVERY_SCHEMA = schemas()
+REPLACED = {name: schema for name, schema in EVERY_SCHEMA.items() if schema.replaced}
+STEPWISE = {name: schema for name, schema in EVERY_SCHEMA.items() if "{}" in schema.settings_name}
+SCHEMAS = {name: schema for name, schema in EVERY_SCHEMA.items()
+           if name not in {*REPLACED, *STEPWISE}}
 
 
 @pytest.fixture(params=SCHEMAS)
@@ -140,7 +150,8 @@ def value_of(form, seed):
                  for dim in field.dims.split() if not dim.isdigit()}
         return {name: _array(field, sizes, rng) for name, field in form.fields.items()}
     if isinstance(form, Npy):
-        return _array(form.array, {dim: 3 for dim in form.array.dims.split()}, rng)
+        return _array(form.array, {dim: int(rng.integers(1, 5)) for dim in form.array.dims.split()},
+                      rng)
     if isinstance(form, Table):
         return pd.DataFrame({name: [_cell(kind, rng) for _ in range(3)]
                              for name, kind in form.columns.items()})
@@ -156,7 +167,7 @@ def _array(field, sizes, rng):
     values = rng.random(shape)
     if issubclass(field.dtype, np.str_):
         return np.full(shape, "name")
-    if field.dtype is bool:
+    if field.dtype in (bool, np.bool_):
         return values > 0.5
     return np.asarray(values * 9).astype({
         np.floating: np.float32, np.integer: np.int64, np.number: np.float32}.get(
@@ -170,15 +181,15 @@ def _cell(kind, rng):
 
 def same(read, value):
     """Whether a value that was read is the one that was written."""
-    if isinstance(value, pd.DataFrame):
+    if isinstance(value, np.ndarray):
+        np.testing.assert_array_equal(read, value)
+    elif isinstance(value, pd.DataFrame):
         pd.testing.assert_frame_equal(read, value[list(read.columns)], check_exact=False,
                                       rtol=1e-5)
     elif isinstance(value, dict) and any(isinstance(each, np.ndarray) for each in value.values()):
         assert read.keys() == value.keys()
         for name in value:
             np.testing.assert_array_equal(read[name], value[name])
-    elif isinstance(value, np.ndarray):
-        np.testing.assert_array_equal(read, value)
     else:
         assert read == value
     return True
@@ -425,3 +436,212 @@ def test_a_row_that_a_kill_cut_short_is_dropped(tmp_path):
     path.write_text('{"number":1}\n' + path.read_text())
     with pytest.raises(UserError, match=r"levels\.jsonl is damaged: line 1 is not a row"):
         store.rows("levels")
+
+
+# Folders that are replaced as a whole
+
+
+@pytest.fixture(params=REPLACED)
+def replaced(request, tmp_path):
+    return ResultStore(tmp_path / "output", REPLACED[request.param])
+
+
+def write_whole(store, seed=1, names=("a", "b")):
+    """Write two files of each entry, as a script does."""
+    store.check_replaceable()
+    with store.replace({"seed": seed}) as temporary:
+        for entry in store.schema.results.values():
+            for name in names[:1 + entry.path.count("{}")]:
+                path = temporary / entry.path.format(name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(f"{seed} {path.name}")
+
+
+def test_a_replaced_folder_is_old_or_new_but_never_mixed(replaced, tmp_path):
+    expected = {}
+    for seed in (1, 2):
+        write_whole(replaced, seed)
+        expected[seed] = bytes_of_files(replaced.path)
+    assert expected[2]["settings.json"] != expected[1]["settings.json"]
+    for error, call in itertools.product((KeyboardInterrupt, OSError(errno.ENOSPC, "full")),
+                                         (1, 2, 3)):
+        write_whole(replaced, 1)
+        with pytest.raises(type(error) if isinstance(error, OSError) else error), \
+                interrupted(call, error):
+            write_whole(replaced, 2)
+        left = bytes_of_files(replaced.path) if replaced.path.exists() else {}
+        assert left in ({}, expected[1])
+        write_whole(replaced, 2)
+        assert bytes_of_files(replaced.path) == expected[2]
+        assert [path.name for path in tmp_path.iterdir()] == ["output"]
+
+
+def test_only_an_output_of_the_same_kind_is_replaced(replaced):
+    folder, kind = replaced.path, replaced.schema.what
+    flag = f"choose another {replaced.schema.flag}"
+    for settings, name, words in (
+            ({"where": "elsewhere"}, "arms/values.xyz", "values.xyz does not belong to the"),
+            ({"made_by": "figures of another.py"}, "plot.png", "holds the figures of another.py, "
+                                                               f"not the {re.escape(kind)}"),
+            ({}, "plot.png", "holds other data")):
+        path = folder / name
+        path.parent.mkdir(parents=True)
+        path.write_text("precious")
+        (folder / "settings.json").write_text(json.dumps(settings))
+        with pytest.raises(UserError, match=f"{words}.*{flag}"):
+            write_whole(replaced)
+        assert path.read_text() == "precious"
+        shutil.rmtree(folder)
+    folder.symlink_to(folder.parent)
+    with pytest.raises(UserError, match="is a link, which cannot be replaced"):
+        write_whole(replaced)
+
+
+def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
+    write_whole(replaced, names=("a", "b[1]"))
+    write_whole(replaced, names=("b[1]", "c"))  # replaced, not added to
+    assert all(not path.name.startswith("a.") for path in replaced.path.rglob("*"))
+    entry = next(entry for entry in replaced.schema.results.values() if "{}" in entry.path)
+    added = replaced.path / entry.path.format("added")
+    added.write_text("precious")
+    with pytest.raises(UserError, match=f"{added.name} does not belong to the"):
+        write_whole(replaced)
+    # A file may also be added while the script works.
+    with pytest.raises(UserError, match=f"{added.name} does not belong to the"), \
+            replaced.replace({}):
+        pass
+    assert added.read_text() == "precious"
+    # Settings of before they named kind and files.
+    (replaced.path / "settings.json").write_text('{"seed": 0}')
+    write_whole(replaced)
+    assert not added.exists()
+
+
+def test_outputs_that_were_written_under_the_name_clarity_can_be_replaced(tmp_path):
+    (tmp_path / "settings.json").write_text(json.dumps(
+        {"made_by": "page of clarity.page", "files": ["index.html"]}))
+    (tmp_path / "index.html").write_text("old")
+    ResultStore(tmp_path, Schema("page of attribution.page", "")).check_replaceable()
+    with pytest.raises(UserError, match=r"attribution\.page, not the figures of a\.py"):
+        ResultStore(tmp_path, Schema("figures of a.py", "")).check_replaceable()
+
+
+# Arrays that are computed step by step
+
+
+@pytest.fixture(params=STEPWISE)
+def stepwise(request, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: 0)  # settings hold the seconds of each step
+    return STEPWISE[request.param]
+
+
+def analyse(schema, path, seed=1, number=5):
+    """Compute all entries in three steps; returns the names of the steps that were computed."""
+    results, computed = StepResults(path, schema, number, 2), []
+    names = list(schema.items)
+
+    def compute(step):
+        computed.append(step)
+        return ({name: value_of(schema.items[name].format, f"{name} {seed}")
+                 for name in names[step::3]}, {"number": step})
+
+    results.start({"seed": seed})
+    for step in range(3):
+        values = results.step(str(step), functools.partial(compute, step))
+        for name in names[step::3]:
+            assert same(values[name], value_of(schema.items[name].format, f"{name} {seed}"))
+    results.finish()
+    return computed
+
+
+def test_steps_that_were_killed_anywhere_resume_to_identical_bytes(stepwise, tmp_path):
+    analyse(stepwise, tmp_path / "one")
+    analyse(stepwise, tmp_path / "two", seed=2)
+    first, second = bytes_of_files(tmp_path / "one"), bytes_of_files(tmp_path / "two")
+    assert first.keys() == second.keys() == {"settings_5.json", *(
+        entry.path.format(5, 2) for entry in stepwise.items.values())}
+    for call in itertools.count(1, 3):
+        path = shutil.copytree(tmp_path / "one", tmp_path / f"killed_{call}")
+        try:
+            with interrupted(call):
+                analyse(stepwise, path, seed=2)
+        except KeyboardInterrupt:
+            visible = {name: content for name, content in bytes_of_files(path).items()
+                       if "/" not in name}
+            is_old = set(visible.items()) <= set(first.items())
+            assert is_old or set(visible.items()) <= set(second.items())
+            assert "settings_5.json" not in visible or visible == first
+            finished = len(list(path.glob(".5.partial/step_*.json")))
+            assert analyse(stepwise, path, seed=2) == list(range(finished, 3))
+            assert bytes_of_files(path) == second
+        else:
+            break
+    assert call > len(stepwise.items)
+
+
+def test_steps_of_other_settings_are_computed_again_and_other_numbers_stay(stepwise, tmp_path):
+    analyse(stepwise, tmp_path / "alone", seed=2)
+    analyse(stepwise, tmp_path / "both", number=7)
+    with contextlib.suppress(KeyboardInterrupt), interrupted(len(stepwise.items)):
+        analyse(stepwise, tmp_path / "both")
+    assert analyse(stepwise, tmp_path / "both", seed=2) == [0, 1, 2]
+    files = bytes_of_files(tmp_path / "both")
+    assert files.items() >= bytes_of_files(tmp_path / "alone").items()
+    results = StepResults(tmp_path / "both", stepwise, 7, 2)
+    assert results.settings()["seed"] == 1 and results.settings()["steps"]["2"] == {"number": 2}
+    with pytest.raises(UserError, match=r"holds the results for 7 .* already; .* --overwrite"):
+        results.check_new(overwrite=False)
+    results.check_new(overwrite=True)
+
+
+def test_a_second_writer_of_the_same_steps_is_refused(stepwise, tmp_path):
+    hidden = tmp_path / ".5.partial"
+    hidden.mkdir()
+    with at_work_in(hidden) as words, pytest.raises(UserError, match=words):
+        analyse(stepwise, tmp_path)
+    assert not bytes_of_files(tmp_path)
+    analyse(stepwise, tmp_path)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_arrays_and_arrays_of_other_data_are_named(stepwise, damage, tmp_path):
+    analyse(stepwise, tmp_path)
+    results = StepResults(tmp_path, stepwise, 5, 2)
+    for name, entry in stepwise.items.items():
+        if entry.fallback:
+            continue
+        path = results.file(name)
+        assert path == tmp_path / entry.path.format(5, 2)
+        content = path.read_bytes()
+        if not isinstance(entry.format, Text | Table):
+            path.write_bytes(DAMAGES[damage](content))
+            with pytest.raises(UserError, match=re.escape(str(path))):
+                results.read(name)
+        path.unlink()
+        assert results.has(name)  # a gap next to settings is an error
+        with pytest.raises(UserError, match=f"no file {re.escape(str(path))}; {stepwise.script}"):
+            results.read(name)
+        path.write_bytes(content)
+        if isinstance(entry.format, Npy) and entry.format.array.dims:
+            with pytest.raises(UserError, match=r"rows, not 77 as the data given"):
+                results.read(name, 77)
+            if entry.format.array.dtype is np.floating:
+                np.save(path, np.full_like(results.read(name), np.nan))
+                with pytest.raises(UserError, match=f"{re.escape(path.name)} holds NaN"):
+                    results.read(name)
+            path.write_bytes(content)
+    results.settings_file.unlink()  # as published
+    path.unlink()
+    assert not results.has(name)
+
+
+def test_entries_of_published_folders_may_have_other_names(tmp_path):
+    schema = Schema("results for {} samples", "a.py", {
+        "x": Entry("x_{}.npy", Npy(Array(np.floating, "N")), fallback="y"),
+        "y": Entry("y_{}.npy", Npy(Array(np.floating, "N")))}, settings_name="settings_{}.json")
+    results = StepResults(tmp_path, schema, 3)
+    assert results.file("x").name == "x_3.npy" and not results.has("x")
+    np.save(tmp_path / "y_3.npy", np.ones(3))
+    assert results.has("x") and results.read("x").sum() == 3
+    np.save(tmp_path / "x_3.npy", np.zeros(3))
+    assert results.read("x").sum() == 0

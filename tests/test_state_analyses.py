@@ -34,27 +34,27 @@ from analysis import (
     jacobian_analysis_precompute,
 )
 from analysis.behaviours.figures import figures as behaviour_figures
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.behaviours.stability import (
     CONTROL,
     NOT_DRAWN,
     SAMPLES,
-    StabilityFolder,
     agreements,
     counts,
     draws_of,
+    stability_schema,
     without_behaviours,
 )
 from analysis.behaviours.steps import analyse as analyse_behaviours
 from analysis.behaviours.steps import behaviour_features, most_common
 from analysis.bottleneck_vectors.figures import figures as bottleneck_figures
-from analysis.bottleneck_vectors.files import BottleneckFolder
+from analysis.bottleneck_vectors.files import BOTTLENECK_FILES
 from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniform_cosine_density, uniformity
 from analysis.bottleneck_vectors.steps import sample_outcomes
 from analysis.env_states.figures import figures as env_figures
-from analysis.env_states.files import EnvStatesFolder
+from analysis.env_states.files import ENV_STATE_FILES
 from analysis.jacobians.figures import figures as jacobian_figures
-from analysis.jacobians.files import JacobiansFolder
+from analysis.jacobians.files import JACOBIAN_FILES
 from analysis.jacobians.steps import Jacobians, read_jacobians
 from analysis.methods.components import principal_components
 from analysis.parameters.config import (
@@ -66,10 +66,9 @@ from analysis.parameters.config import (
 from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
 from analysis.plotting.states import Plane
 from analysis.results.simulated_steps import simulated_steps
-from common.array_folders import ResultWriter
 from common.errors import UserError
-from common.output_folder import Output
 from common.parameters import ParameterSet
+from common.step_results import StepResults
 from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
 
@@ -158,19 +157,20 @@ def precomputed(data, tmp_path_factory):
 
 
 def env_folder(save_dir):
-    return EnvStatesFolder(save_dir / "env_analysis_precomp", NUM_SAMPLES)
+    return StepResults(save_dir / "env_analysis_precomp", ENV_STATE_FILES, NUM_SAMPLES)
 
 
 def behaviours_folder(save_dir):
-    return BehavioursFolder(save_dir / "combined_agent_env_hx_analysis_precomp", NUM_SAMPLES)
+    return StepResults(save_dir / "combined_agent_env_hx_analysis_precomp", BEHAVIOUR_FILES,
+                       NUM_SAMPLES)
 
 
 def bottleneck_folder(save_dir):
-    return BottleneckFolder(save_dir / "bottleneck_vec_analysis_precomp", NUM_SAMPLES)
+    return StepResults(save_dir / "bottleneck_vec_analysis_precomp", BOTTLENECK_FILES, NUM_SAMPLES)
 
 
 def jacobians_folder(save_dir):
-    return JacobiansFolder(save_dir / "jacob_analysis_precomp", NUM_SAMPLES)
+    return StepResults(save_dir / "jacob_analysis_precomp", JACOBIAN_FILES, NUM_SAMPLES)
 
 
 @pytest.fixture(autouse=True)
@@ -224,13 +224,13 @@ def test_behaviours_are_the_planted_ones(tmp_path):
     config = dataclasses.replace(
         ParameterSet("tiny").get(BehavioursConfig), num_samples=120,
         n_clusters=4, n_components_pca=6)
-    folder = BehavioursFolder(tmp_path, 120)
-    writer = ResultWriter(folder, {}, lambda step, seconds: None)
-    analyse_behaviours(behaviour_features(agent, env, (2, 4)), 120, config, 0, 42, writer)
-    writer.finish()
+    folder = StepResults(tmp_path, BEHAVIOUR_FILES, 120)
+    folder.start({})
+    analyse_behaviours(behaviour_features(agent, env, (2, 4)), 120, config, 0, 42, folder)
+    folder.finish()
     found = folder.read("per_sample")
     assert adjusted_rand_score(kind, found) > 0.9 and (found >= 0).all()
-    assert folder.num_samples == 120 and len(folder.read("cluster_means")) > found.max()
+    assert len(folder.read("cluster_means")) > found.max()
     np.testing.assert_array_equal(found, most_common(folder.read("clusters").reshape(120, 8)))
 
 
@@ -346,7 +346,7 @@ def test_files_have_their_published_names(precomputed):
         if folder is bottleneck_folder:
             names |= {f"aux_lv_{n}.csv", f"lv_inf_aux_data_{n}.csv"}
         assert {path.name for path in results.path.iterdir()} == names
-        assert all(results.read(name).size for name in results.kinds)
+        assert all(results.read(name).size for name in results.schema.items)
         settings = results.settings()
         assert settings["sample_numbers"] == list(range(n)) and settings["versions"]["hdbscan"]
         assert settings["samples_made_by"]["kind"] == "test"
@@ -488,8 +488,8 @@ def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
     command = arguments(data, precomputed, "--n_clusters", KINDS, "--num_env_samples", NUM_SAMPLES,
                         "--num_draws", 3, "--precomp_dir", tmp_path / "stability")
     assert behaviour_stability.main(command) == 0
-    folder = StabilityFolder(tmp_path / "stability", NUM_SAMPLES, 3)
-    table = pd.read_csv(folder.table("agreement"))
+    folder = StepResults(tmp_path / "stability", stability_schema(3), NUM_SAMPLES)
+    table = pd.read_csv(folder.file("agreement"))
     assert len(table) == 2 * 3 * 3
     mean = table.groupby(["data", "method"])["adjusted_rand"].mean()
     assert mean[SAMPLES, "kmeans"] == mean[SAMPLES, "agglomerative"] == 1
@@ -498,7 +498,7 @@ def test_planted_behaviours_are_the_same_in_all_draws_and_the_controls_are_not(
     drawn = labels[2] != NOT_DRAWN
     assert drawn.sum() == round(0.8 * NUM_SAMPLES)
     assert adjusted_rand_score(KIND[drawn], labels[2][drawn]) == 1
-    text = folder.table("report").read_text()
+    text = folder.file("report").read_text()
     assert "| kmeans | 3 to 3 | 0% to 0% | 1.00 (1.00 to 1.00) |" in text
     assert text.strip() in capsys.readouterr().out
 
@@ -538,8 +538,8 @@ MAINS = {
 
 @pytest.mark.parametrize("script", MAINS)
 @pytest.mark.parametrize(("settings", "file", "words"), [
-    ({"where": "the simulator"}, "arms/ic_3/values.npy", "arms/ic_3/values.npy is none of"),
-    ({"editor.fontSize": 12}, "thesis.txt", "thesis.txt is none of the"),
+    ({"where": "the simulator"}, "arms/ic_3/values.npy", "arms/ic_3/values.npy does not belong to"),
+    ({"editor.fontSize": 12}, "thesis.txt", "thesis.txt does not belong to the"),
     ({"made_by": "figures of another.py"}, "plot.png", "holds the figures of another.py, not the"),
     ({}, "plot.png", "holds other data")])
 def test_only_an_output_of_the_same_script_is_replaced(script, settings, file, words, tmp_path,
@@ -551,39 +551,6 @@ def test_only_an_output_of_the_same_script_is_replaced(script, settings, file, w
     message = error_of(capsys, MAINS[script], ["--output_dir", output])
     assert words in message and "choose another --output_dir" in message
     assert (output / file).read_text() == "precious"
-
-
-def test_files_added_to_an_output_keep_it_from_being_replaced(tmp_path):
-    folder, output = tmp_path / "plots", Output("figures of a.py")
-
-    def write(*names):
-        output.check(folder)
-        with output.replaced(folder, {"seed": 0}) as temporary:
-            for name in names:
-                (temporary / name).write_text("drawn")
-
-    write("a.png", "b[1].png")
-    write("b[1].png")  # replaced, not added to
-    assert {path.name for path in tmp_path.rglob("*.*")} == {"b[1].png", "settings.json"}
-    (folder / "for_paper.png").write_text("precious")
-    with pytest.raises(UserError, match=r"for_paper\.png is none of the figures of a\.py"):
-        write("a.png")
-    assert (folder / "for_paper.png").read_text() == "precious"
-    # Settings of before they named kind and files.
-    (folder / "settings.json").write_text('{"seed": 0}')
-    write("a.png")
-    assert {path.name for path in folder.iterdir()} == {"a.png", "settings.json"}
-
-
-def test_outputs_written_under_the_name_clarity_can_be_replaced(tmp_path):
-    folder, output = tmp_path / "page", Output("page of attribution.page")
-    folder.mkdir()
-    (folder / "index.html").write_text("old")
-    (folder / "settings.json").write_text(json.dumps(
-        {"made_by": "page of clarity.page", "files": ["index.html"]}))
-    output.check(folder)
-    with pytest.raises(UserError, match=r"attribution\.page, not the figures of a\.py"):
-        Output("figures of a.py").check(folder)
 
 
 @pytest.mark.parametrize("analysis", PLOTS)
@@ -833,7 +800,7 @@ def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp
     np.save(copy / "pca_data_env_24.npy", np.zeros((100, 16), np.float32))
     more[3] = copy
     assert "has 100 rows, not 144" in error_of(capsys, main, [*arguments(data, precomputed), *more])
-    few = EnvStatesFolder(copy, 10)
+    few = StepResults(copy, ENV_STATE_FILES, 10)
     np.save(few.file("principal"), np.zeros((60, 16), np.float32))
     more[-1] = 10
     assert "those of 10 samples, fewer than the 24" in error_of(
@@ -860,7 +827,7 @@ def test_constant_units_are_named_and_give_finite_results(data, tmp_path, capsys
     assert env_h_analysis_precompute.main(argv) == 0
     assert "unit of the environment's state 3, 4 does not vary" in capsys.readouterr().err
     folder = env_folder(tmp_path / "out")
-    for name in folder.kinds:
+    for name in folder.schema.items:
         assert np.isfinite(folder.read(name)).all(), name
     for path in copy.glob("sample_*/env_hs.npy"):
         np.save(path, np.full_like(np.load(path), 0.5))

@@ -20,7 +20,7 @@ from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.comparison import collect_runs, comparison_store, read_runs
 from interventions.conditions import count_vector_levels
-from interventions.hidden_states_folder import HiddenStatesFolder
+from interventions.hidden_states_folder import hidden_state_results
 from interventions.patch_text import PatchArm, parse_patch
 from interventions.patches import Add
 from interventions.vectors import read_vector, read_vectors, save_vectors
@@ -167,9 +167,9 @@ def test_vectors_of_all_layers_probes_and_scales_are_made(runner, tmp_path, caps
 
 def test_clusters_split_states_too(runner, tmp_path):
     steps = RolloutFolder(runner / "data").all_steps(range(NUM_EPISODES))
-    folder = HiddenStatesFolder(tmp_path / "h", NUM_EPISODES)
+    folder = hidden_state_results(tmp_path / "h", NUM_EPISODES)
     folder.path.mkdir()
-    folder.store("clusters", np.arange(len(steps)) % 3)
+    np.save(folder.file("clusters"), np.arange(len(steps)) % 3)
     assert make(runner, tmp_path / "v.npz", "--split", "cluster=2", "--precomp_dir",
                 folder.path) == 0
     assert read_vector(tmp_path / "v.npz", "hidden_state").about == "cluster=2"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.behaviours.files import BehavioursFolder
 from analysis.behaviours.plots import Members, Strip, plot_behaviour, plot_overview
 from analysis.behaviours.steps import VOTING_STEPS
 from analysis.plotting.jobs import (
@@ -23,12 +22,13 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import ClusterPlots, Plane
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
+from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
 STRIPS = 4  # samples of a behaviour whose frames are shown
 
 
-def figures(folder: BehavioursFolder, samples: SampleFolder, steps: SimulatedSteps,
+def figures(folder: StepResults, samples: SampleFolder, steps: SimulatedSteps,
             seed: int) -> list[Job]:
     """All figures of one analysis.
 
@@ -44,16 +44,16 @@ def figures(folder: BehavioursFolder, samples: SampleFolder, steps: SimulatedSte
     num_states = len(steps.sample)
     title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
              "environment, and their changes")
-    places = folder.read_finite("tsne")
+    places = folder.read("tsne")
     tsne = Plane(places, TSNE_NAMES[:places.shape[1]], title)
     if len(places) != num_states and not folder.settings_file.exists():
         return _of_other_rows(folder, tsne, num_states, seed)
-    places = folder.read_finite("tsne", num_states)
+    places = folder.read("tsne", num_states)
     labels, number = read_clusters(folder, num_states)
-    per_sample = folder.read_finite("per_sample", steps.num_samples)
+    per_sample = folder.read("per_sample", steps.num_samples)
     planes, variances = {}, []
     if can_draw("figures of principal components", folder, "principal"):
-        principal = folder.read_finite("principal", num_states)
+        principal = folder.read("principal", num_states)
         of_principal = Variances(folder, principal)
         planes["pca"] = Plane(principal[:, :2], of_principal.axis_names[:2], title)
         variances.append(of_principal.job(title))
@@ -72,7 +72,7 @@ def figures(folder: BehavioursFolder, samples: SampleFolder, steps: SimulatedSte
           for i in range(number))]
 
 
-def _of_other_rows(folder: BehavioursFolder, tsne: Plane, num_states: int, seed: int) -> list[Job]:
+def _of_other_rows(folder: StepResults, tsne: Plane, num_states: int, seed: int) -> list[Job]:
     """The clusters on the map: published folders do not have a row for every step."""
     rows = len(tsne.places)
     print(f"left out all figures but the clusters on the map: {folder.file('tsne')} has {rows} "

@@ -18,28 +18,22 @@ All are ``.npy`` files.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import numpy as np
 
-from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
+from common.schemas import Array, Entry, Npy, Schema
 
-_WHAT = "combined_agent_env_hx"
-
-
-class BehavioursFolder(ResultFolder):
-    """Names and readers of the behaviours in one number of samples.
-
-    A behaviour is a cluster of steps; a sample shows the one that most of its first steps are in.
-    """
-
-    script = "analysis/combined_agent_env_hx_analysis_precompute.py"
-    kinds: ClassVar = {
-        "clusters": (f"clusters_{_WHAT}", LABELS),
-        "cluster_means": (f"cluster_means_{_WHAT}", MATRIX), "tsne": (f"tsne_{_WHAT}", MATRIX),
-        "per_sample": ("clusters_per_sample", LABELS),
-        "components": (f"pcomponents_{_WHAT}", MATRIX),
-        "variances": (f"pc_variances_{_WHAT}", VECTOR), "principal": (f"pca_data_{_WHAT}", MATRIX),
-        "mean": (f"mu_{_WHAT}", VECTOR), "std": (f"std_{_WHAT}", VECTOR)}
-
-    @property
-    def num_samples(self) -> int:
-        return self.number
+BEHAVIOUR_FILES = Schema(
+    "results for {} samples", "analysis/combined_agent_env_hx_analysis_precompute.py", items={
+        "clusters": Entry("clusters_combined_agent_env_hx_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_combined_agent_env_hx_{}.npy",
+                               Npy(Array(np.floating, "C T"))),
+        "tsne": Entry("tsne_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "N T"))),
+        "per_sample": Entry("clusters_per_sample_{}.npy", Npy(Array(np.integer, "M"))),
+        "components": Entry("pcomponents_combined_agent_env_hx_{}.npy",
+                            Npy(Array(np.floating, "P D"))),
+        "variances": Entry("pc_variances_combined_agent_env_hx_{}.npy",
+                           Npy(Array(np.floating, "P"))),
+        "principal": Entry("pca_data_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "N P"))),
+        "mean": Entry("mu_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D"))),
+        "std": Entry("std_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")

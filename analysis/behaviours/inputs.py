@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.behaviours.steps import behaviour_features
-from analysis.env_states.files import EnvStatesFolder
+from analysis.env_states.files import ENV_STATE_FILES
 from analysis.parameters.config import BehavioursConfig, EnvHiddenConfig
 from analysis.parameters.flags import add_sample_analysis_flags
 from analysis.results.simulated_steps import chosen_samples
@@ -18,6 +18,7 @@ from common.cli import Parser, count
 from common.errors import UserError
 from common.files import sha256
 from common.parameters import ParameterSet
+from common.step_results import StepResults
 from generative.flags import samples_of
 from generative.sample_files import SampleFolder
 
@@ -53,7 +54,7 @@ def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
     add_sample_analysis_flags(parser, "combined_agent_env_hx", precomputed)
     parser.add_argument("--env_precomp_dir", type=Path,
                         help="folder of the environment's principal coordinates, from "
-                             f"{EnvStatesFolder.script}; <save_dir>/env_analysis_precomp if not "
+                             f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
                              "given")
     parser.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
                         help="samples that those were made of, which is in their names")
@@ -69,7 +70,7 @@ def read_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Behaviour
     samples = samples_of(args, parameters)
     numbers = chosen_samples(samples, config.num_samples)
     agent = samples.stacked_field("hidden_states", numbers)
-    env_folder = EnvStatesFolder(args.env_precomp_dir or parameters.folders.env_states,
+    env_folder = StepResults(args.env_precomp_dir or parameters.folders.env_states,
                                  parameters.get(EnvHiddenConfig).num_samples)
     env = env_coordinates(env_folder, samples, numbers, agent.shape[1], config.n_components_env)
     features = behaviour_features(agent, env, config.timestep_differences)
@@ -78,7 +79,7 @@ def read_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Behaviour
     return BehaviourInputs(features, samples, numbers, env_folder.file("principal"))
 
 
-def env_coordinates(folder: EnvStatesFolder, samples: SampleFolder, numbers: list[int],
+def env_coordinates(folder: StepResults, samples: SampleFolder, numbers: list[int],
                     num_steps: int, num_components: int) -> np.ndarray:
     """The first principal coordinates of the environment in samples (M, T, P).
 
@@ -88,13 +89,14 @@ def env_coordinates(folder: EnvStatesFolder, samples: SampleFolder, numbers: lis
     if folder.number < len(numbers):
         raise UserError(f"the environment's principal coordinates in {folder.path} are those of "
                         f"{folder.number} samples, fewer than the {len(numbers)} asked for; run "
-                        f"{folder.script} with more, or give --num_samples {folder.number}")
-    rows = folder.read_finite("principal", folder.number * num_steps)
+                        f"{folder.schema.script} with more, or give --num_samples {folder.number}")
+    rows = folder.read("principal", folder.number * num_steps)
     made_of = folder.settings()
     if made_of and (made_of["sample_numbers"][:len(numbers)] != numbers
                     or made_of["samples_made_by"] != samples.description()):
         raise UserError(f"{folder.file('principal')} was made of {made_of['samples']}, which does "
-                        f"not hold the samples of {samples.path}; run {folder.script} on these")
+                        f"not hold the samples of {samples.path}; run {folder.schema.script} on "
+                        "these")
     if rows.shape[1] < num_components:
         raise UserError(f"n_components_env is {num_components}, but {folder.file('principal')} has "
                         f"only {rows.shape[1]} principal components")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -22,18 +20,15 @@ from analysis.methods.components import principal_components, standardizer_of
 from analysis.methods.embedding import embed
 from analysis.parameters.config import CLUSTERINGS, BehavioursConfig
 from analysis.results.steps import CLUSTERED_SHARE
-from common.array_folders import ResultFolder
+from common.schemas import Array, Entry, Npy, Schema, Table, Text
 
 NOT_DRAWN = NO_CLUSTER - 1
 SAMPLES, CONTROL = "samples", "control"
 DATA = (SAMPLES, CONTROL)
-_LABELS = (np.integer, 2)
-_TABLES = {"agreement": "behaviour_agreement_{}.csv", "draws": "behaviour_draws_{}.csv",
-           "report": "behaviour_stability_{}.md"}
 
 
-class StabilityFolder(ResultFolder):
-    """Names and readers of the behaviours in draws of one number of samples N.
+def stability_schema(num_draws: int) -> Schema:
+    """Files of the behaviours in draws of N samples.
 
     Layout::
 
@@ -45,24 +40,15 @@ class StabilityFolder(ResultFolder):
         behaviour_stability_N.md     both in one table
     """
 
-    script: ClassVar = "analysis/behaviour_stability.py"
-
-    def __init__(self, path: Path, number: int, num_draws: int):
-        super().__init__(path, number)
-        self.num_draws = num_draws
-        self.kinds = {_name(data, draw): (f"behaviours_{_name(data, draw)}", _LABELS)
-                      for data in DATA for draw in range(num_draws)}
-
-    def at(self, path: Path) -> StabilityFolder:
-        return StabilityFolder(path, self.number, self.num_draws)
-
-    def table(self, name: str) -> Path:
-        """The file of "agreement", "draws" or "report"."""
-        return self.path / _TABLES[name].format(self.number)
-
-
-def _name(data: str, draw: int) -> str:
-    return f"{data}_{draw}"
+    return Schema(
+        "results for {} samples", "analysis/behaviour_stability.py", items={
+            **{f"{data}_{draw}": Entry(f"behaviours_{data}_{draw}_{{}}.npy",
+                                       Npy(Array(np.integer, "K N")))
+               for data in DATA for draw in range(num_draws)},
+            "agreement": Entry("behaviour_agreement_{}.csv", Table()),
+            "draws": Entry("behaviour_draws_{}.csv", Table()),
+            "report": Entry("behaviour_stability_{}.md", Text())},
+        settings_name="settings_{}.json", flag="--precomp_dir")
 
 
 def draws_of(num_samples: int, share: float, number: int, seed: int) -> list[np.ndarray]:

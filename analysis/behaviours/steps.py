@@ -18,7 +18,7 @@ from analysis.results.steps import (
     scale_result,
     tsne_result,
 )
-from common.array_folders import Result, ResultWriter
+from common.step_results import StepResult, StepResults
 
 VOTING_STEPS = 5  # a sample's behaviour is the most common cluster over so many first steps
 
@@ -72,30 +72,30 @@ def most_common(labels: np.ndarray) -> np.ndarray:
 
 
 def analyse(features: np.ndarray, num_samples: int, config: BehavioursConfig, seed: int,
-            tsne_seed: int, writer: ResultWriter) -> None:
+            tsne_seed: int, results: StepResults) -> None:
     """Find the behaviours: PCA of the standardised features, t-SNE of the principal coordinates
     that hold 95 % of the variance, clusters on that map, and a vote in each sample.
 
     Args:
         features: of ``behaviour_features`` (M * T, F).
         seed: of every random choice but those of t-SNE.
-        writer: gets the results; steps that it has are not computed again.
+        results: gets the results; steps that it has are not computed again.
 
     Raises:
         UserError: if there are too few steps for what is asked for.
     """
-    found = writer.step("scale", lambda: scale_result(features, "feature"))
-    mapped = principal_step(features, scale_from(found), config, seed, writer).holding
-    places = writer.step("tsne", lambda: tsne_result(mapped, config.n_components_tsne,
+    found = results.step("scale", lambda: scale_result(features, "feature"))
+    mapped = principal_step(features, scale_from(found), config, seed, results).holding
+    places = results.step("tsne", lambda: tsne_result(mapped, config.n_components_tsne,
                                                      tsne_seed))["tsne"]
-    labels = writer.step("clusters", lambda: clusters_result(
+    labels = results.step("clusters", lambda: clusters_result(
         places, config.clustering, config.n_clusters, seed))["clusters"]
-    writer.step("per_sample", lambda: _per_sample(labels.reshape(num_samples, -1)))
+    results.step("per_sample", lambda: _per_sample(labels.reshape(num_samples, -1)))
 
 
-def _per_sample(labels: np.ndarray) -> Result:
+def _per_sample(labels: np.ndarray) -> StepResult:
     behaviours = most_common(labels)
-    return Result({"per_sample": behaviours},
-                  {"voting_steps": min(VOTING_STEPS, labels.shape[1]),
-                   "behaviours_of_samples": len(np.unique(behaviours[behaviours >= 0])),
-                   "samples_in_none": int((behaviours == NO_CLUSTER).sum())})
+    return ({"per_sample": behaviours},
+            {"voting_steps": min(VOTING_STEPS, labels.shape[1]),
+             "behaviours_of_samples": len(np.unique(behaviours[behaviours >= 0])),
+             "samples_in_none": int((behaviours == NO_CLUSTER).sum())})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.bottleneck_vectors.files import BottleneckFolder
 from analysis.bottleneck_vectors.sphere_plots import plot_cosines, plot_spectrum
 from analysis.bottleneck_vectors.steps import sample_outcomes
 from analysis.plotting.jobs import (
@@ -25,11 +24,12 @@ from analysis.plotting.states import Category, Pictures, Plane, Quantity
 from analysis.results.output import Job
 from analysis.results.simulated_steps import chosen_samples, simulated_steps
 from common.errors import UserError
+from common.step_results import StepResults
 from generative.config import SAMPLE_STARTS
 from generative.sample_files import SampleFolder
 
 
-def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[Job]:
+def figures(folder: StepResults, samples: SampleFolder, seed: int) -> list[Job]:
     """All figures of one analysis.
 
     Args:
@@ -41,8 +41,8 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
         UserError: if a file is missing or damaged.
     """
     number = folder.number
-    principal = folder.read_finite("principal", number)  # (N, P)
-    random = folder.read_finite("random", number)
+    principal = folder.read("principal", number)  # (N, P)
+    random = folder.read("random", number)
     table = _outcomes(folder, samples)
     variances = Variances(folder, principal)
     what = f"{number} informed bottleneck vectors"
@@ -52,8 +52,8 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
     planes = {"pca": space.dimensions(2)}
     if can_draw("the t-SNE map", folder, "tsne", "random_tsne"):
         planes["tsne"] = Plane(
-            folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title,
-            folder.read_finite("random_tsne", number)[:, :2], "random", others_in_view=True,
+            folder.read("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+            folder.read("random_tsne", number)[:, :2], "random", others_in_view=True,
             unit="vectors")
     colourings = {
         "sum_of_reward": Quantity(table["sum_of_reward"].to_numpy(), "sum of reward of the sample"),
@@ -67,7 +67,7 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
         jobs += [("variance_spectrum.png", lambda path: plot_spectrum(
                      path, principal, random, dimensions, found)),
                  ("cosines.png", lambda path: plot_cosines(
-                     path, folder.read_finite("cosines"), folder.read_finite("random_cosines"),
+                     path, folder.read("cosines"), folder.read("random_cosines"),
                      dimensions, found))]
     if can_draw("the clusters", folder, "clusters", "cluster_means"):
         labels, num_clusters = read_clusters(folder, number)
@@ -78,7 +78,7 @@ def figures(folder: BottleneckFolder, samples: SampleFolder, seed: int) -> list[
     return [*plane_jobs(planes, colourings, seed), *jobs]
 
 
-def _outcomes(folder: BottleneckFolder, samples: SampleFolder) -> pd.DataFrame:
+def _outcomes(folder: StepResults, samples: SampleFolder) -> pd.DataFrame:
     """Outcomes of the informed vectors: as stored, or, of published results, from the samples."""
     if not folder.has("table"):
         return sample_outcomes(simulated_steps(samples, chosen_samples(samples, folder.number)))
@@ -90,10 +90,10 @@ def _outcomes(folder: BottleneckFolder, samples: SampleFolder) -> pd.DataFrame:
     return table
 
 
-def _cluster_jobs(folder: BottleneckFolder, samples: SampleFolder, planes: tuple[Plane, ...],
+def _cluster_jobs(folder: StepResults, samples: SampleFolder, planes: tuple[Plane, ...],
                   principal: np.ndarray, table: pd.DataFrame, labels: np.ndarray,
                   num_clusters: int) -> list[Job]:
-    means = folder.read_finite("cluster_means")
+    means = folder.read("cluster_means")
     drawn, some = largest_clusters(labels, num_clusters)
 
     def pictures(cluster: int) -> Pictures:

@@ -27,55 +27,31 @@ settings. Of a published folder the reader takes the coordinates by either name.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import ClassVar
-
 import numpy as np
-import pandas as pd
 
-from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
-from common.files import atomic_path
-from common.tables import read_table
+from common.schemas import Array, Entry, Npy, Schema, Table
 
 _OUTCOMES = {"sum_of_reward": float, "ends": float, "mean_value": float, "cluster": int}
-_TABLES = {"table": ("aux_lv", {"start": str, "sample": int, **_OUTCOMES}),
-           "published_table": ("lv_inf_aux_data", _OUTCOMES)}
-
-
-class BottleneckFolder(ResultFolder):
-    """Names, writer and readers of the results for one number of samples."""
-
-    script = "analysis/bottleneck_vec_analysis_precompute.py"
-    kinds: ClassVar = {
-        "principal": ("lv_inf_pca", MATRIX), "published_principal": ("pca_data_lv_inf", MATRIX),
-        "components": ("pcomponents_lv_inf", MATRIX), "random": ("lv_rand_pca_projected", MATRIX),
-        "published_random": ("pca_data_lv_rand_projected", MATRIX), "tsne": ("tsne_lv_inf", MATRIX),
-        "random_tsne": ("tsne_lv_rand", MATRIX), "clusters": ("clusters_lv_inf", LABELS),
-        "cluster_means": ("cluster_means_lv_inf", MATRIX), "mean": ("mu_lv_inf", VECTOR),
-        "variances": ("pc_variances_lv_inf", VECTOR), "cosines": ("cosines_lv_inf", VECTOR),
-        "random_cosines": ("cosines_lv_rand", VECTOR)}
-
-    def file(self, name: str) -> Path:
-        if name in _TABLES:
-            return self.path / f"{_TABLES[name][0]}_{self.number}.csv"
-        file, published = super().file(name), f"published_{name}"
-        if published in self.kinds and not file.exists() and super().file(published).exists():
-            return super().file(published)
-        return file
-
-    def read(self, name: str) -> np.ndarray | pd.DataFrame:
-        """An array, or the auxiliary ``table`` or ``published_table``.
-
-        Raises:
-            UserError: if its file is missing or damaged.
-        """
-        if name not in _TABLES:
-            return super().read(name)
-        return read_table(self.file(name), _TABLES[name][1], written_by=self.script)
-
-    def store(self, name: str, values: np.ndarray | pd.DataFrame) -> None:
-        if name not in _TABLES:
-            super().store(name, values)
-            return
-        with atomic_path(self.file(name)) as temporary:
-            values.to_csv(temporary, index=False, columns=list(_TABLES[name][1]))
+BOTTLENECK_FILES = Schema(
+    "results for {} samples", "analysis/bottleneck_vec_analysis_precompute.py", items={
+        "principal": Entry("lv_inf_pca_{}.npy", Npy(Array(np.floating, "N P")),
+                           fallback="published_principal"),
+        "published_principal": Entry("pca_data_lv_inf_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_lv_inf_{}.npy", Npy(Array(np.floating, "P V"))),
+        "random": Entry("lv_rand_pca_projected_{}.npy", Npy(Array(np.floating, "N P")),
+                        fallback="published_random"),
+        "published_random": Entry("pca_data_lv_rand_projected_{}.npy",
+                                  Npy(Array(np.floating, "N P"))),
+        "tsne": Entry("tsne_lv_inf_{}.npy", Npy(Array(np.floating, "N T"))),
+        "random_tsne": Entry("tsne_lv_rand_{}.npy", Npy(Array(np.floating, "N T"))),
+        "clusters": Entry("clusters_lv_inf_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_lv_inf_{}.npy", Npy(Array(np.floating, "C P"))),
+        "mean": Entry("mu_lv_inf_{}.npy", Npy(Array(np.floating, "V"))),
+        "variances": Entry("pc_variances_lv_inf_{}.npy", Npy(Array(np.floating, "P"))),
+        "cosines": Entry("cosines_lv_inf_{}.npy", Npy(Array(np.floating, "pairs"))),
+        "random_cosines": Entry("cosines_lv_rand_{}.npy", Npy(Array(np.floating, "pairs"))),
+        "table": Entry("aux_lv_{}.csv", Table({"start": str, "sample": int, **_OUTCOMES}, gaps=(),
+                                              exact=True, whole=True)),
+        "published_table": Entry("lv_inf_aux_data_{}.csv", Table(_OUTCOMES, gaps=(), exact=True,
+                                                                 whole=True))},
+    settings_name="settings_{}.json", flag="--precomp_dir")

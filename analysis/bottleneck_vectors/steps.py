@@ -17,14 +17,14 @@ from analysis.methods.embedding import embed
 from analysis.parameters.config import BottleneckConfig
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
 from analysis.results.steps import clusters_result, principal_step
-from common.array_folders import Result, ResultWriter
+from common.step_results import StepResult, StepResults
 from generative.config import SAMPLE_STARTS
 
 COSINE_VECTORS = 1_400  # whose pairs are stored: just under a million
 
 
 def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedSteps, SimulatedSteps],
-            config: BottleneckConfig, seed: int, tsne_seed: int, writer: ResultWriter) -> None:
+            config: BottleneckConfig, seed: int, tsne_seed: int, results: StepResults) -> None:
     """Find the principal components of informed vectors, project random ones on them, cluster the
     informed ones, map both, and measure how far both are from uniform on the sphere.
 
@@ -36,25 +36,25 @@ def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedStep
         informed, random: float32 (N, V).
         steps: of the samples that begin with them.
         seed: of every random choice but those of t-SNE.
-        writer: gets the results; steps that it has are not computed again.
+        results: gets the results; steps that it has are not computed again.
 
     Raises:
         UserError: if there are too few vectors for what is asked for, or one is 0.
     """
-    writer.step("uniformity", lambda: _uniformity(informed, random))
-    mean = writer.step("mean", lambda: Result({"mean": informed.mean(axis=0)}, {}))["mean"]
+    results.step("uniformity", lambda: _uniformity(informed, random))
+    mean = results.step("mean", lambda: ({"mean": informed.mean(axis=0)}, {}))["mean"]
     scale = Standardizer(mean, np.ones_like(mean), ())
-    principal = principal_step(informed, scale, config, seed, writer)
-    projected = writer.step("random", lambda: Result(
+    principal = principal_step(informed, scale, config, seed, results)
+    projected = results.step("random", lambda: (
         {"random": scale.standardise(random) @ principal.components.T}, {}))["random"]
-    labels = writer.step("clusters", lambda: clusters_result(
+    labels = results.step("clusters", lambda: clusters_result(
         principal.holding, config.clustering, config.n_clusters, seed,
         principal.coordinates))["clusters"]
-    writer.step("tsne", lambda: _tsne(principal.coordinates, projected, config.n_components_tsne,
+    results.step("tsne", lambda: _tsne(principal.coordinates, projected, config.n_components_tsne,
                                        tsne_seed))
     table = outcomes(steps, labels)
-    writer.step("table", lambda: Result({"table": table}, {}))
-    writer.step("published", lambda: Result(
+    results.step("table", lambda: ({"table": table}, {}))
+    results.step("published", lambda: (
         {"published_principal": principal.coordinates, "published_random": projected,
          "published_table": table[table["start"] == SAMPLE_STARTS[0]]}, {}))
 
@@ -80,14 +80,14 @@ def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
         "mean_value": steps.by_sample(steps.value).mean(axis=1)})
 
 
-def _uniformity(informed: np.ndarray, random: np.ndarray) -> Result:
-    return Result({"cosines": pairwise_cosines(informed, COSINE_VECTORS),
-                   "random_cosines": pairwise_cosines(random, COSINE_VECTORS)},
-                  {start: dataclasses.asdict(uniformity(vectors))
-                   for start, vectors in zip(SAMPLE_STARTS, (informed, random))})
+def _uniformity(informed: np.ndarray, random: np.ndarray) -> StepResult:
+    return ({"cosines": pairwise_cosines(informed, COSINE_VECTORS),
+             "random_cosines": pairwise_cosines(random, COSINE_VECTORS)},
+            {start: dataclasses.asdict(uniformity(vectors))
+             for start, vectors in zip(SAMPLE_STARTS, (informed, random))})
 
 
-def _tsne(informed: np.ndarray, random: np.ndarray, num_components: int, seed: int) -> Result:
+def _tsne(informed: np.ndarray, random: np.ndarray, num_components: int, seed: int) -> StepResult:
     fit = embed(np.concatenate([informed, random]), num_components, seed)
-    return Result({"tsne": fit.places[:len(informed)], "random_tsne": fit.places[len(informed):]},
-                  {"fitted_states": fit.fitted_rows})
+    return ({"tsne": fit.places[:len(informed)], "random_tsne": fit.places[len(informed):]},
+            {"fitted_states": fit.fitted_rows})

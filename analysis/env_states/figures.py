@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.env_states.files import EnvStatesFolder
 from analysis.plotting.jobs import (
     TSNE_NAMES,
     Variances,
@@ -23,10 +22,11 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import Pictures, Plane
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
+from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
 
-def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedSteps, num_paths: int,
+def figures(folder: StepResults, samples: SampleFolder, steps: SimulatedSteps, num_paths: int,
             seed: int) -> list[Job]:
     """All figures of one analysis.
 
@@ -41,15 +41,15 @@ def figures(folder: EnvStatesFolder, samples: SampleFolder, steps: SimulatedStep
         UserError: if a file is missing or damaged, or is not of these samples.
     """
     num_states = len(steps.sample)
-    principal = folder.read_finite("principal", num_states)  # (N, P)
+    principal = folder.read("principal", num_states)  # (N, P)
     labels, num_clusters = read_clusters(folder, num_states)
-    means = folder.read_finite("cluster_means")
+    means = folder.read("cluster_means")
     variances = Variances(folder, principal)
     title = (f"{num_states} states of the environment in {steps.num_samples} simulated samples of "
              f"{steps.num_steps} steps")
     space = Plane(principal[:, :3], variances.axis_names, title)
     plane = space.dimensions(2)
-    tsne = Plane(folder.read_finite("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
+    tsne = Plane(folder.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
     colourings = step_colourings(steps)
     colourings["cluster"] = cluster_category(labels, num_clusters)
 

@@ -17,17 +17,18 @@ All are ``.npy`` files.
 
 from __future__ import annotations
 
-from typing import ClassVar
+import numpy as np
 
-from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
+from common.schemas import Array, Entry, Npy, Schema
 
-
-class EnvStatesFolder(ResultFolder):
-    """Names and readers of the results for one number of samples."""
-
-    script = "analysis/env_h_analysis_precompute.py"
-    kinds: ClassVar = {
-        "principal": ("pca_data_env", MATRIX), "components": ("pcomponents_env", MATRIX),
-        "clusters": ("clusters_env", LABELS), "cluster_means": ("cluster_means_env", MATRIX),
-        "tsne": ("tsne_env", MATRIX), "mean": ("mu_env", VECTOR), "std": ("std_env", VECTOR),
-        "variances": ("pc_variances_env", VECTOR)}
+ENV_STATE_FILES = Schema(
+    "results for {} samples", "analysis/env_h_analysis_precompute.py", items={
+        "principal": Entry("pca_data_env_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_env_{}.npy", Npy(Array(np.floating, "P E"))),
+        "clusters": Entry("clusters_env_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_env_{}.npy", Npy(Array(np.floating, "C P"))),
+        "tsne": Entry("tsne_env_{}.npy", Npy(Array(np.floating, "N T"))),
+        "mean": Entry("mu_env_{}.npy", Npy(Array(np.floating, "E"))),
+        "std": Entry("std_env_{}.npy", Npy(Array(np.floating, "E"))),
+        "variances": Entry("pc_variances_env_{}.npy", Npy(Array(np.floating, "P")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")

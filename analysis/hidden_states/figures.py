@@ -22,10 +22,10 @@ from analysis.plotting.jobs import (
 from analysis.plotting.states import Category, Plane, Quantity
 from analysis.results.output import Job
 from common.game_constants import ACTION_LABELS
-from interventions.hidden_states_folder import HiddenStatesFolder
+from common.step_results import StepResults
 
 
-def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
+def figures(folder: StepResults, steps: RecordedSteps, num_paths: int,
             seed: int) -> list[Job]:
     """All figures of one analysis.
 
@@ -39,20 +39,20 @@ def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
         UserError: if a file is missing or damaged, or is not of these episodes.
     """
     num_states = len(steps.action)
-    principal = folder.read_finite("principal", num_states)  # (N, P)
-    simulated = None if folder.num_samples is None else folder.read_finite("generated")
+    principal = folder.read("principal", num_states)  # (N, P)
+    simulated = None if folder.key[1] is None else folder.read("generated")
     variances = Variances(folder, principal)
     labels, num_clusters = read_clusters(folder, num_states)
-    title = f"{num_states} hidden states of {folder.num_episodes} episodes"
+    title = f"{num_states} hidden states of {folder.number} episodes"
     space = Plane(principal[:, :3], variances.axis_names, title)
     if simulated is not None:
         space = dataclasses.replace(
             space, others=simulated[:, :3], others_name="simulated",
-            title=f"{title}, {len(simulated)} simulated ones of {folder.num_samples} samples in "
+            title=f"{title}, {len(simulated)} simulated ones of {folder.key[1]} samples in "
                   "black")
     plane = space.dimensions(2)
     recorded = dataclasses.replace(plane, others=None, title=title)
-    tsne = Plane(folder.read_finite("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
+    tsne = Plane(folder.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
     colourings = _colourings(folder, steps, labels, num_clusters)
     return [
         *plane_jobs({"pca": plane, "tsne": tsne}, colourings, seed),
@@ -64,12 +64,12 @@ def figures(folder: HiddenStatesFolder, steps: RecordedSteps, num_paths: int,
             labels == number, steps.episode, "episode", steps.value, steps.action))]
 
 
-def _colourings(folder: HiddenStatesFolder, steps: RecordedSteps, labels: np.ndarray,
+def _colourings(folder: StepResults, steps: RecordedSteps, labels: np.ndarray,
                 num_clusters: int) -> Colourings:
     num_states = len(labels)
-    weights = (folder.read_finite("nmf", num_states)
-               * np.linalg.norm(folder.read_finite("nmf_components"), axis=1))
-    sources = np.abs(folder.read_finite("sources", num_states))
+    weights = (folder.read("nmf", num_states)
+               * np.linalg.norm(folder.read("nmf_components"), axis=1))
+    sources = np.abs(folder.read("sources", num_states))
     return {
         "entropy": Quantity(steps.entropy, "entropy of the policy (nats)"),
         "likeliest_action": Category(steps.likeliest_action, "most likely action", ACTION_LABELS),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ import pandas as pd
 from common.description import read_description
 from common.errors import UserError
 from common.files import read_array
-from common.output_folder import SETTINGS_NAME
+from common.schemas import SETTINGS_NAME, Array, Entry, File, Npy, Table
 from common.tables import read_table
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 
@@ -68,8 +69,12 @@ _KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "sam
 class CorrelationFolder:
     """Names of the matrices of cross-correlation and cross-causation."""
 
-    PATTERNS = ("xcorr_hx_clust*.npy", "xcaus_hx_*.npy", "xcaus_median_hx_*.npy",
-                "order_of_ics.npy", "cosine_similarity_of_ics.npy")
+    FILES: ClassVar = {
+        "correlations": Entry("xcorr_hx_clust{}.npy", File()),
+        "gradients": Entry("xcaus_hx_{}.npy", File()),
+        "median_gradients": Entry("xcaus_median_hx_{}.npy", File()),
+        "order": Entry("order_of_ics.npy", File()),
+        "cosines": Entry("cosine_similarity_of_ics.npy", File())}
 
     def __init__(self, path: Path):
         self.path = Path(path)
@@ -95,8 +100,14 @@ class CorrelationFolder:
 class ComparisonFolder:
     """Names and readers of the comparison of gradients with correlations."""
 
-    PATTERNS = ("jacobian_clust*.npy", "jacobian_median_clust*.npy", "agreement_clust*.npy",
-                "agreement.csv", "agreement_of_matrices.csv", "sample_ids.npy", "behaviours.npy")
+    FILES: ClassVar = {
+        "gradients": Entry("jacobian_clust{}.npy", File()),
+        "median_gradients": Entry("jacobian_median_clust{}.npy", File()),
+        "agreement": Entry("agreement_clust{}.npy", File()),
+        "table": Entry("agreement.csv", Table()),
+        "matrix_table": Entry("agreement_of_matrices.csv", Table()),
+        "sample_ids": Entry("sample_ids.npy", Npy(Array(np.int64, "M"))),
+        "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))}
 
     def __init__(self, path: Path):
         self.path = Path(path)

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from agents.networks import Policy
 from agents.outputs import ANSWERS
-from analysis.behaviours.files import BehavioursFolder
 from analysis.influences.correlation import members, standardised
 from common.description import readable
 from common.errors import UserError
 from common.progress import with_progress
+from common.step_results import StepResults
 from generative.config import SaliencyConfig
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, SaliencyFunction
@@ -308,7 +308,7 @@ class Inputs:
 
     @classmethod
     def read(cls, samples: SampleFolder, numbers: Sequence[int], precomputed: Path,
-             num_episodes: int, behaviours: BehavioursFolder | None) -> Inputs:
+             num_episodes: int, behaviours: StepResults | None) -> Inputs:
         """Read samples, directions and behaviours.
 
         Args:
@@ -341,7 +341,7 @@ class Inputs:
 
 
 def labels_of(samples: SampleFolder, numbers: Sequence[int],
-              behaviours: BehavioursFolder) -> np.ndarray:
+              behaviours: StepResults) -> np.ndarray:
     """The behaviour of each of these samples, -1 for none (M,).
 
     Raises:

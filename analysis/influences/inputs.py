@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from analysis.behaviours.files import BehavioursFolder
+from analysis.behaviours.files import BEHAVIOUR_FILES
 from analysis.influences.gradients import InfluenceReader, Inputs
 from analysis.parameters.config import BehavioursConfig
 from common.errors import UserError
 from common.parameters import ParameterSet
+from common.step_results import StepResults
 from generative.config import SaliencyConfig
 from generative.flags import samples_of
 from interventions.config import DirectionFilesConfig
@@ -26,12 +27,12 @@ def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
         raise UserError("there is nothing to do without samples: see --sample_ids")
     behaviours = None
     if not args.no_behaviours:
-        behaviours = BehavioursFolder(
-            args.behaviours_dir or parameters.folders.behaviours,
+        behaviours = StepResults(
+            args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
             parameters.get(BehavioursConfig).num_samples)
         if not behaviours.file("per_sample").exists():
             raise UserError(f"there is no file {behaviours.file('per_sample')}; "
-                            f"{behaviours.script} writes it, or give --no_behaviours")
+                            f"{behaviours.schema.script} writes it, or give --no_behaviours")
     inputs = Inputs.read(samples_of(args, parameters), numbers,
                          directions_folder(args, parameters),
                          parameters.get(DirectionFilesConfig).num_episodes, behaviours)

@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from analysis.jacobians.files import JacobiansFolder
 from analysis.plotting.jobs import (
     TSNE_NAMES,
     Variances,
@@ -26,11 +25,12 @@ from analysis.plotting.states import COLOUR_MAP, Category, Pictures, Plane, Quan
 from analysis.results.output import Job
 from analysis.results.simulated_steps import ENDED, SimulatedSteps
 from common.game_constants import ACTION_LABELS
+from common.step_results import StepResults
 from generative.saliency.gradients import saliency_functions
 from generative.sample_files import SampleFolder
 
 
-def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedSteps,
+def figures(folder: StepResults, samples: SampleFolder, steps: SimulatedSteps,
             grad_timestep: int, seed: int) -> list[Job]:
     """All figures of one analysis.
 
@@ -47,7 +47,7 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
     """
     number = steps.num_samples
     labels, num_clusters = read_clusters(folder, number)
-    means = folder.read_finite("cluster_means")
+    means = folder.read("cluster_means")
     settings, names, what = folder.settings(), [], "components of the agent's state"
     step = settings["parameters"]["grad_timestep"] if settings else grad_timestep
     if settings:
@@ -69,7 +69,7 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
         "cluster": cluster_category(labels, num_clusters)}
     jobs, planes, principal = [], {}, None
     if can_draw("the sizes of the gradients", folder, "sizes"):
-        sizes = folder.read_finite("sizes", number)  # (M, 2, k)
+        sizes = folder.read("sizes", number)  # (M, 2, k)
         squares = sizes.astype(np.float64) ** 2
         colourings["size"] = Quantity(np.log10(np.sqrt(squares.mean(axis=(1, 2))) + 1e-12),
                                       "log10 of the root mean square of all gradients")
@@ -79,13 +79,13 @@ def figures(folder: JacobiansFolder, samples: SampleFolder, steps: SimulatedStep
             path, sizes, labels, num_clusters, names, title)))
     if can_draw("figures of principal components and the most central samples", folder,
                 "principal"):
-        principal = folder.read_finite("principal", number)  # (M, P)
+        principal = folder.read("principal", number)  # (M, P)
         variances = Variances(folder, principal)
         space = Plane(principal[:, :3], variances.axis_names, title, unit="samples")
         planes["pca"] = space.dimensions(2)
         jobs += [*space_jobs(space, {"cluster": colourings["cluster"]}, seed),
                  variances.job(title)]
-    planes["tsne"] = Plane(folder.read_finite("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+    planes["tsne"] = Plane(folder.read("tsne", number)[:, :2], TSNE_NAMES[:2], title,
                            unit="samples")
     drawn, some = largest_clusters(labels, num_clusters)
 

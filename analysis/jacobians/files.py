@@ -20,20 +20,19 @@ All are ``.npy`` files.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
-from common.array_folders import LABELS, MATRIX, VECTOR, ResultFolder
+from common.schemas import Array, Entry, Npy, Schema
 
-
-class JacobiansFolder(ResultFolder):
-    """Names and readers of the results for one number of samples."""
-
-    script = "analysis/jacobian_analysis_precompute.py"
-    kinds: ClassVar = {
-        "clusters": ("clusters_jacob", LABELS), "cluster_means": ("cluster_means_jacob", MATRIX),
-        "tsne": ("tsne_jacob", MATRIX), "per_sample": ("clusters_per_sample", LABELS),
-        "principal": ("pca_data_jacob", MATRIX), "components": ("pcomponents_jacob", MATRIX),
-        "mean": ("mu_jacob", VECTOR), "variances": ("pc_variances_jacob", VECTOR),
-        "sizes": ("sizes_jacob", (np.floating, 3))}
+JACOBIAN_FILES = Schema(
+    "results for {} samples", "analysis/jacobian_analysis_precompute.py", items={
+        "clusters": Entry("clusters_jacob_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_jacob_{}.npy", Npy(Array(np.floating, "C P"))),
+        "tsne": Entry("tsne_jacob_{}.npy", Npy(Array(np.floating, "N T"))),
+        "per_sample": Entry("clusters_per_sample_{}.npy", Npy(Array(np.integer, "N"))),
+        "principal": Entry("pca_data_jacob_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_jacob_{}.npy", Npy(Array(np.floating, "P F"))),
+        "mean": Entry("mu_jacob_{}.npy", Npy(Array(np.floating, "F"))),
+        "variances": Entry("pc_variances_jacob_{}.npy", Npy(Array(np.floating, "P"))),
+        "sizes": Entry("sizes_jacob_{}.npy", Npy(Array(np.floating, "N 2 K")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")

@@ -14,9 +14,9 @@ import numpy as np
 from analysis.methods.components import Standardizer
 from analysis.parameters.config import JacobianConfig
 from analysis.results.steps import PrincipalStep, clusters_result, principal_step, tsne_result
-from common.array_folders import Result, ResultWriter
 from common.errors import UserError
 from common.progress import with_progress
+from common.step_results import StepResult, StepResults
 from generative.saliency.files import SaliencyFolder
 
 
@@ -86,7 +86,7 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
 
 
 def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: int,
-            writer: ResultWriter) -> None:
+            results: StepResults) -> None:
     """Find the principal components of the samples' Jacobians, and cluster and map the principal
     coordinates that hold 95 % of the variance.
 
@@ -95,22 +95,22 @@ def analyse(jacobians: Jacobians, config: JacobianConfig, seed: int, tsne_seed: 
 
     Args:
         seed: of every random choice but those of t-SNE.
-        writer: gets the results; steps that it has are not computed again.
+        results: gets the results; steps that it has are not computed again.
 
     Raises:
         UserError: if there are too few samples for what is asked for.
     """
     features = jacobians.features()
-    mean = writer.step("sizes", lambda: Result(
+    mean = results.step("sizes", lambda: (
         {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
     scale = Standardizer(mean, np.ones_like(mean), ())
-    principal = principal_step(features, scale, config, seed, writer)
-    writer.step("clusters", lambda: _clusters(principal, config, seed))
-    writer.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne, tsne_seed))
+    principal = principal_step(features, scale, config, seed, results)
+    results.step("clusters", lambda: _clusters(principal, config, seed))
+    results.step("tsne", lambda: tsne_result(principal.holding, config.n_components_tsne,
+                                             tsne_seed))
 
 
-def _clusters(principal: PrincipalStep, config: JacobianConfig, seed: int) -> Result:
-    result = clusters_result(principal.holding, config.clustering, config.n_clusters, seed,
-                             principal.coordinates)
-    result.arrays["per_sample"] = result.arrays["clusters"]
-    return result
+def _clusters(principal: PrincipalStep, config: JacobianConfig, seed: int) -> StepResult:
+    arrays, facts = clusters_result(principal.holding, config.clustering, config.n_clusters, seed,
+                                    principal.coordinates)
+    return {**arrays, "per_sample": arrays["clusters"]}, facts

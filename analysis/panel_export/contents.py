@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analysis.behaviours.files import BehavioursFolder
 from analysis.panel_export.files import (
     NO_BEHAVIOUR,
     NOT_RECORDED,
@@ -24,6 +23,7 @@ from analysis.panel_export.files import (
     SampleSet,
 )
 from common.errors import UserError
+from common.step_results import StepResults
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     DIRECTION,
@@ -73,7 +73,7 @@ class _Source:
 
 
 def gather(experiment: str, folders: Sequence[SampleFolder], num_samples: int | None,
-           directions: Directions, behaviours: BehavioursFolder | None,
+           directions: Directions, behaviours: StepResults | None,
            max_states: int) -> PanelContent:
     """The content of a panel.
 
@@ -157,7 +157,7 @@ def _steps(samples: list[SampleArrays], projector: Projector) -> PanelSteps:
         probabilities=rows(lambda each: np.exp(each.log_probs.max(axis=2)), np.float32))
 
 
-def _behaviours(folder: BehavioursFolder, sources: list[_Source]) -> np.ndarray:
+def _behaviours(folder: StepResults, sources: list[_Source]) -> np.ndarray:
     """Those of all samples; NO_BEHAVIOUR for one that was not looked at.
 
     Published behaviours do not say whose they are; they count as those of the first samples of the

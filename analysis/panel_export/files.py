@@ -3,7 +3,7 @@
 Layout::
 
     index.html, panel.js, panel.css     the page, as `make web` built it
-    settings.json                       what made the folder (common/output_folder.py)
+    settings.json                       what made the folder (common/results.py)
     data/manifest.js                    names and numbers of what there is
     data/steps.js                       every step of every sample
     data/recorded.js                    coordinates of recorded states

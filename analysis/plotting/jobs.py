@@ -22,9 +22,9 @@ from analysis.plotting.states import (
 )
 from analysis.results.output import Job
 from analysis.results.simulated_steps import SimulatedSteps
-from common.array_folders import ResultFolder
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS, NUM_ACTIONS
+from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
 MOST_CLUSTERS = 32  # that have a figure of their own
@@ -34,20 +34,20 @@ Colourings = dict[str, Quantity | Category]
 """By the end of the name of a figure's file."""
 
 
-def read_clusters(folder: ResultFolder, num_rows: int) -> tuple[np.ndarray, int]:
+def read_clusters(folder: StepResults, num_rows: int) -> tuple[np.ndarray, int]:
     """The cluster of each row (N,), -1 for none, and how many clusters there are.
 
     Raises:
         UserError: if a file is missing, damaged, of other data, or the two do not fit.
     """
-    labels, number = folder.read_finite("clusters", num_rows), len(folder.read("cluster_means"))
+    labels, number = folder.read("clusters", num_rows), len(folder.read("cluster_means"))
     if labels.max() >= number:
         raise UserError(f"{folder.file('clusters')} names cluster {labels.max()}, but "
                         f"{folder.file('cluster_means')} has only {number}; write both again")
     return labels, number
 
 
-def can_draw(figures: str, folder: ResultFolder, *arrays: str) -> bool:
+def can_draw(figures: str, folder: StepResults, *arrays: str) -> bool:
     """Whether a folder has the arrays that some figures need; if not, it says what is left out."""
     missing = [folder.file(array).name for array in arrays if not folder.has(array)]
     if missing:
@@ -64,8 +64,8 @@ class Variances:
         principal: coordinates (N, P), whose variances are used if the folder has none.
     """
 
-    def __init__(self, folder: ResultFolder, principal: np.ndarray):
-        self.variances = (folder.read_finite("variances") if folder.has("variances") else
+    def __init__(self, folder: StepResults, principal: np.ndarray):
+        self.variances = (folder.read("variances") if folder.has("variances") else
                           principal.var(axis=0, ddof=1, dtype=np.float64))
         facts = folder.settings().get("steps", {}).get("pca", {})
         self.total = facts.get("total_variance", float(self.variances.sum()))

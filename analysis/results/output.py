@@ -8,29 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.parameters.config import MapConfig
-from common.array_folders import ResultFolder, ResultWriter
-from common.errors import UserError
-from common.files import versions
-from common.output_folder import Output
 from common.progress import with_progress
+from common.results import ResultStore
+from common.schemas import Entry, File, Schema
+from common.step_results import StepResults
 from generative.sample_files import SampleFolder
 
 Job = tuple[str, Callable[[Path], None]]
 """The name of a figure's file, and what draws it there."""
-
-
-def check_results(folder: ResultFolder, what: str, overwrite: bool) -> None:
-    """See that no results are in the way.
-
-    Args:
-        what: the results are for a number of: "episodes" or "samples".
-
-    Raises:
-        UserError: if there are some and they are not to be replaced.
-    """
-    if folder.settings_file.exists() and not overwrite:
-        raise UserError(f"{folder.path} holds the results for {folder.number} {what} already; "
-                        "choose another --precomp_dir, or give --overwrite")
 
 
 def description_of(config: MapConfig, seed: int, tsne_seed: int, samples: SampleFolder,
@@ -41,16 +26,10 @@ def description_of(config: MapConfig, seed: int, tsne_seed: int, samples: Sample
             "sample_numbers": list(numbers)}
 
 
-def reporting_writer(folder: ResultFolder, description: dict) -> ResultWriter:
-    """A writer that says how long each step took."""
-    return ResultWriter(folder, {**description, "versions": versions()},
-                        lambda step, seconds: print(f"{step}: {seconds:.2f} s", flush=True))
-
-
-def finish(writer: ResultWriter) -> None:
-    """Move the results into place and say where they are."""
-    for path in writer.finish():
-        print(f"wrote {path}")
+def figure_schema(script: str) -> Schema:
+    """Return the schema of a folder of figures that a script draws."""
+    return Schema(f"figures of {Path(script).name}", script, replaced=True, results={
+        "figures": Entry("{}.png", File()), "rotations": Entry("{}.gif", File())})
 
 
 def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
@@ -59,19 +38,19 @@ def draw_jobs(folder: Path, jobs: Sequence[Job]) -> None:
         job(folder / name)
 
 
-def draw(output: Output, path: Path, jobs: Sequence[Job], folder: ResultFolder,
+def draw(schema: Schema, path: Path, jobs: Sequence[Job], results: StepResults,
          settings: dict) -> None:
-    """Draw figures into a folder, in the place of an earlier drawing, and say how many.
+    """Draw figures into a folder, in the place of an earlier drawing, and print how many.
 
     Args:
-        output: what the figures are.
-        path: where they belong.
-        folder: what was precomputed.
+        schema: kind of the folder.
+        path: the folder.
+        results: what was precomputed.
         settings: what else the drawing depends on.
     """
     begin = time.perf_counter()
-    with output.replaced(path, {
-            "precomp_dir": str(folder.path), "number": folder.number, **settings,
-            "precomputed": folder.settings()}) as temporary:
+    with ResultStore(path, schema).replace({
+            "precomp_dir": str(results.path), "number": results.number, **settings,
+            "precomputed": results.settings()}) as temporary:
         draw_jobs(temporary, jobs)
     print(f"wrote {len(jobs)} figures to {path} in {time.perf_counter() - begin:.0f} s")

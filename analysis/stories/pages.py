@@ -24,12 +24,13 @@ from analysis.stories.sentences import Story, facts_text, influence_sentence, sa
 from common.errors import UserError
 from common.game_constants import ACTION_LABELS
 from common.progress import with_progress
+from common.schemas import Entry, File
 from common.tables import markdown_escaped
 from common.video import mark_action
 from generative.sample_files import SampleArrays
 
 INDEX_NAME = "index.md"
-PATTERNS = ("*.md", "*.png")  # all files
+FILES = {"pages": Entry("{}.md", File()), "figures": Entry("{}.png", File())}
 _CHARTED = 12
 _SHOWN_OF_COMPONENT = 8
 

@@ -3,7 +3,7 @@
 Layout::
 
     index.html, maze.js, maze.css       the page, as `make web` built it
-    settings.json                       what made the folder (common/output_folder.py)
+    settings.json                       what made the folder (common/results.py)
     data/manifest.js                    names of agents, their layers, modes, levels
     data/stamps_easy.js                 the stamps of a mode, arrays as in ``Stamps``
     data/agent_00.js                    weights of an agent, by their names in its file

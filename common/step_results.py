@@ -1,0 +1,160 @@
+"""Arrays of an analysis that is computed step by step.
+
+Results for several numbers N of episodes or samples lie next to each other in one folder, with N
+in the names of the files: a :class:`Schema` whose ``settings_name`` has ``{}`` in the place of N.
+Settings tell what made the arrays and how each step went; published folders have none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.description import read_description
+from common.errors import UserError
+from common.files import TEMPORARY_SUFFIX, make_temporary_folder, save_json, versions
+from common.locks import LOCK_NAME, FolderLock
+from common.results import ResultStore
+from common.schemas import Schema
+
+StepResult = tuple[dict[str, Any], dict]
+"""Values of a step by the names of their entries, and facts for the settings."""
+
+
+class StepResults:
+    """Reads and writes the results for one number of episodes or samples.
+
+    New results are collected in a hidden folder and moved into place at the end, so that no reader
+    finds a mixture of old and new ones: at worst it misses a file. A killed run resumes after the
+    last step that it finished if it is started with the same settings.
+
+    Args:
+        path: the folder. It need not exist.
+        key: N, then any other number in the names of files.
+
+    Attributes:
+        facts: facts of each step so far.
+    """
+
+    def __init__(self, path: Path, schema: Schema, *key: int | None):
+        self.path, self.schema, self.key = Path(path), schema, key
+        self.facts: dict[str, dict] = {}
+        self._seconds: dict[str, float] = {}
+
+    @property
+    def number(self) -> int:
+        """Number of episodes or samples, N."""
+        assert self.key[0] is not None
+        return self.key[0]
+
+    @property
+    def settings_file(self) -> Path:
+        return self.path / self.schema.settings_name.format(self.number)
+
+    def settings(self) -> dict:
+        """Settings that made the results; empty for published ones, which do not store them."""
+        return read_description(self.settings_file)
+
+    def file(self, name: str) -> Path:
+        """Path of an entry, whether it exists or not."""
+        entry = self.schema.entry(name)
+        path = self.path / entry.path.format(*self.key)
+        if entry.fallback and not path.exists() and (other := self.file(entry.fallback)).exists():
+            return other
+        return path
+
+    def has(self, name: str) -> bool:
+        """Whether an entry can be read.
+
+        Published folders, which have no settings, may lack entries. A file that is missing next to
+        settings is an error, which the reader reports.
+        """
+        return self.file(name).exists() or self.settings_file.exists()
+
+    def read(self, name: str, num_rows: int | None = None) -> Any:
+        """Read an entry.
+
+        Args:
+            num_rows: number of rows that it must have.
+
+        Raises:
+            UserError: if the file is missing or damaged, holds NaN, or has other rows.
+        """
+        path = self.file(name)
+        value = self.schema.entry(name).format.read(path, self.schema.script)
+        if num_rows is not None and len(value) != num_rows:
+            raise UserError(f"{path} has {len(value)} rows, not {num_rows} as the data given; give "
+                            "the data that was analysed")
+        return value
+
+    # Writing
+
+    def check_new(self, overwrite: bool) -> None:
+        """Raise UserError if there are results, unless they may be replaced."""
+        if self.settings_file.exists() and not overwrite:
+            raise UserError(f"{self.path} holds the {self.schema.what.format(self.number)} "
+                            f"already; choose another {self.schema.flag}, or give --overwrite")
+
+    def start(self, settings: dict) -> None:
+        """Start, or resume a run that was killed.
+
+        Args:
+            settings: everything that the results depend on. Steps that were computed with other
+                settings are deleted.
+
+        Raises:
+            FolderInUse: if another process computes the same results.
+        """
+        hidden = self.path / f".{self.number}{TEMPORARY_SUFFIX}"
+        make_temporary_folder(hidden)
+        self._lock = FolderLock(hidden)
+        self._steps = ResultStore(hidden, self.schema)
+        self._settings = json.loads(json.dumps(  # as they look after a round trip
+            {**settings, "versions": versions()}))
+        settings_file = hidden / self.settings_file.name
+        if read_description(settings_file) != self._settings:
+            for path in hidden.iterdir():
+                if path.name != LOCK_NAME:
+                    path.unlink()
+            save_json(settings_file, self._settings)
+
+    def step(self, name: str, compute: Callable[[], StepResult]) -> dict[str, Any]:
+        """Return the values of a step, which is computed unless an interrupted run did that."""
+        record_file = self._steps.path / f"step_{name}.json"
+        record = read_description(record_file)
+        if record:
+            # A run that was killed in `finish` has moved some of the files already.
+            values = {entry: self._steps.read(entry, *self.key)
+                      if self._steps.has(entry, *self.key) else self.read(entry)
+                      for entry in record["arrays"]}
+        else:
+            begin = time.perf_counter()
+            values, facts = compute()
+            for entry, value in values.items():
+                self._steps.write(entry, *self.key, value=value)
+            record = {"arrays": list(values), "facts": facts,
+                      "seconds": round(time.perf_counter() - begin, 2)}
+            save_json(record_file, record)
+        self.facts[name], self._seconds[name] = record["facts"], record["seconds"]
+        print(f"{name}: {record['seconds']:.2f} s", flush=True)
+        return values
+
+    def finish(self) -> None:
+        """Move all results into place, the settings last, and print their paths."""
+        paths = sorted(path for path in self._steps.path.iterdir()
+                       if path.suffix != ".json" and path.name != LOCK_NAME)
+        self.settings_file.unlink(missing_ok=True)
+        for path in paths:
+            (self.path / path.name).unlink(missing_ok=True)
+        for path in paths:
+            os.replace(path, self.path / path.name)
+        save_json(self.settings_file,
+                  {**self._settings, "steps": self.facts, "seconds": self._seconds})
+        shutil.rmtree(self._steps.path)
+        for path in (*(self.path / path.name for path in paths), self.settings_file):
+            print(f"wrote {path}")
