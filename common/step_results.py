@@ -35,22 +35,19 @@ class StepResults:
 
     Args:
         path: the folder. It need not exist.
-        key: N, then any other number in the names of files.
+        number: number of episodes or samples, N.
+        other_number: second number in the names of files, if any.
 
     Attributes:
         facts: facts of each step so far.
     """
 
-    def __init__(self, path: Path, schema: Schema, *key: int | None):
-        self.path, self.schema, self.key = Path(path), schema, key
+    def __init__(self, path: Path, schema: Schema, number: int, other_number: int | None = None):
+        self.path, self.schema, self.number = Path(path), schema, number
+        self.other_number = other_number
+        self.key = number, other_number
         self.facts: dict[str, dict] = {}
         self._seconds: dict[str, float] = {}
-
-    @property
-    def number(self) -> int:
-        """Number of episodes or samples, N."""
-        assert self.key[0] is not None
-        return self.key[0]
 
     @property
     def settings_file(self) -> Path:

@@ -71,7 +71,7 @@ def read_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Behaviour
     numbers = chosen_samples(samples, config.num_samples)
     agent = samples.stacked_field("hidden_states", numbers)
     env_folder = StepResults(args.env_precomp_dir or parameters.folders.env_states,
-                                 parameters.get(EnvHiddenConfig).num_samples)
+                             ENV_STATE_FILES, parameters.get(EnvHiddenConfig).num_samples)
     env = env_coordinates(env_folder, samples, numbers, agent.shape[1], config.n_components_env)
     features = behaviour_features(agent, env, config.timestep_differences)
     print(f"{len(features)} steps of {len(numbers)} samples, {features.shape[1]} features",

@@ -40,7 +40,7 @@ def figures(folder: StepResults, steps: RecordedSteps, num_paths: int,
     """
     num_states = len(steps.action)
     principal = folder.read("principal", num_states)  # (N, P)
-    simulated = None if folder.key[1] is None else folder.read("generated")
+    simulated = None if folder.other_number is None else folder.read("generated")
     variances = Variances(folder, principal)
     labels, num_clusters = read_clusters(folder, num_states)
     title = f"{num_states} hidden states of {folder.number} episodes"
@@ -48,7 +48,7 @@ def figures(folder: StepResults, steps: RecordedSteps, num_paths: int,
     if simulated is not None:
         space = dataclasses.replace(
             space, others=simulated[:, :3], others_name="simulated",
-            title=f"{title}, {len(simulated)} simulated ones of {folder.key[1]} samples in "
+            title=f"{title}, {len(simulated)} simulated ones of {folder.other_number} samples in "
                   "black")
     plane = space.dimensions(2)
     recorded = dataclasses.replace(plane, others=None, title=title)
