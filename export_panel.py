@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         behaviours = None
     units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
     content = gather(args.exp_name, folders, args.num_samples,
-                     Directions(*Projector.load_for(units, hidden.path, hidden.num_episodes,
+                     Directions(*Projector.load_for(units, hidden.path, hidden.number,
                                                      folders[0].description().get("agent_sha256")),
                                 hidden.read("sources"), positions_of(hidden)),
                      behaviours, args.max_states)
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
             "exp_name": args.exp_name,
             "samples": {str(folder.path): folder.description() for folder in folders},
             "num_samples": content.num_samples, "precomp_dir": str(hidden.path),
-            "num_episodes": hidden.num_episodes, "hidden_states": hidden.settings(),
+            "num_episodes": hidden.number, "hidden_states": hidden.settings(),
             "behaviours": behaviours.settings() if behaviours else None,
             "saliency_types": [of_type.name for of_type in content.types],
             "max_states": args.max_states}) as temporary:
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 def positions_of(hidden: StepResults) -> dict[str, np.ndarray]:
     """Where the player was at the recorded states, if the recording is there and says so."""
     data_dir = hidden.settings().get("data_dir")
-    return recorded_positions(RolloutFolder(data_dir), hidden.num_episodes) if data_dir else {}
+    return recorded_positions(RolloutFolder(data_dir), hidden.number) if data_dir else {}
 
 
 def check_space(path: Path, size: int) -> None:

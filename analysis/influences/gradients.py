@@ -348,14 +348,14 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
         UserError: if the file is missing or damaged, or they are of other samples.
     """
     path, labels = behaviours.file("per_sample"), behaviours.read("per_sample")
-    if len(labels) != behaviours.num_samples:
+    if len(labels) != behaviours.number:
         raise UserError(f"{path} holds {len(labels)} behaviours, not one for each of "
-                        f"{behaviours.num_samples} samples")
-    analysed = samples.numbers()[:behaviours.num_samples]  # the first ones
+                        f"{behaviours.number} samples")
+    analysed = samples.numbers()[:behaviours.number]  # the first ones
     rows = {number: row for row, number in enumerate(analysed)}
     absent = [number for number in numbers if number not in rows]
-    if absent or len(analysed) < behaviours.num_samples:
-        raise UserError(f"{path} has behaviours of {behaviours.num_samples} samples, but "
+    if absent or len(analysed) < behaviours.number:
+        raise UserError(f"{path} has behaviours of {behaviours.number} samples, but "
                         + (f"not of sample {absent[0]}; find behaviours in more samples, or ask "
                            "for fewer with --sample_ids" if absent else
                            f"{samples.path} holds only {len(analysed)}; give the samples in "
