@@ -325,6 +325,7 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
     components = np.linalg.qr(rng.normal(size=(units, units)))[0].astype(np.float32)
     matrix = rng.normal(size=(num, num)).astype(np.float32)
     written = hidden_state_results(tmp_path / "hx", 7)
+    written.path.mkdir()
     std = rng.random(units).astype(np.float32) + 0.5
     variances = np.linspace(2, 0.1, units).astype(np.float32)
     for name, array in {"mean": np.zeros(units, np.float32), "std": std,
