@@ -26,7 +26,7 @@ from attribution.layers import Bottleneck
 from attribution.recordings import RecordedFrames
 from common.devices import Compute
 from common.errors import UserError
-from interventions.resumed import CutPass
+from interventions.partial_forward import PartialForward
 
 GAUSS_LEGENDRE, RIEMANN_RIGHT = RULES = ("gauss", "right")
 MAX_STEPS = 256
@@ -205,12 +205,12 @@ class LayerIntegratedGradients:
         policy.requires_grad_(False)
         self.bottleneck, self.outputs, self.integration = bottleneck, tuple(outputs), integration
         self._compute = compute
-        self._head = CutPass(policy, compute, bottleneck.layer.name)
+        self._head = PartialForward(policy, compute, bottleneck.layer.name)
         self._baseline = None if baseline is None else torch.as_tensor(
             np.asarray(baseline, np.float32).reshape(bottleneck.layer.shape)).to(compute.device)
         names = _straight_modules(policy, self._head.chain, from_zero=baseline is None)
         self._stem = nn.Sequential(*map(policy.get_submodule, names))
-        self._tail = CutPass(policy, compute, names[-1]) if names else self._head
+        self._tail = PartialForward(policy, compute, names[-1]) if names else self._head
 
     def run_prefix(self, frames: np.ndarray, entering: np.ndarray) -> PrefixActivations:
         """Run the part of the network up to the layer.
@@ -220,7 +220,7 @@ class LayerIntegratedGradients:
             entering: hidden states that enter (B, D).
         """
         with torch.no_grad():
-            half = self._head.begin(frames, torch.from_numpy(entering))
+            half = self._head.run_to(frames, torch.from_numpy(entering))
         return PrefixActivations(half.activations, half.also_read)
 
     def outputs_at(self, prefix: PrefixActivations, actions: np.ndarray) -> np.ndarray:
@@ -230,7 +230,7 @@ class LayerIntegratedGradients:
             actions: actions taken (B,).
         """
         with torch.no_grad():
-            return self._scalars(self._head.finish(prefix.activations, prefix.also_read),
+            return self._scalars(self._head.run_from(prefix.activations, prefix.also_read),
                                  self._to_device(actions)).double().cpu().numpy()
 
     def attribute(self, prefix: PrefixActivations, actions: np.ndarray,
@@ -280,7 +280,7 @@ class LayerIntegratedGradients:
 
     def _run_tail(self, points: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
         """Run the network behind the stem on points of paths (rows, …)."""
-        return self._tail.finish(points, also_read)
+        return self._tail.run_from(points, also_read)
 
     def _mean_gradients(self, paths: Paths, baselines: np.ndarray, outputs: np.ndarray,
                         deviations: np.ndarray) -> tuple[Tensor, np.ndarray]:

@@ -103,6 +103,6 @@ class IntegratedGradientsOverTime(LayerIntegratedGradients):
         activations = points[:, :-units].reshape(*exists.shape, *self._shape)
         state = points[:, -units:]
         for lag in reversed(range(exists.shape[1])):
-            output = self._tail.finish(activations[:, lag], (state,))
+            output = self._tail.run_from(activations[:, lag], (state,))
             state = torch.where(exists[:, lag, None], output.hidden_states, state)
         return output

@@ -77,7 +77,7 @@ class Target:
             sources of its own.
         other: of those with another, as many.
         measure: activations to go on with (k, B, C, H, W) to the level's outcomes with each
-            source (k, M), such as by ``HalfPass.rest``.
+            source (k, M), such as by ``Prefix.run_from``.
     """
 
     level: int

@@ -27,8 +27,8 @@ from agents.reference_set import ReferenceSet
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import Progress
+from interventions.partial_forward import PartialForward, Prefix
 from interventions.patches import Zero
-from interventions.resumed import CutPass, HalfPass
 from stats.bootstrap import ClusterBootstrap
 from stats.effects import FLIPS_PER_COMPARISON, MIN_FLIPS, check_starts
 from stats.significance import holm, sign_flip_p
@@ -216,17 +216,17 @@ def scan(policy: Policy, compute: Compute, parts: Sequence[Part], pictures: Pict
     unpatched, effects, norms = np.empty(num), *np.empty((2, len(parts), num))
     with torch.no_grad(), Progress(len(parts) * num, "patched pass") as progress:
         for layer, members in by_layer.items():
-            cut = CutPass(policy, compute, layer)
+            cut = PartialForward(policy, compute, layer)
             put = torch.zeros(()) if kind != "mean" else _mean(reference, policy, cut, over)
             for begin in range(0, num, PASSES_AT_A_TIME):
                 chosen = np.arange(begin, min(num, begin + PASSES_AT_A_TIME))
                 entering = None if pictures.entering is None else pictures.entering[chosen]
-                half = cut.begin(pictures.frames[chosen], entering)
+                half = cut.run_to(pictures.frames[chosen], entering)
                 if kind == "interchange":
                     with disabled(policy):
-                        put = cut.begin(pictures.paired[chosen], entering).activations
+                        put = cut.run_to(pictures.paired[chosen], entering).activations
                 source = put.to(half.activations).expand_as(half.activations)
-                before = _numbers(pictures.outcome(half.rest(), chosen))
+                before = _numbers(pictures.outcome(half.run_from(), chosen))
                 unpatched[chosen] = before
                 at_a_time = max(1, PASSES_AT_A_TIME // len(chosen))
                 for first in range(0, len(members), at_a_time):
@@ -266,7 +266,7 @@ def choose_and_report(policy: Policy, compute: Compute, parts: Sequence[Part], c
     return first, second.report(seed)
 
 
-def _patched(half: HalfPass, source: Tensor, parts: Sequence[Part], outcome: Outcome,
+def _patched(half: Prefix, source: Tensor, parts: Sequence[Part], outcome: Outcome,
              chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Outcome, and size of the change of the layer's output, of each part and picture (S, N)."""
     shape = len(parts), len(chosen)
@@ -277,11 +277,11 @@ def _patched(half: HalfPass, source: Tensor, parts: Sequence[Part], outcome: Out
         sizes.append(change.float().reshape(len(chosen), -1).norm(dim=1))
         activations[part.entries] = source[part.entries]
     pictures = torch.arange(len(chosen), device=patched.device).repeat(len(parts))
-    after = outcome(half.rest(patched, pictures), np.tile(chosen, len(parts)))
+    after = outcome(half.run_from(patched, pictures), np.tile(chosen, len(parts)))
     return _numbers(after).reshape(shape), torch.stack(sizes).double().cpu().numpy()
 
 
-def _mean(reference: ReferenceSet, policy: Policy, cut: CutPass, over: str) -> Tensor:
+def _mean(reference: ReferenceSet, policy: Policy, cut: PartialForward, over: str) -> Tensor:
     """Reference mean of each entry, or of each channel, that broadcasts to the layer's shape."""
     if over == "cells":
         return reference.mean(policy, cut.layer)

@@ -25,8 +25,8 @@ from common.progress import with_progress
 from common.results import ResultStore
 from interventions.controls import CHANNELS, controls_of
 from interventions.flags import REFERENCE_SIZE
+from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
-from interventions.resumed import CutPass
 from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
 from maze.level.state import game_of
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
             chosen = list(control.channels)
             controls.append(Setting(control.channels, tuple(
                 np.asarray(control.value)[chosen, 0, 0].tolist()), args.others))
-    cut = CutPass(policy, compute, layer.name)
+    cut = PartialForward(policy, compute, layer.name)
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in (
         arm, *([MOVED_CHEESE] if args.move_cheese else []))}
     tried = []

@@ -23,6 +23,7 @@ from common.progress import with_progress
 from common.results import ResultStore
 from interventions.controls import matched_sets
 from interventions.flags import REFERENCE_SIZE
+from interventions.partial_forward import PartialForward
 from interventions.resampling import (
     MIN_SOURCES,
     NUM_SETS,
@@ -33,7 +34,6 @@ from interventions.resampling import (
     scrub_target,
     sizes_moved,
 )
-from interventions.resumed import CutPass
 from maze.field.fields import reference_frames
 from maze.level.flags import add_agent_flags, add_output_flags, check_num_mazes, levels_of
 from maze.level.grid import FORK
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
     if not channels:
         write_nothing_chosen(store, layer)
         return
-    cut = CutPass(policy, compute, layer.name)
+    cut = PartialForward(policy, compute, layer.name)
     sources = Sources(env, set(seeds), args.seed)
     make = functools.partial(target_of, cut, sources=sources, num_sources=args.num_sources,
                              num_squares=args.num_squares, seed=args.seed)

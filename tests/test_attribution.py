@@ -312,7 +312,7 @@ def test_modules_on_whose_outputs_the_path_stays_straight_run_once_a_frame(
     names = {module: path.rpartition(".")[2] for path, module in modules.items()}
     assert " ".join(names[module] for module in attributor._stem) == stem
     fast = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
-    monkeypatch.setattr("interventions.resumed._chain", lambda node: ())
+    monkeypatch.setattr("interventions.partial_forward._chain", lambda node: ())
     plain = attributed(policy, bottleneck, integration=Integration(8, tolerance=None)).values
     np.testing.assert_allclose(fast, plain, atol=1e-5 * np.abs(plain).max())
 
@@ -349,7 +349,7 @@ def test_attributions_over_time_add_up_and_see_each_step_once(name):
         state = policy.initial_state().detach()[None]
         for _ in range(min(lags, row + 1)):  # the start of the path: nothing is ever seen
             empty = torch.zeros(1, *bottleneck.layer.shape)
-            run = over_time._head.finish(empty, (state,))
+            run = over_time._head.run_from(empty, (state,))
             state = run.hidden_states
         assert found.baselines[0, 0] == pytest.approx(run.values.item(), abs=1e-5)
         change = found.outputs - found.baselines

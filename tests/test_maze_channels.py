@@ -11,8 +11,8 @@ from conftest import FLOAT32, planted_policy, tiny_policy
 from agents.agent_file import save_agent
 from agents.hooks import patched
 from agents.layers import find_layer
+from interventions.partial_forward import PartialForward
 from interventions.patches import SetTo
-from interventions.resumed import CutPass
 from maze import channels, retargeting, scrubbing
 from maze.field.fields import both_facings
 from maze.field.outcomes import Chain, path_probability
@@ -191,7 +191,7 @@ def test_retargeted_fields_are_those_of_whole_patched_passes(recurrent):
     policy = tiny_policy(recurrent=recurrent)
     policy.eval()
     state, layer = stock_state("easy", 1), find_layer(policy, LAYER)
-    level = Retargeted(CutPass(policy, FLOAT32, LAYER), layer, state)
+    level = Retargeted(PartialForward(policy, FLOAT32, LAYER), layer, state)
     bare = state.with_cheese(None)
     targets = targets_of(level.grid, 3, np.random.default_rng(0))
     setting = Setting((3, 9), (2.0, 4.0), -0.2)

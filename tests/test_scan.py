@@ -11,10 +11,10 @@ from agents.layers import all_layers, find_layer
 from agents.networks import ARCHITECTURES, build_policy
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
+from interventions.partial_forward import PartialForward
 from interventions.patches import Zero
 from interventions.probes import probe_channels
 from interventions.resampling import OTHER, SAME, Target, scrub
-from interventions.resumed import CutPass
 from interventions.scan import (
     Part,
     Pictures,
@@ -56,13 +56,13 @@ def test_a_resumed_pass_is_the_full_one_at_every_layer(architecture, recurrent):
     frames, entering = random_frames(3), torch.rand(3, policy.hidden_state_size)
     full = run_policy(policy, FLOAT32, frames, entering)
     for layer in all_layers(policy):
-        half = CutPass(policy, FLOAT32, layer.name).begin(frames, entering)
-        assert_equal_outputs(half.rest(), full)
+        half = PartialForward(policy, FLOAT32, layer.name).run_to(frames, entering)
+        assert_equal_outputs(half.run_from(), full)
         altered = half.activations.clone()
         altered[:, 0] = 0
         with patched(policy, [Zero(layer.name, channels=(0,))]):
             expected = run_policy(policy, FLOAT32, frames, entering)
-        assert_equal_outputs(half.rest(altered), expected)
+        assert_equal_outputs(half.run_from(altered), expected)
     assert set(vars(policy)) == attributes and not policy._forward_hooks
 
 
@@ -73,8 +73,8 @@ def test_rows_of_a_resumed_pass_belong_to_the_pictures_that_are_named():
     full = run_policy(policy, FLOAT32, frames, entering)
     which = torch.tensor([2, 0, 2, 3, 1])
     # Inside a residual unit, so that the sum is read from the picture, too; and before the GRU.
-    half = CutPass(policy, FLOAT32, "embedder.block3.res2.conv1").begin(frames, entering)
-    output = half.rest(half.activations[which], which)
+    half = PartialForward(policy, FLOAT32, "embedder.block3.res2.conv1").run_to(frames, entering)
+    output = half.run_from(half.activations[which], which)
     torch.testing.assert_close(output.logits, full.logits[which], atol=1e-5, rtol=0)
     torch.testing.assert_close(output.hidden_states, full.hidden_states[which], atol=1e-5, rtol=0)
 
@@ -84,27 +84,27 @@ def test_scopes_at_later_layers_act_on_a_resumed_pass():
     policy, frames = tiny_policy(), random_frames(3)
     with patched(policy, [Zero("embedder.block3", channels=(1, 2))]):
         full = run_policy(policy, FLOAT32, frames, policy.initial_states(3))
-        half = CutPass(policy, FLOAT32, LAYER).begin(frames)
-        assert_equal_outputs(half.rest(), full)
-    assert not torch.equal(half.rest().logits, full.logits)
+        half = PartialForward(policy, FLOAT32, LAYER).run_to(frames)
+        assert_equal_outputs(half.run_from(), full)
+    assert not torch.equal(half.run_from().logits, full.logits)
 
 
 def test_gradients_flow_through_a_resumed_pass():
     policy = tiny_policy()
-    half = CutPass(policy, FLOAT32, LAYER).begin(random_frames(2))
+    half = PartialForward(policy, FLOAT32, LAYER).run_to(random_frames(2))
     activations = half.activations.detach().requires_grad_()
-    half.rest(activations).values.sum().backward()
+    half.run_from(activations).values.sum().backward()
     assert activations.grad.abs().sum() > 0
 
 
 def test_activations_of_another_shape_are_not_resumed():
-    half = CutPass(tiny_policy(), FLOAT32, LAYER).begin(random_frames(3))
+    half = PartialForward(tiny_policy(), FLOAT32, LAYER).run_to(random_frames(3))
     for activations, pictures in ((half.activations[:2], None), (half.activations[:, :5], None),
                                   (half.activations, torch.tensor([0, 1]))):
         with pytest.raises(UserError, match=r"takes activations of shape \([23], 32, 16, 16\)"):
-            half.rest(activations, pictures)
+            half.run_from(activations, pictures)
     with pytest.raises(UserError, match="did you mean"):
-        CutPass(tiny_policy(), FLOAT32, "embedder.block2.res1.resad")
+        PartialForward(tiny_policy(), FLOAT32, "embedder.block2.res1.resad")
 
 
 # The scan, of a random network.
@@ -137,8 +137,8 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
                 where = (picture, channel, *(part.cell or ()))
                 expected[where] = source[where]
         np.testing.assert_allclose(norms, (expected - own).flatten(1).norm(dim=1), atol=1e-4)
-        half = CutPass(policy, FLOAT32, part.layer).begin(frames, entering)
-        after = half.rest(expected).log_probs[:, 4].numpy()
+        half = PartialForward(policy, FLOAT32, part.layer).run_to(frames, entering)
+        after = half.run_from(expected).log_probs[:, 4].numpy()
         np.testing.assert_allclose(effects, after - full, atol=2e-5)
 
 
@@ -296,19 +296,19 @@ def test_the_scan_maps_the_cell_of_the_red_square(steered):
 @pytest.fixture(scope="module")
 def scrubbed(steered):
     """Targets of two pictures each, whose outcome is the total variation of left against right."""
-    cut, targets = CutPass(steered, FLOAT32, LAYER), []
+    cut, targets = PartialForward(steered, FLOAT32, LAYER), []
     for level in range(10):
         square, elsewhere = squares_of(2, 1000 + level)
         with torch.no_grad():
-            half = cut.begin(spotted([level, level + 500], [square, square]))
-            before = half.rest().log_probs.exp()
-            same, other = (cut.begin(spotted(range(600, 605), [where] * 5)).activations
+            half = cut.run_to(spotted([level, level + 500], [square, square]))
+            before = half.run_from().log_probs.exp()
+            same, other = (cut.run_to(spotted(range(600, 605), [where] * 5)).activations
                            for where in (square, elsewhere))
 
         def measure(activations, half=half, before=before):
             pictures = torch.arange(2).repeat(len(activations))
             with torch.no_grad():
-                after = half.rest(activations.flatten(0, 1), pictures).log_probs.exp()
+                after = half.run_from(activations.flatten(0, 1), pictures).log_probs.exp()
             change = (after.unflatten(0, (-1, 2)) - before).abs().sum(dim=2) / 2  # (k, 2)
             return change.mean(dim=1, keepdim=True).numpy()
 

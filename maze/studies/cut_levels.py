@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agents.networks import PolicyOutput
-from interventions.resumed import CutPass, HalfPass
+from interventions.partial_forward import PartialForward, Prefix
 from maze.field.fields import NO_MEMORY, START, Field, frame_source
 from maze.level.grid import Square
 from maze.level.state import MazeState
@@ -35,17 +35,17 @@ class CutLevel:
         half: the R passes up to the layer.
     """
 
-    def __init__(self, cut: CutPass, state: MazeState, squares: Sequence[Square],
+    def __init__(self, cut: PartialForward, state: MazeState, squares: Sequence[Square],
                  facings: Sequence[int] = (0,)):
         self.grid, self.squares = state.grid, np.array(squares, np.int64).reshape(-1, 2)
         self.facings = tuple(facings)
         self._memory = START if cut.policy.recurrent else NO_MEMORY
         source = frame_source(state)
         with torch.no_grad():
-            halves = [cut.begin(source(self.squares, np.full(len(self.squares), facing)))
+            halves = [cut.run_to(source(self.squares, np.full(len(self.squares), facing)))
                       for facing in self.facings]
-        self.half = HalfPass(cut, torch.cat([half.activations for half in halves]),
-                             tuple(map(torch.cat, zip(*(half.also_read for half in halves)))))
+        self.half = Prefix(cut, torch.cat([half.activations for half in halves]),
+                           tuple(map(torch.cat, zip(*(half.also_read for half in halves)))))
 
     @torch.no_grad()
     def resume(self, activations: Tensor | None = None, rows: np.ndarray | None = None
@@ -56,7 +56,7 @@ class CutLevel:
             activations: in place of the layer's output (P, C, H, W); as it is if not given.
             rows: which picture each belongs to (P,); all in order if not given.
         """
-        output: PolicyOutput = self.half.rest(
+        output: PolicyOutput = self.half.run_from(
             activations, None if rows is None else torch.as_tensor(rows))
         return output.log_probs.float().cpu().numpy(), output.values.float().cpu().numpy()
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agents.acting import run_policy
 from agents.layers import Layer
-from interventions.resumed import CutPass
+from interventions.partial_forward import PartialForward
 from maze.field.fields import NO_MEMORY, Field, frame_source
 from maze.field.outcomes import Chain, path_probability
 from maze.level.grid import WALL, Grid, Square
@@ -109,7 +109,7 @@ class Retargeted:
         state: the level.
     """
 
-    def __init__(self, cut: CutPass, layer: Layer, state: MazeState):
+    def __init__(self, cut: PartialForward, layer: Layer, state: MazeState):
         self.cut, self.layer = cut, layer
         self.state = state.with_cheese(None)
         self.grid = self.state.grid

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
+from interventions.partial_forward import PartialForward
 from interventions.resampling import Target, draw_sources
-from interventions.resumed import CutPass
 from maze.field.fields import STAY, frame_source, grouped
 from maze.field.outcomes import decision_steps
 from maze.level.grid import Square
@@ -73,7 +73,7 @@ class Sources:
         return cheese, frame_source(edited)(np.array([mouse]), np.zeros(1, np.int64))[0]
 
 
-def target_of(cut: CutPass, state: MazeState, sources: Sources, num_sources: int,
+def target_of(cut: PartialForward, state: MazeState, sources: Sources, num_sources: int,
               num_squares: int | None, seed: int) -> Target:
     """A fork as a target of scrubbing; its outcomes are OUTCOMES.
 
@@ -101,7 +101,7 @@ def target_of(cut: CutPass, state: MazeState, sources: Sources, num_sources: int
     except UserError as error:
         raise UserError(f"level {state.level_seed}: {error}") from None
     with torch.no_grad():
-        same, other = (cut.begin(frames).activations for frames in found)
+        same, other = (cut.run_to(frames).activations for frames in found)
     before = _probs(level.resume()[0])  # (1 + B, 5)
     num_rows = len(before)
 

@@ -22,8 +22,8 @@ from agents.layers import ALL, layers_named
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
 from interventions.controls import OTHERS, controls_of
+from interventions.partial_forward import PartialForward
 from interventions.patches import Add
-from interventions.resumed import CutPass
 from interventions.vectors import SteeringVector
 from maze.field.fields import (
     NO_MEMORY,
@@ -157,11 +157,11 @@ class _Passes:
         self._policy, self._compute, self._frames, self._std = policy, compute, frames, std
         self._half = None
         if layer != ALL:
-            self._half = CutPass(policy, compute, layer).begin(frames)
-            self._layer = self._half.cut.layer.name
+            self._half = PartialForward(policy, compute, layer).run_to(frames)
+            self._layer = self._half.forward.layer.name
 
     def unpatched(self) -> PolicyOutput:
-        return self._half.rest() if self._half is not None else self._whole()
+        return self._half.run_from() if self._half is not None else self._whole()
 
     def with_added(self, added: Mapping[str, Tensor]) -> tuple[PolicyOutput, np.ndarray]:
         """The output with numbers (B, …) added, by layer, and the sizes of the change (B, 3)."""
@@ -175,7 +175,7 @@ class _Passes:
         in_std, norm, whole = (values.flatten(1).norm(dim=1).double()
                                for values in (in_std, change, activations))
         relative = torch.where(whole > 0, norm / whole, torch.zeros_like(norm))
-        return (self._half.rest(activations + change),
+        return (self._half.run_from(activations + change),
                 torch.stack([in_std, norm, relative], dim=1).cpu().numpy())
 
     def _whole(self) -> PolicyOutput:

@@ -1,10 +1,9 @@
-"""Passes of a policy that are resumed behind a layer.
+"""Partial forward passes: run a policy up to a layer once, and from there on for many patches.
 
-Many patches of one layer are compared at the price of one pass up to that layer and of one rest of
-a pass a patch. The order of computation is read off the policy's own code by ``torch.fx``, and its
-own modules are called, so that scopes and hooks at later layers act as in a full pass.
+The order of computation is traced from the policy's own code by ``torch.fx``, and its own modules
+are called, so that patches and hooks at later layers act as in a full forward pass.
 
-Letters in shape comments: B pictures, P patched passes, D hidden state, … the layer's own shape.
+Letters in shape comments: B frames, P patched passes, D hidden state, … the layer's own shape.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ from common.devices import Compute
 from common.errors import UserError
 
 
-class CutPass:
-    """One step of a policy, cut behind one layer.
+class PartialForward:
+    """One step of a policy, split after one layer.
 
-    Resumed without a change, it equals the full pass of the same pictures bit for bit. With another
-    number of pictures at a time, the kernels of convolutions may round differently.
+    Resumed without a change, it equals the full forward pass of the same frames bit for bit. With
+    another batch size, the kernels of convolutions may round differently.
 
     Args:
-        compute: device, precision and layout; the embedder runs under its autocast, the rest in
-            float32.
+        compute: device, precision and layout; the embedder runs under its autocast, everything
+            else in float32.
         layer: a name as in ``agents.layers``.
 
     Attributes:
-        chain: names of the modules behind the layer that run one after the other, in order: each
-            reads the output of the one before alone, and nothing else reads that.
+        chain: names of the modules after the layer that run in sequence: each reads only the
+            output of the one before, and nothing else reads that.
 
     Raises:
         UserError: if the policy has no such layer.
 
     Example::
 
-        half = CutPass(policy, compute, "embedder.block2.res1.resadd").begin(frames)
-        patched = half.activations.clone()
+        prefix = PartialForward(policy, compute, "embedder.block2.res1.resadd").run_to(frames)
+        patched = prefix.activations.clone()
         patched[:, 7] = 0
-        output = half.rest(patched)
+        output = prefix.run_from(patched)
     """
 
     def __init__(self, policy: Policy, compute: Compute, layer: str):
         self.policy, self.compute, self.layer = policy, compute, find_layer(policy, layer)
-        one_pass = _Pass(policy)
-        rest = _Tracer().trace(one_pass)
-        before = copy.deepcopy(rest)
-        nodes = list(rest.nodes)
+        step = _Step(policy)
+        after = _Tracer().trace(step)
+        before = copy.deepcopy(after)
+        nodes = list(after.nodes)
         place = [str(node.target) for node in nodes].index(f"policy.{self.layer.name}")
         self.batch_dim = int(isinstance(policy.get_submodule(self.layer.name), Memory))  # (T, B, D)
-        behind = set(nodes[place + 1:])
+        later = set(nodes[place + 1:])
         self._earlier = nodes[:place + 1]
-        self._also_read = [node for node in nodes[:place] if behind & set(node.users)]
+        self._also_read = [node for node in nodes[:place] if later & set(node.users)]
 
         copies = list(before.nodes)
         same = dict(zip(nodes, copies))
@@ -66,15 +65,15 @@ class CutPass:
         for node in reversed(copies[place + 1:-1]):
             before.erase_node(node)
         self.chain = _chain(nodes[place])
-        self._before = _Interpreter(one_pass, before, compute)
-        self._rest = _Interpreter(one_pass, rest, compute)
+        self._before = _Interpreter(step, before, compute)
+        self._after = _Interpreter(step, after, compute)
 
-    def begin(self, frames: np.ndarray | Tensor, entering: Tensor | None = None) -> HalfPass:
-        """Run the pass up to and with the layer.
+    def run_to(self, frames: np.ndarray | Tensor, entering: Tensor | None = None) -> Prefix:
+        """Run the policy up to and including the layer.
 
         Args:
             frames: uint8 (B, H, W, C).
-            entering: hidden states that enter (B, D); None for those of an episode's start.
+            entering: recurrent states before the step (B, D); by default initial states.
         """
         frames = torch.as_tensor(frames).to(self.compute.device)
         if entering is None:
@@ -82,11 +81,11 @@ class CutPass:
         activations, *also_read = self._before.run(
             to_images(frames, self.compute.channels_last, self.compute.dtype),
             entering.to(self.compute.device))
-        return HalfPass(self, activations.squeeze(0) if self.batch_dim else activations,
+        return Prefix(self, activations.squeeze(0) if self.batch_dim else activations,
                         tuple(also_read))
 
-    def finish(self, activations: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
-        """Run what lies behind the layer; see :meth:`HalfPass.rest`, which calls this."""
+    def run_from(self, activations: Tensor, also_read: tuple[Tensor, ...]) -> PolicyOutput:
+        """Run the modules after the layer; see :meth:`Prefix.run_from`, which calls this."""
         if activations.ndim == 4 and self.compute.channels_last:
             activations = activations.contiguous(memory_format=torch.channels_last)
         if self.batch_dim:
@@ -94,52 +93,52 @@ class CutPass:
         known = dict.fromkeys(self._earlier)
         known |= zip(self._also_read, also_read)
         known[self._earlier[-1]] = activations
-        return self._rest.run(initial_env=known)
+        return self._after.run(initial_env=known)
 
 
 @dataclasses.dataclass(frozen=True)
-class HalfPass:
-    """A pass of B pictures up to and with one layer.
+class Prefix:
+    """Results of a forward pass of B frames up to and including a layer.
 
     Attributes:
-        cut: which policy and layer.
+        forward: the policy and layer.
         activations: the layer's output (B, …), in the precision of the pass; not to be written to.
-        also_read: other values that the rest of the pass reads, such as the sum that a residual
-            unit adds to, and the hidden states that enter (B, …) each.
+        also_read: other values that later modules read, such as the input of a residual unit and
+            the recurrent states before the step (B, …) each.
     """
 
-    cut: CutPass
+    forward: PartialForward
     activations: Tensor
     also_read: tuple[Tensor, ...]
 
-    def rest(self, activations: Tensor | None = None,
-             pictures: Tensor | None = None) -> PolicyOutput:
-        """Resume the pass behind the layer.
+    def run_from(self, activations: Tensor | None = None,
+                 frames: Tensor | None = None) -> PolicyOutput:
+        """Run the modules after the layer.
 
         Args:
-            activations: put in place of the layer's output (P, …); None for the output as it is.
-            pictures: index of the picture that each row of ``activations`` belongs to, int64 (P,);
-                None if row b belongs to picture b.
+            activations: replacement of the layer's output (P, …); by default the output itself.
+            frames: index of the frame that each row of ``activations`` belongs to, int64 (P,); by
+                default row b belongs to frame b.
 
         Raises:
-            UserError: if ``activations`` have not the layer's shape, or another number of rows
-                than there are pictures.
+            UserError: if ``activations`` do not have the layer's shape, or there are not as many
+                rows as frames.
         """
         if activations is None:
             activations = self.activations
         also_read = self.also_read
-        if pictures is not None:
-            also_read = tuple(value[pictures] for value in also_read)
-        expected = (len(self.activations if pictures is None else pictures),
+        if frames is not None:
+            also_read = tuple(value[frames] for value in also_read)
+        expected = (len(self.activations if frames is None else frames),
                     *self.activations.shape[1:])
         if tuple(activations.shape) != expected:
-            raise UserError(f"a pass resumed behind {self.cut.layer.name} takes activations of "
+            raise UserError(f"a pass resumed behind {self.forward.layer.name} takes activations of "
                             f"shape {expected}, not {tuple(activations.shape)}")
-        return self.cut.finish(activations.to(self.activations.dtype), also_read)
+        return self.forward.run_from(activations.to(self.activations.dtype), also_read)
 
 
 def _chain(node: fx.Node) -> tuple[str, ...]:
-    """Names of the modules behind a node; see ``CutPass.chain``."""
+    """Names of the modules after a node; see ``PartialForward.chain``."""
     names = []
     while len(node.users) == 1:
         (user,) = node.users
@@ -150,7 +149,7 @@ def _chain(node: fx.Node) -> tuple[str, ...]:
     return tuple(names)
 
 
-class _Pass(nn.Module):
+class _Step(nn.Module):
     """A whole step as one module. Constants that ``torch.fx`` finds become attributes of this
     module and not of the policy."""
 
@@ -179,8 +178,8 @@ class _Interpreter(fx.Interpreter):
         super().__init__(module, graph=graph)
         self._compute = compute
 
-    def call_module(self, target: str, args: tuple, kwargs: dict):
-        if not target.startswith("policy.embedder."):
+    def call_module(self, target, args: tuple, kwargs: dict):
+        if not str(target).startswith("policy.embedder."):
             return super().call_module(target, args, kwargs)
         with self._compute.autocast():
             return super().call_module(target, args, kwargs)
