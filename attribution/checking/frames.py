@@ -31,7 +31,7 @@ from attribution.results import (
     LayerFeatures,
 )
 from common.errors import UserError
-from interventions.resumed import CutPass
+from interventions.partial_forward import PartialForward
 
 GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
 _FRAMES_PER_BATCH = 128  # of changed activations
@@ -122,11 +122,11 @@ def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
     Raises:
         UserError: if one is not finite; its frame is named.
     """
-    half, activations = CutPass(context.policy, context.compute, bottleneck.layer.name), []
+    half, activations = PartialForward(context.policy, context.compute, bottleneck.layer.name), []
     with torch.no_grad():
         for batch in batches(places):
             rows = context.recording.read(batch)
-            maps = half.begin(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
+            maps = half.run_to(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
                 ).numpy().reshape(len(batch), *bottleneck.shape)
             check_finite_frames(maps, batch, f"activations of the layer {bottleneck.name}")
             activations.append(features.reducer.activations(cells_first(maps)).astype(
