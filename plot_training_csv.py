@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agents.training_log import newest_run, read_log
+from agents.run_folder import newest_run, read_log
 from agents.training_plots import plot_beside, plot_everything, plot_for_figure
 from common.cli import Parser
 from common.errors import UserError, script_main

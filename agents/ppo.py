@@ -1,7 +1,10 @@
 """Proximal policy optimisation (Schulman et al. 2017) for feed-forward and recurrent agents.
 
+One iteration, from top to bottom: :meth:`Collector.play` collects a rollout, :func:`advantages`
+and :func:`ppo_losses` are the formulas, and :func:`update` takes the gradient steps.
+
 Letters in shape comments: T steps of a rollout, N environments (of this process, where several
-train together), H W C a frame, D hidden state.
+train together), B environments or frames of a minibatch, H W C a frame, D hidden state.
 """
 
 from __future__ import annotations
@@ -13,12 +16,21 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from agents.acting import embed_frames
+from agents.acting import draw_actions, embed_frames, reset_hidden, run_policy
 from agents.config import AgentConfig
-from agents.kickstarting import Guidance, KickstartLosses, kickstart_losses
+from agents.kickstarting import KICKSTART_METRICS, Guidance, kickstart_losses
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
+from envs.procgen_env import (
+    EnvConfig,
+    EpisodeStatistics,
+    LevelEdit,
+    ProcgenVectorEnv,
+    RewardNormalizer,
+)
+
+PPO_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 
 
 class Rollout:
@@ -28,9 +40,9 @@ class Rollout:
         frames: uint8 (T, N, H, W, C).
         masks: (T, N), 1 - done: 0 where the frame is the first of an episode.
         actions: int64 (T, N).
-        log_probs: log-probability of the action taken (T, N).
-        values: the agent's value estimates, and that of the frame after the last (T + 1, N).
-        rewards: what each action earned, normalised if so configured (T, N).
+        log_probs: log-probabilities of the actions taken (T, N).
+        values: value estimates, including that of the frame after the last step (T + 1, N).
+        rewards: reward of each action, normalised if so configured (T, N).
         ended: 1 where the action ended its episode (T, N).
         hidden: state that enters the first step, before any reset (N, D).
     """
@@ -46,6 +58,79 @@ class Rollout:
         self.rewards = torch.zeros(size, device=device)
         self.ended = torch.zeros(size, device=device)
         self.hidden = torch.zeros((n_envs, hidden_size), device=device)
+
+
+class Collector:
+    """Environments, and the policy's hidden state in each of them.
+
+    Args:
+        num_envs: number of environments of all processes, which share them.
+        seed: seed of the levels and actions, whose draws do not depend on the number of processes.
+        edit: optional edit of new levels.
+    """
+
+    def __init__(self, env_config: EnvConfig, policy: Policy, compute: Compute, num_envs: int,
+                 seed: int, num_threads: int, edit: LevelEdit | None = None,
+                 world: Distributed = SINGLE):
+        self.policy, self.compute, self.world = policy, compute, world
+        self.num_envs, self.own = num_envs, world.local_slice(num_envs)
+        num_own = self.own.stop - self.own.start  # N
+        self.env = ProcgenVectorEnv(env_config, num_own, seed, num_threads, edit)
+        if world.is_distributed:
+            # The levels of an environment depend on the number of environments in its vector, so
+            # the states are taken from a vector of all.
+            whole = ProcgenVectorEnv(env_config, num_envs, seed, num_threads)
+            whole.observe()
+            self.env.set_state(whole.get_state()[self.own])
+            whole.close()
+        self.generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
+        self.hidden = policy.initial_states(num_own)  # (N, D)
+        self.statistics = EpisodeStatistics(num_envs)
+        self.normalizer = RewardNormalizer(num_envs)
+        self.observation = self.env.observe()
+
+    def play(self, n_steps: int, rollout: Rollout | None = None, normalize: bool = False) -> None:
+        """Take ``n_steps`` steps in every environment.
+
+        Args:
+            rollout: where to store them; without, only the episode statistics are updated.
+            normalize: store normalised rewards.
+        """
+        if rollout is not None:
+            rollout.hidden.copy_(self.hidden)
+        earned = torch.zeros(2, n_steps, len(self.hidden))  # rewards, and 1 where an episode ended
+        for t in range(n_steps):
+            frames, first, output = self._run_policy()
+            self.hidden = output.hidden_states
+            draws = torch.rand(self.num_envs, generator=self.generator)[self.own]
+            actions = draw_actions(output.log_probs, draws.to(self.compute.device))
+            self.env.act(actions.to("cpu", torch.int32).numpy())
+            if rollout is not None:  # stored while the environments step
+                rollout.frames[t] = frames
+                rollout.masks[t] = 1 - first.float()
+                rollout.actions[t] = actions
+                rollout.log_probs[t] = output.log_probs.gather(1, actions.unsqueeze(1)).squeeze(1)
+                rollout.values[t] = output.values
+            self.observation = self.env.observe()
+            earned[0, t] = torch.from_numpy(self.observation.rewards)
+            earned[1, t] = torch.from_numpy(self.observation.first)
+        all_rewards, all_ended = self.world.gather(earned, self.num_envs, dim=2).numpy()
+        for t, (rewards, ended) in enumerate(zip(all_rewards, all_ended == 1)):
+            self.statistics.update(rewards, ended)
+            if rollout is not None:
+                if normalize:
+                    rewards = self.normalizer(rewards, ended)
+                rollout.rewards[t] = torch.from_numpy(rewards[self.own])
+                rollout.ended[t] = torch.from_numpy(ended[self.own])
+        if rollout is not None:
+            rollout.values[n_steps] = self._run_policy()[2].values
+
+    def _run_policy(self) -> tuple[Tensor, Tensor, PolicyOutput]:
+        """Frames and episode starts on the device, and the outputs of the policy."""
+        frames = torch.from_numpy(self.observation.frames).to(self.compute.device)
+        first = torch.from_numpy(self.observation.first).to(self.compute.device)
+        hidden_in = reset_hidden(self.policy, self.hidden, first)
+        return frames, first, run_policy(self.policy, self.compute, frames, hidden_in)
 
 
 def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmbda: float,
@@ -65,37 +150,23 @@ def advantages(rewards: Tensor, values: Tensor, ended: Tensor, gamma: float, lmb
     result = torch.zeros_like(rewards)
     running = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        going_on = 1 - ended[t]
-        delta = rewards[t] + gamma * values[t + 1] * going_on - values[t]
-        running = delta + gamma * lmbda * going_on * running
+        continues = 1 - ended[t]
+        delta = rewards[t] + gamma * values[t + 1] * continues - values[t]
+        running = delta + gamma * lmbda * continues * running
         result[t] = running
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Losses:
-    """Terms of the loss, and diagnostics of the update: means over frames.
-
-    Attributes:
-        approx_kl: from the policy that acted to the present one, (r - 1) - log r (Schulman 2020,
-            "Approximating KL divergence").
-        clip_fraction: share of frames whose ratio is outside the clip range.
-    """
-
-    policy: Tensor
-    value: Tensor
-    entropy: Tensor
-    approx_kl: Tensor
-    clip_fraction: Tensor
-
-    def total(self, config: AgentConfig) -> Tensor:
-        return (self.policy + config.value_coef * self.value
-                - config.entropy_coef * self.entropy)
-
-
 def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old_values: Tensor,
-               advantage: Tensor, returns: Tensor, eps_clip: float) -> Losses:
-    """Clipped surrogate, clipped value loss and entropy (Schulman et al. 2017, equations 7, 9)."""
+               advantage: Tensor, returns: Tensor, eps_clip: float) -> dict[str, Tensor]:
+    """Clipped surrogate, clipped value loss and entropy (Schulman et al. 2017, equations 7, 9).
+
+    Returns:
+        Means over frames, each (), by the names in ``PPO_METRICS``. ``approx_kl`` is the KL
+        divergence from the policy that acted to the present one, estimated as (r - 1) - log r
+        (Schulman 2020, "Approximating KL divergence"), and ``clip_fraction`` the share of frames
+        whose ratio is outside the clip range; both have no gradient.
+    """
     log_probs = output.log_probs
     taken = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     ratio = torch.exp(taken - old_log_probs)
@@ -110,19 +181,20 @@ def ppo_losses(output: PolicyOutput, actions: Tensor, old_log_probs: Tensor, old
     with torch.no_grad():
         approx_kl = (ratio - 1 - (taken - old_log_probs)).mean()
         clip_fraction = (ratio != clipped_ratio).float().mean()
-    return Losses(policy_loss, value_loss, entropy, approx_kl, clip_fraction)
+    return {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+            "approx_kl": approx_kl, "clip_fraction": clip_fraction}
 
 
 def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
                      compute: Compute) -> PolicyOutput:
-    """The training pass over whole environments: outputs of the present policy on their rollout.
+    """Run the present policy on whole environments of a rollout, with gradients through all steps.
 
     Args:
         envs: indices of the environments (B,).
 
     Returns:
-        Outputs with leading dimensions (T, B), and gradients through all T steps. With
-        unchanged weights they equal what the rollout computed.
+        Outputs with leading dimensions (T, B). With unchanged weights they equal those of the
+        rollout.
     """
     frames = rollout.frames.index_select(1, envs)  # (T, B, H, W, C)
     embeddings = embed_frames(policy, frames.flatten(0, 1), compute)
@@ -132,28 +204,28 @@ def evaluate_rollout(policy: Policy, rollout: Rollout, envs: Tensor,
 
 def minibatches(config: AgentConfig, generator: torch.Generator,
                 world: Distributed = SINGLE) -> Iterator[list[Tensor]]:
-    """One pass over a rollout, as gradient steps made of micro-batches of indices.
+    """Yield the gradient steps of one epoch, each as micro-batches of indices.
 
     A recurrent agent is trained on whole environments; otherwise an index is t * N + n. The
     micro-batches of a gradient step hold at most ``mini_batch_size`` frames each (but at least
     one environment).
 
     Where several processes train, all draw the same gradient steps over all environments, and each
-    takes what it has of them: more or less than others, or nothing.
+    takes its own share of them: more or less than others, or nothing.
     """
     frames_per_index = config.n_steps if config.recurrent else 1
-    order = torch.randperm(_units(config), generator=generator)
-    micro_batch = max(1, config.mini_batch_size // frames_per_index)
+    order = torch.randperm(_num_indices(config), generator=generator)
+    micro_batch_size = max(1, config.mini_batch_size // frames_per_index)
     own = world.local_slice(config.n_envs)
     for indices in order.chunk(config.mini_batch_per_epoch):
         steps, envs = indices // config.n_envs, indices % config.n_envs  # all steps 0 if recurrent
-        mine = (envs >= own.start) & (envs < own.stop)
-        indices = (steps * (own.stop - own.start) + envs - own.start)[mine]
-        yield list(indices.split(micro_batch)) if len(indices) else []
+        is_own = (envs >= own.start) & (envs < own.stop)
+        indices = (steps * (own.stop - own.start) + envs - own.start)[is_own]
+        yield list(indices.split(micro_batch_size)) if len(indices) else []
 
 
-def _units(config: AgentConfig) -> int:
-    """The things that minibatches are made of: whole environments, or frames."""
+def _num_indices(config: AgentConfig) -> int:
+    """Number of whole environments, or of frames, that minibatches are made of."""
     return config.n_envs * (1 if config.recurrent else config.n_steps)
 
 
@@ -162,10 +234,11 @@ class UpdateSummary:
     """Means over all gradient steps of one update.
 
     Attributes:
-        grad_norm: before it is clipped.
+        policy_loss, value_loss, entropy, approx_kl, clip_fraction: see :func:`ppo_losses`.
+        grad_norm: norm of the gradient before clipping.
         explained_variance: share of the variance of the returns that the values of the rollout
-            explain; NaN where the returns are all the same.
-        distillation_loss, teacher_kl: see :class:`agents.kickstarting.KickstartLosses`; NaN without
+            explain; NaN where the returns are constant.
+        distillation_loss, teacher_kl: see :func:`agents.kickstarting.kickstart_losses`; NaN without
             a teacher.
     """
 
@@ -174,10 +247,10 @@ class UpdateSummary:
     entropy: float
     approx_kl: float
     clip_fraction: float
-    distillation_loss: float
-    teacher_kl: float
     grad_norm: float
     explained_variance: float
+    distillation_loss: float = math.nan
+    teacher_kl: float = math.nan
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
@@ -187,68 +260,66 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rollout: Rollout,
 
     Where several processes train, advantages are normalised over the environments of all, and a
     gradient step is the mean over the frames of all: gradients are weighted by the number of
-    frames, added up, and then clipped.
+    frames, summed, and then clipped.
 
     Args:
-        rollout: of this process's environments.
-        generator: of the minibatches, in the same state in all processes.
+        rollout: steps of this process's environments.
+        generator: generator of the minibatches, in the same state in all processes.
         guidance: a teacher's outputs for the rollout.
     """
-    values, rewards, ended = (world.gather(own, config.n_envs, dim=1) for own in (
+    values, rewards, ended = (world.gather(local, config.n_envs, dim=1) for local in (
         rollout.values, rollout.rewards, rollout.ended))
     advantage = advantages(rewards, values, ended, config.gamma, config.lmbda, config.use_gae)
     returns = advantage + values[:-1]
-    residual = returns - values[:-1]
-    missing = torch.tensor(math.nan, device=compute.device)
-    explained = 1 - residual.var() / returns.var() if returns.var() > 0 else missing
+    explained_variance = math.nan
+    if returns.var() > 0:
+        explained_variance = float(1 - (returns - values[:-1]).var() / returns.var())
     if config.normalize_adv:
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
     own = world.local_slice(config.n_envs)
     advantage, returns = advantage[:, own], returns[:, own]
 
-    def losses_of(indices: Tensor) -> tuple[Losses, KickstartLosses | None]:
-        if config.recurrent:
-            output = evaluate_rollout(policy, rollout, indices, compute)
+    def select(x: Tensor, indices: Tensor) -> Tensor:
+        """Select a minibatch of (T, N, …): (T, B, …), or for an agent without memory (1, B, …)."""
+        return x[:, indices] if config.recurrent else x.flatten(0, 1)[indices].unsqueeze(0)
 
-            def select(x: Tensor) -> Tensor:
-                return x[:, indices]
-        else:
-            embeddings = embed_frames(policy, rollout.frames.flatten(0, 1)[indices], compute)
-            output = policy.sequence(embeddings.unsqueeze(0),
-                                     policy.initial_states(len(indices)), masks=None)
-
-            def select(x: Tensor) -> Tensor:
-                return x.flatten(0, 1)[indices].unsqueeze(0)
-        losses = ppo_losses(output, select(rollout.actions), select(rollout.log_probs),
-                            select(rollout.values[:-1]), select(advantage), select(returns),
-                            config.eps_clip)
-        if guidance is None:
-            return losses, None
-        return losses, kickstart_losses(output, select(guidance.log_probs),
-                                        select(guidance.values))
-
-    size = _units(config) // config.mini_batch_per_epoch  # of a minibatch of all processes
     parameters = list(policy.parameters())
-    sums = torch.zeros(8, device=compute.device)
+    minibatch_size = _num_indices(config) // config.mini_batch_per_epoch  # of all processes
+    names = [*PPO_METRICS, *(KICKSTART_METRICS if guidance is not None else ())]
+    totals = torch.zeros(len(names), device=compute.device)
+    grad_norm = torch.zeros((), device=compute.device)
     steps = 0
     for _ in range(config.epoch):
         for micro_batches in minibatches(config, generator, world):
             optimizer.zero_grad(set_to_none=True)
             for indices in micro_batches:
-                losses, kickstart = losses_of(indices.to(compute.device))
-                total, distances = losses.total(config), (missing, missing)
-                if kickstart is not None:
-                    distances = kickstart.distillation, kickstart.kl
-                    total = total + kickstart.total(guidance)
-                share = len(indices) / size  # gradients of micro-batches are averaged
-                (share * total).backward()
-                with torch.no_grad():
-                    sums[:7] += share * torch.stack([
-                        losses.policy, losses.value, losses.entropy, losses.approx_kl,
-                        losses.clip_fraction, *distances])
+                indices = indices.to(compute.device)
+                if config.recurrent:
+                    output = evaluate_rollout(policy, rollout, indices, compute)
+                else:
+                    embeddings = embed_frames(policy, rollout.frames.flatten(0, 1)[indices],
+                                              compute)
+                    output = policy.sequence(embeddings.unsqueeze(0),
+                                             policy.initial_states(len(indices)), masks=None)
+                metrics = ppo_losses(
+                    output, select(rollout.actions, indices), select(rollout.log_probs, indices),
+                    select(rollout.values[:-1], indices), select(advantage, indices),
+                    select(returns, indices), config.eps_clip)
+                loss = (metrics["policy_loss"] + config.value_coef * metrics["value_loss"]
+                        - config.entropy_coef * metrics["entropy"])
+                if guidance is not None:
+                    distances = kickstart_losses(output, select(guidance.log_probs, indices),
+                                                 select(guidance.values, indices))
+                    metrics |= distances
+                    loss = loss + (guidance.policy_weight * distances["distillation_loss"]
+                                   + guidance.value_weight * distances["value_distance"])
+                weight = len(indices) / minibatch_size  # gradients of micro-batches are averaged
+                (weight * loss).backward()
+                totals += weight * torch.stack([metrics[name].detach() for name in names])
             world.sum_gradients(parameters)
-            sums[7] += torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip_norm)
+            grad_norm += torch.nn.utils.clip_grad_norm_(parameters, config.grad_clip_norm)
             optimizer.step()
             steps += 1
-    sums[:7] = world.sum(sums[:7])
-    return UpdateSummary(*(sums / steps).tolist(), explained_variance=float(explained))
+    means = (world.sum(totals) / steps).tolist()
+    return UpdateSummary(**dict(zip(names, means)), grad_norm=float(grad_norm / steps),
+                         explained_variance=explained_variance)

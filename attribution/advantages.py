@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from agents.agent_file import read_origin
-from agents.training import TrainSettings
+from agents.run_folder import TrainSettings
 from attribution.trajectories import Trajectories
 from common.settings import SETTINGS_NAME, load_settings
 from envs.procgen_env import RewardNormalizer, clipped_scale

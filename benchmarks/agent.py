@@ -33,8 +33,7 @@ from agents.agent_file import save_agent
 from agents.config import load_agent_config
 from agents.kickstarting import Teacher
 from agents.networks import Policy, PolicyOutput, build_policy, to_images
-from agents.ppo import Rollout, update
-from agents.training import Worker
+from agents.ppo import Collector, Rollout, update
 from benchmarks.measuring import Apart, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
@@ -73,7 +72,7 @@ class Contestant:
         layout = torch.channels_last if self.compute.channels_last else torch.contiguous_format
         self.policy.to(memory_format=layout)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=1e-5)
-        self.worker = Worker(ENV, self.policy, self.compute, CONFIG.n_envs, 0, 2)
+        self.worker = Collector(ENV, self.policy, self.compute, CONFIG.n_envs, 0, 2)
         self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, self.compute.device)
         self.teacher = Teacher(build_policy("impala", 64, True, True), CONFIG.n_envs,
                                self.compute) if taught else None
@@ -204,7 +203,7 @@ def one_large_update() -> None:
     config = dataclasses.replace(load_agent_config("hard-rec"), epoch=1)
     compute = resolve_compute("cpu")
     policy = build_policy("impala", 64, True, True).to(memory_format=torch.channels_last)
-    worker = Worker(EnvConfig("coinrun", "hard"), policy, compute, config.n_envs, 0, 2)
+    worker = Collector(EnvConfig("coinrun", "hard"), policy, compute, config.n_envs, 0, 2)
     rollout = Rollout(config.n_steps, config.n_envs, (64, 64, 3), 64, compute.device)
     worker.play(config.n_steps, rollout, normalize=True)
     update(policy, torch.optim.Adam(policy.parameters()), rollout, config, compute,

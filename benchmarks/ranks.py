@@ -29,8 +29,7 @@ import record
 from agents.agent_file import ADAM_EPS
 from agents.config import AgentConfig, load_agent_config
 from agents.networks import build_policy
-from agents.ppo import Rollout, minibatches, update
-from agents.training import Worker
+from agents.ppo import Collector, Rollout, minibatches, update
 from benchmarks.measuring import Apart
 from benchmarks.simulator import AGENT, NUM_EPISODES, NUM_STEPS, settings_for
 from common.devices import keep_freed_memory, resolve_compute
@@ -161,7 +160,7 @@ class AgentContestant(Contestant):
         self.policy.to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=ADAM_EPS)
         self.time_optimiser(self.optimizer)
-        self.worker = Worker(ENV, self.policy, self.compute, config.n_envs, 0, 0,
+        self.worker = Collector(ENV, self.policy, self.compute, config.n_envs, 0, 0,
                              world=self.world)
         self.rollout = Rollout(config.n_steps, len(self.worker.hidden), (64, 64, 3),
                                self.policy.hidden_state_size, self.compute.device)

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import os
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numba
 import torch
@@ -14,6 +15,7 @@ from common.errors import UserError
 
 ROWS_FOR_THREADS = 3000
 PRECISIONS = ("auto", "float32", "bfloat16")
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Compute:
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bfloat16)
+
+    def place(self, module: Module) -> Module:
+        """Move a network to the device, in place, in the memory layout of ``channels_last``."""
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        # torch's stubs do not know memory_format
+        return module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
 
 
 def bfloat16_features(features: Mapping[str, bool]) -> list[str]:

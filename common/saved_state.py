@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from common.errors import UserError
 
+Check = Callable[[object, str], None]
+"""Raise UserError if a value is not as expected; takes the value and its name for messages."""
+
 
 def check_like(found, expected, where: str) -> None:
-    """Refuse a saved value that is built otherwise than what the run itself would save.
+    """Raise if a saved value differs in structure from what the run itself would save.
 
     Mappings must have the same keys, lists the same number of items, tensors the same type and
-    shape, and numbers must be finite and, where the expected one is whole, whole and not negative.
+    shape, and numbers must be finite; expected integers must be integers and not negative. A
+    function in the place of an expected value is a ``Check``.
 
     Args:
-        where: names the value in messages: "resume.pth: 'timesteps'".
+        where: name of the value in messages: "resume.pth: 'timesteps'".
 
     Raises:
-        UserError: naming what differs.
+        UserError: naming the difference.
     """
-    if isinstance(expected, dict):
+    if callable(expected):
+        expected(found, where)
+    elif isinstance(expected, dict):
         if not isinstance(found, dict):
             raise UserError(f"{where} is no mapping of names to values")
         for key in expected:
@@ -49,23 +56,15 @@ def check_like(found, expected, where: str) -> None:
         raise UserError(f"{where} is no {type(expected).__name__} that a run saves")
 
 
-def check_numbers(found, like: type, limit: int, where: str) -> None:
-    """Refuse what is no list of at most ``limit`` finite numbers of a type.
-
-    Raises:
-        UserError: see ``check_like``.
-    """
+def check_numbers(found, kind: type, limit: int, where: str) -> None:
+    """Raise UserError if a value is not a list of at most ``limit`` finite numbers of a type."""
     if not isinstance(found, list) or len(found) > limit:
         raise UserError(f"{where} is no list of at most {limit} numbers")
-    check_like(found, [like()] * len(found), where)
+    check_like(found, [kind()] * len(found), where)
 
 
 def check_generator(found, generator: torch.Generator, where: str) -> None:
-    """Refuse what a generator of this kind cannot go on from.
-
-    Raises:
-        UserError: see ``check_like``.
-    """
+    """Raise UserError if a value is not a state of a generator like this one."""
     check_like(found, generator.get_state(), where)
     try:
         torch.Generator(generator.device).set_state(found)
@@ -74,13 +73,10 @@ def check_generator(found, generator: torch.Generator, where: str) -> None:
 
 
 def check_optimizer(found, optimizer: torch.optim.Adam, where: str) -> None:
-    """Refuse a state that does not belong to an optimiser like this one.
+    """Raise UserError if a value is not a state of an optimiser like this one.
 
-    Its settings must be those of ``optimizer``, but for the learning rate; those that an older
-    torch did not know may be missing.
-
-    Raises:
-        UserError: see ``check_like``.
+    Its settings must be those of ``optimizer``, except for the learning rate; settings that an
+    older torch did not know may be missing.
     """
     ours = optimizer.state_dict()
     if not isinstance(found, dict) or found.keys() != ours.keys():

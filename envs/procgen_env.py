@@ -462,11 +462,7 @@ class RewardNormalizer:
                 "largest": self.largest}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Refuse what ``load_state_dict`` cannot take.
-
-        Raises:
-            UserError: naming the entry.
-        """
+        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
         if isinstance(state, dict):
             state = {"largest": 0.0, **state}  # files of earlier versions lack it
         check_like(state, self.state_dict(), where)
@@ -511,19 +507,12 @@ class EpisodeStatistics:
                 "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
 
     def check_state_dict(self, state, where: str) -> None:
-        """Refuse what ``load_state_dict`` cannot take.
-
-        Raises:
-            UserError: naming the entry.
-        """
-        recent = {"recent_returns": float, "recent_lengths": int}
-        expected = self.state_dict()
-        if isinstance(state, dict):
-            for name, kind in recent.items():
-                if name in state:
-                    check_numbers(state[name], kind, self.WINDOW, f"{where}: '{name}'")
-                    expected[name] = state[name]
-        check_like(state, expected, where)
+        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
+        check_like(state, {
+            **self.state_dict(),
+            "recent_returns": lambda found, name: check_numbers(found, float, self.WINDOW, name),
+            "recent_lengths": lambda found, name: check_numbers(found, int, self.WINDOW, name),
+        }, where)
         if len(state["recent_returns"]) != len(state["recent_lengths"]):
             raise UserError(f"{where} has other returns than lengths")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from agents.action_noise import load_action_noise
 from agents.agent_file import agent_files
 from agents.config import load_agent_config
-from agents.training_log import newest_run
+from agents.run_folder import newest_run
 from analysis.panel_export.files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.description import read_description

@@ -14,7 +14,7 @@ import numpy as np
 from agents import rollout_files
 from agents.config import load_agent_config
 from agents.rollout_files import RolloutFolder
-from agents.training_log import newest_run, read_log
+from agents.run_folder import newest_run, read_log
 from analysis.influences.files import ComparisonFolder
 from analysis.parameters.config import BehavioursConfig
 from common.analysis_folders import AnalysisFolders

@@ -24,7 +24,7 @@ from page_data import picture_of, read_script
 from PIL import Image
 
 from agents.agent_file import AgentOrigin, load_agent, save_agent
-from agents.training import TrainSettings
+from agents.run_folder import TrainSettings
 from attribution import page as attribution_page
 from attribution import page_contents as contents
 from attribution.advantages import (

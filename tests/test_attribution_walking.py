@@ -11,7 +11,7 @@ from conftest import write_recording
 import record
 from agents.agent_file import load_agent, read_origin
 from agents.rollout_files import RolloutFolder
-from agents.training import TrainSettings
+from agents.run_folder import TrainSettings
 from attribution.advantages import (
     AUTO,
     LAMBDA,

@@ -34,8 +34,9 @@ from distributed_runs import (
 import train
 import train_gen_model
 from agents.agent_file import agent_files
-from agents.ppo import minibatches
-from agents.training import RESUME_NAME, TrainingRun, TrainSettings, Worker
+from agents.ppo import Collector, minibatches
+from agents.run_folder import TrainSettings
+from agents.training import RESUME_NAME, TrainingRun
 from common import signals
 from common.distributed import Distributed, LostProcess
 from common.errors import UserError
@@ -183,7 +184,7 @@ def test_one_process_alone_writes_and_speaks(by_two):
 
 def test_processes_play_levels_of_their_own_and_together_those_of_one():
     policy, config = tiny_policy(), EnvConfig("bigfish", "easy")  # an idle fish is soon eaten
-    whole, *parts = (Worker(config, policy, FLOAT32, 8, 5, 1, world=world)
+    whole, *parts = (Collector(config, policy, FLOAT32, 8, 5, 1, world=world)
                      for world in (Distributed(), Distributed(0, 2), Distributed(1, 2)))
     levels = [[set() for _ in range(8)] for _ in range(2)]
     for step in range(120):

@@ -14,7 +14,8 @@ import pandas as pd
 import torch
 from conftest import FLOAT32, GOLDEN, golden_weight
 
-from agents.training import RESUME_NAME, TrainingRun, TrainSettings
+from agents.run_folder import TrainSettings
+from agents.training import RESUME_NAME, TrainingRun
 from common.settings import load_settings
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining

@@ -31,8 +31,7 @@ from agents.networks import (
     build_policy,
     to_images,
 )
-from agents.ppo import Rollout, evaluate_rollout
-from agents.training import Worker
+from agents.ppo import Collector, Rollout, evaluate_rollout
 from common.devices import Compute
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
@@ -217,7 +216,7 @@ def test_initialisation_is_the_specified_one():
 
 def play_rollout(config, policy, steps_before=40):
     """A rollout in which episodes end in the middle, of a game whose episodes are short."""
-    worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, config.n_envs, 5, 2)
+    worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, config.n_envs, 5, 2)
     worker.play(steps_before)
     rollout = Rollout(config.n_steps, config.n_envs, (64, 64, 3), policy.hidden_state_size,
                       FLOAT32.device)

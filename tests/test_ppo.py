@@ -6,8 +6,7 @@ import torch
 from conftest import FLOAT32, tiny_config, tiny_policy
 
 from agents.networks import PolicyOutput
-from agents.ppo import Rollout, advantages, minibatches, ppo_losses, update
-from agents.training import Worker
+from agents.ppo import Collector, Rollout, advantages, minibatches, ppo_losses, update
 from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
 
 
@@ -49,11 +48,11 @@ def test_losses_are_the_clipped_ones():
         advantage=torch.tensor([1.0, -3.0, -2.0]), returns=torch.tensor([2.0, 1.0, 0.0]),
         eps_clip=0.2)
     # The first ratio is 2, clipped to 1.2; the second is 1; the third is 0.5, clipped to 0.8.
-    assert losses.policy.item() == pytest.approx(-(1.2 * 1 + 1 * -3 + 0.8 * -2) / 3)
+    assert losses["policy_loss"].item() == pytest.approx(-(1.2 * 1 + 1 * -3 + 0.8 * -2) / 3)
     # The first value is clipped to 0.2, whose error is the larger one.
-    assert losses.value.item() == pytest.approx(0.5 * (1.8**2 + 1 + 0) / 3)
+    assert losses["value_loss"].item() == pytest.approx(0.5 * (1.8**2 + 1 + 0) / 3)
     entropy = -(probs * np.log(probs)).sum() / 3
-    assert losses.entropy.item() == pytest.approx(entropy)
+    assert losses["entropy"].item() == pytest.approx(entropy)
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -76,7 +75,7 @@ def test_accumulation_does_not_change_the_update(recurrent):
         config = tiny_config(recurrent=recurrent, mini_batch_size=mini_batch_size,
                              mini_batch_per_epoch=2)
         policy = tiny_policy(recurrent=recurrent)
-        worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
+        worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
         rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
         worker.play(64, rollout, normalize=True)
         before = torch.cat([p.detach().flatten().clone() for p in policy.parameters()])
@@ -95,7 +94,7 @@ def test_accumulation_does_not_change_the_update(recurrent):
 def test_rollout_holds_what_the_environments_did():
     """The actions stored, taken again in the same environments, tell the same story."""
     env_config, policy = EnvConfig("fruitbot", "easy"), tiny_policy()
-    worker = Worker(env_config, policy, FLOAT32, 4, 11, 2)
+    worker = Collector(env_config, policy, FLOAT32, 4, 11, 2)
     rollout = Rollout(150, 4, (64, 64, 3), 64, FLOAT32.device)
     worker.play(150, rollout, normalize=True)
     again = ProcgenVectorEnv(env_config, 4, 11)
@@ -122,7 +121,7 @@ def test_update_is_one_clipped_step_down_the_specified_loss(normalize_adv):
                          entropy_coef=0.3, value_coef=0.8, normalize_adv=normalize_adv,
                          grad_clip_norm=0.05)
     policy = tiny_policy(recurrent=False)
-    worker = Worker(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
+    worker = Collector(EnvConfig("fruitbot", "easy"), policy, FLOAT32, 8, 5, 2)
     rollout = Rollout(64, 8, (64, 64, 3), policy.hidden_state_size, FLOAT32.device)
     worker.play(64, rollout)
 

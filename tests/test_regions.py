@@ -30,7 +30,8 @@ import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
 from agents.env_flags import env_config
 from agents.episodes import PlayOptions, play_episodes
-from agents.training import TrainingRun, TrainSettings
+from agents.run_folder import TrainSettings
+from agents.training import TrainingRun
 from common.errors import UserError
 from common.settings import load_settings
 from envs.level_state import LevelState
@@ -244,8 +245,8 @@ def test_a_run_with_regions_stops_and_resumes_exactly(tmp_path):
                    for name in ("whole", "half"))
     assert whole.train() == 0
     half._one_update()
-    assert_cheese_in(half.train_worker.env.get_state(), 3)
-    assert_cheese_in(half.val_worker.env.get_state(), 1)
+    assert_cheese_in(half.collector.env.get_state(), 3)
+    assert_cheese_in(half.val_collector.env.get_state(), 1)
     half.save()
     del half  # and its lock
     assert train.main(["--resume", str(tmp_path / "half"), "--device", "cpu"]) == 0

@@ -50,7 +50,8 @@ from agents.agent_file import (
 )
 from agents.episodes import PlayOptions, play_episodes
 from agents.evaluation import evaluate
-from agents.training import TrainingRun, TrainSettings
+from agents.run_folder import TrainSettings
+from agents.training import TrainingRun
 from common.errors import NonFiniteLoss, UserError
 from common.files import load_tensors
 from common.palette import BLUE, VERMILION
@@ -156,9 +157,10 @@ def level_of_another_game(state):
 
 
 RESUME_DAMAGE = {
-    "empty": (lambda path: torch.save({}, path), "has no 'minibatch_generator'"),
-    "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path), "has no 'mini"),
-    "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' is no state"),
+    "empty": (lambda path: torch.save({}, path), "resume.pth has no 'timesteps'"),
+    "an agent": (lambda path: shutil.copy(agent_files(path.parent)[-1], path),
+                 "resume.pth has no 'timesteps'"),
+    "no environments": (change_state(lambda s: s["train"].pop("env")), "'train' has no 'env'"),
     "text": (change_state(lambda s: s.update(timesteps="many")), "'timesteps' is no int"),
     "negative": (change_state(lambda s: s.update(updates=-1)), "'updates' is no int"),
     "weights": (change_state(put_nan), "'fc_value.weight' holds NaN"),
@@ -379,8 +381,8 @@ def test_the_optimiser_of_the_real_published_agent_is_kept(tmp_path):
 def test_validation_plays_the_levels_outside_the_training_range(tmp_path):
     settings = dataclasses.replace(_settings(), env=EnvConfig("fruitbot", "easy", 5, 10))
     run = TrainingRun(tmp_path, settings, FLOAT32)
-    assert run.train_worker.env.config.levels == range(5, 15)
-    assert run.val_worker.env.config.levels.start == 15
+    assert run.collector.env.config.levels == range(5, 15)
+    assert run.val_collector.env.config.levels.start == 15
 
 
 def test_feed_forward_nature_and_clear_agents_train(tmp_path):
@@ -428,13 +430,13 @@ def test_agent_files_hold_the_unit_of_the_values(tmp_path):
     """The factor that normalised the run's rewards, or 1, and gamma and lambda."""
     run = TrainingRun(tmp_path / "scaled", _settings(gamma=0.98), FLOAT32)
     assert read_origin(run.save()).reward_scale is None  # nothing was earned yet
-    run.train_worker.normalizer(np.arange(8.0), np.zeros(8, bool))
-    run.train_worker.normalizer(np.zeros(8), np.ones(8, bool))
-    scale = 1 / np.sqrt(run.train_worker.normalizer.variance)
+    run.collector.normalizer(np.arange(8.0), np.zeros(8, bool))
+    run.collector.normalizer(np.zeros(8), np.ones(8, bool))
+    scale = 1 / np.sqrt(run.collector.normalizer.variance)
     assert read_origin(run.save()) == AgentOrigin(
         pytest.approx(scale), False, 0.98, 0.95, None, "fruitbot", "easy", 0)
     resumed = TrainingRun(tmp_path / "scaled", run.settings, FLOAT32)
-    assert resumed.train_worker.normalizer.scale == pytest.approx(scale)
+    assert resumed.collector.normalizer.scale == pytest.approx(scale)
     raw = TrainingRun(tmp_path / "raw", _settings(normalize_rew=False), FLOAT32)
     assert read_origin(raw.save()).reward_scale == 1
 
