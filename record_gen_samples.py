@@ -22,7 +22,7 @@ from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.runs import open_simulator
-from generative.sample_files import SampleWriter, join_samples
+from generative.sample_files import join_samples, open_samples
 from generative.sampling import (
     ALL_ACTIONS,
     Sampler,
@@ -128,21 +128,21 @@ def main(argv: list[str] | None = None) -> int:
             in zip(folder_names(args, parameters, plan, arm), kinds, strict=True)]
     starts_a_batch = max(args.batch_size // plan.samples_per_start, 1)
     starts = args.shard.of(range(max_samples), starts_a_batch)
-    writers = [SampleWriter(save_dir / run.name, run.description, args.overwrite, args.shard,
+    folders = [open_samples(save_dir / run.name, run.description, args.overwrite, args.shard,
                             max_samples * plan.samples_per_start, starts_a_batch)
                for run in runs]
     num_samples = len(starts) * plan.samples_per_start
-    for run, writer in zip(runs, writers):
+    for run, folder in zip(runs, folders):
         with run.scope:
-            status = record_samples(sampler, writer, starts, starts_a_batch,
+            status = record_samples(sampler, folder, starts, starts_a_batch,
                                     not args.no_videos)
         if status:
-            print(f"stopped; the same command goes on with {writer.folder.path}")
+            print(f"stopped; the same command goes on with {folder.path}")
             return status
-        print(f"{num_samples} samples of {plan.num_steps} steps are in {writer.folder.path}")
-    for writer, what in zip(writers[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
-        print(f"the pair, from the same starts: {writer.folder.path} with the {what}, "
-              f"{writers[0].folder.path} without")
+        print(f"{num_samples} samples of {plan.num_steps} steps are in {folder.path}")
+    for folder, what in zip(folders[1:], ["swap"] * bool(swap) + ["patches"] * bool(arm)):
+        print(f"the pair, from the same starts: {folder.path} with the {what}, "
+              f"{folders[0].path} without")
     return 0
 
 

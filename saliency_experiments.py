@@ -23,7 +23,7 @@ from generative.flags import (
     samples_of,
 )
 from generative.runs import open_simulator
-from generative.saliency.files import SaliencyFolder, SaliencyWriter, SharedSaliency
+from generative.saliency.files import SaliencyFolder, SharedSaliency
 from generative.saliency.gradients import (
     DIRECTION,
     FUNCTIONS,
@@ -32,8 +32,8 @@ from generative.saliency.gradients import (
 )
 from generative.saliency.run import (
     DIFFERENCE,
-    SaliencyMaker,
     SaliencyPlan,
+    SampleSaliency,
     combine_samples,
     measure_specificity,
     write_demonstration,
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     if not functions or not numbers:
         needed = "functions: see --direction_ids" if numbers else "samples: see --sample_ids"
         raise UserError(f"there is nothing to do without {needed}")
-    samples.check(numbers)
+    samples.require(numbers)
     if settings.combine_samples_not_iterate and (args.shard != WHOLE or args.join):
         raise UserError("--combine_samples_not_iterate makes one sample, which --shard cannot "
                         "split; leave one of them out")
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         shared.join()
         print(f"saliency of {len(functions)} functions in {len(numbers)} samples is in "
               f"{samples.path}")
-        for line in measure_specificity(SaliencyWriter(samples.path), numbers,
+        for line in measure_specificity(SaliencyFolder(samples.path), numbers,
                                         args.without_env_grads):
             print(line)
         return 0
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
                                   args.overwrite)
         numbers, demonstrated = (0,), []
 
-    maker = SaliencyMaker(simulator, compute, plan, samples, description, matrices,
+    saliency = SampleSaliency(simulator, compute, plan, samples, description, matrices,
                           projector.coordinates if projector else None)
     if args.shard != WHOLE:
         shared.begin(args.shard, args.overwrite)
@@ -159,24 +159,24 @@ def main(argv: list[str] | None = None) -> int:
             (write_saliency, samples.path, numbers),
             (write_demonstration, demonstration, demonstrated)):
         chosen = args.shard.of(chosen, args.batch_size)
-        status = write(maker, SaliencyWriter(folder), chosen, *rest)
+        status = write(saliency, SaliencyFolder(folder), chosen, *rest)
         if status:
             print("stopped; the same command without --overwrite goes on")
             return status
         if write is write_saliency:
             print(f"saliency of {len(functions)} functions in {len(chosen)} samples is in "
                   f"{folder}")
-            for line in measure_specificity(SaliencyWriter(folder), chosen, args.without_env_grads):
+            for line in measure_specificity(SaliencyFolder(folder), chosen, args.without_env_grads):
                 print(line)
         elif chosen:
             print(f"{VALUE} in {len(chosen)} samples with and without gradients through the "
                   f"environment is in {folder}")
     if args.shard != WHOLE:
         shared.finish(args.shard)
-    if maker.diverging:
-        print(f"in {len(maker.diverging)} samples, {min(maker.diverging)} among them, the agent's "
-              "own actions do not lead to the recorded frames that the pictures have below the "
-              "colours; were they recorded with other actions, or in another precision?")
+    if saliency.diverging:
+        print(f"in {len(saliency.diverging)} samples, {min(saliency.diverging)} among them, the "
+              "agent's own actions do not lead to the recorded frames that the pictures have below "
+              "the colours; were they recorded with other actions, or in another precision?")
     return 0
 
 
@@ -184,9 +184,9 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
                     demonstration: Path, demonstrated: Sequence[int],
                     batch_size: int) -> SharedSaliency:
     """The saliency that all shards write together, and the demonstration in another folder."""
-    files = [SaliencyFolder(folder).description_file(number, plan.file_name(function))
+    files = [SaliencyFolder(folder).file_of("description", number, plan.file_name(function))
              for number in numbers for function in plan.functions]
-    files += [SaliencyFolder(demonstration).description_file(number, DIFFERENCE)
+    files += [SaliencyFolder(demonstration).file_of("description", number, DIFFERENCE)
               for number in demonstrated]
     return SharedSaliency(folder, {
         **dataclasses.asdict(plan), "functions": [each.name for each in plan.functions],

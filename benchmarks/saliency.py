@@ -27,7 +27,7 @@ from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.networks import LatentSampler
 from generative.runs import prepared
-from generative.saliency.files import SaliencyWriter
+from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     Coordinates,
     Gradients,
@@ -36,8 +36,8 @@ from generative.saliency.gradients import (
     saliency_functions,
     smoothgrad_starts,
 )
-from generative.saliency.run import SaliencyMaker, SaliencyPlan, write_saliency
-from generative.sample_files import SampleOrigin, SampleWriter
+from generative.saliency.run import SaliencyPlan, SampleSaliency, write_saliency
+from generative.sample_files import SampleOrigin, open_samples
 from generative.sampling import imagined_from
 from generative.simulator import Simulator
 
@@ -65,7 +65,7 @@ def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunctio
     """The gradients of one function in one sample (N, V), from a pass of its own."""
     draw = LatentSampler("mode")
     start = simulator.start_from(copies.clone().requires_grad_(), draw)
-    steps = simulator.imagine(start, draw, settings.num_sim_steps).steps
+    steps = simulator.imagine(start, draw, settings.num_sim_steps)
     scalar = function(steps, settings.common_timesteps, coordinates).mean()
     names = [field.name for field in dataclasses.fields(Gradients)]
     found = torch.autograd.grad(scalar, [getattr(step, name) for name in names for step in steps],
@@ -82,14 +82,13 @@ def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
                         settings.perturbation_scale, settings.gaussian_kernel_size,
                         settings.sigma, False, 0)
     with tempfile.TemporaryDirectory() as folder:
-        samples = SampleWriter(Path(folder) / "samples", {})
+        samples = open_samples(Path(folder) / "samples", {})
         for number, arrays in enumerate(imagined_from(simulator, compute, vectors,
                                                       settings.num_sim_steps)):
-            samples.add(number, arrays, SampleOrigin(number, None, None, None, None))
-        maker = SaliencyMaker(simulator, compute, plan, samples.folder, {}, {}, coordinates)
-        numbers = samples.folder.numbers()
-        writer = SaliencyWriter(samples.folder.path)
-        taken = seconds(lambda: write_saliency(maker, writer, numbers, len(numbers),
+            samples.add(number, arrays, SampleOrigin(number))
+        saliency = SampleSaliency(simulator, compute, plan, samples, {}, {}, coordinates)
+        numbers, output = samples.numbers(), SaliencyFolder(samples.path)
+        taken = seconds(lambda: write_saliency(saliency, output, numbers, len(numbers),
                                                with_videos=True, overwrite=False))
     return taken / len(numbers) / len(functions)
 

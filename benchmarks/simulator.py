@@ -42,7 +42,7 @@ from generative.dataset import RolloutDataset, Windows
 from generative.losses import LossScales, SimulatorLosses, simulator_losses
 from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
-from generative.simulator import Simulation, Simulator
+from generative.simulator import Simulation, Simulator, stack
 from generative.training import SimulatorTraining, measure
 
 ROOT = Path(__file__).parent.parent
@@ -84,9 +84,9 @@ def step_by_step(simulator: Simulator, batch: AlignedBatch, draw: LatentSampler)
     predicted = simulator.start_from(simulator.encode(batch.initial_images), draw)
     start = dataclasses.replace(predicted, agent_hidden=batch.first_hidden)
     with as_plain():
-        imagination = simulator.imagine(start, draw, len(batch.actions),
-                                        true_actions=batch.actions, true_images=batch.images)
-    return dataclasses.replace(imagination.stacked(), start=predicted)
+        steps = simulator.imagine(start, draw, len(batch.actions),
+                                  true_actions=batch.actions, true_images=batch.images)
+    return stack(predicted, steps)
 
 
 class PlainTraining(SimulatorTraining):
@@ -252,8 +252,8 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         "encoder": lambda: simulator.encode(batch.initial_images).sum(),
         "frame embedding": lambda: simulator.frame_embedding(frames).sum(),
         "cell": cell,
-        "decoder": lambda: sum(output.sum() for output in vars(simulator.decoder(
-            simulation.env_h.flatten(0, 1), simulation.z.flatten(0, 1))).values()),
+        "decoder": lambda: sum(output.sum() for output in simulator.decoder(
+            simulation.env_h.flatten(0, 1), simulation.z.flatten(0, 1))),
         "agent": lambda: simulator.agent.sequence(images,
                                                   batch.first_hidden).hidden_states.sum(),
         "losses": lambda: simulator_losses(simulation, batch, simulator.config).total}

@@ -107,8 +107,11 @@ class ResultStore:
                             "writes")
         return found
 
-    def read(self, name: str, *key: object) -> Any:
+    def read(self, name: str, *key: object, form: Format | None = None) -> Any:
         """Read and check an item or a result.
+
+        Args:
+            form: format of the part that is needed; by default everything is read.
 
         Raises:
             UserError: if the file is missing or damaged, or the folder holds shards that have not
@@ -119,7 +122,7 @@ class ResultStore:
             raise UserError(f"{self.path} holds shards that are not joined; run "
                             f"{self.schema.script} with --join")
         try:
-            return self.schema.entry(name).format.read(path, self.schema.script)
+            return (form or self.schema.entry(name).format).read(path, self.schema.script)
         except UserError as error:
             if str(path) in str(error):
                 raise

@@ -29,7 +29,7 @@ from common.progress import with_progress
 from envs.procgen_env import LevelSlots
 from generative.dataset import RolloutDataset
 from generative.networks import Draw
-from generative.simulator import Simulator
+from generative.simulator import Simulator, stack
 from stats.association import by_episode
 from stats.bootstrap import ClusterBootstrap
 
@@ -143,7 +143,7 @@ def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[
             simulator.start_from(simulator.encode(images), draw),
             agent_hidden=torch.from_numpy(np.stack(hidden)).to(compute.device),
             action=simulator.one_hot_actions(torch.tensor(entering, device=compute.device)))
-        dream = simulator.imagine(begin, draw, horizon + 1).stacked()
+        dream = stack(begin, simulator.imagine(begin, draw, horizon + 1))
     rewards, ends = dream.rewards.float().cpu().numpy(), dream.terminals.float().cpu().numpy()
     actions = dream.own_actions.argmax(dim=-1).cpu().numpy()  # (T + 1, N)
     return [_read_life(rewards[:, n] / reward, ends[:, n], actions[:, n])

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from agents.acting import embed_frames
-from agents.networks import Policy
+from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
 from generative.dataset import RolloutDataset
-from generative.frozen_agent import AgentOutput, FrozenAgent
+from generative.frozen_agent import FrozenAgent
 from generative.simulator import Simulator
 
 MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = FRAME_KINDS = (
@@ -228,7 +228,7 @@ class OtherAgent:
         places = map(self._dataset.place, windows.tolist())
         return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
 
-    def sequence(self, images: Tensor, hidden: Tensor) -> AgentOutput:
+    def sequence(self, images: Tensor, hidden: Tensor) -> PolicyOutput:
         """See ``FrozenAgent.sequence``."""
         with self._compute.autocast():
             return self._inside.sequence(images, hidden)
@@ -244,7 +244,7 @@ class OtherAgent:
         return self._entering[episode]
 
 
-def compare_agents(recorded: AgentOutput, shown: AgentOutput) -> tuple[Tensor, Tensor]:
+def compare_agents(recorded: PolicyOutput, shown: PolicyOutput) -> tuple[Tensor, Tensor]:
     """The agent on predicted frames compared with itself on the recorded ones, each (T, B).
 
     Returns:

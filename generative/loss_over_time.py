@@ -68,7 +68,7 @@ from generative.fidelity import (
 from generative.frozen_agent import FrozenAgent
 from generative.losses import balanced_kl, until_first_terminal
 from generative.networks import LatentSampler
-from generative.simulator import Simulation, Simulator
+from generative.simulator import Simulation, Simulator, stack
 from stats.association import correlation
 from stats.bootstrap import ClusterBootstrap
 
@@ -315,7 +315,7 @@ def truth_and_imagination(simulator: Simulator, dataset: RolloutDataset, windows
 def _imagine(simulator: Simulator, batch: AlignedBatch, actions: Tensor,
              draw: LatentSampler) -> Simulation:
     start = simulator.start_from(simulator.encode(batch.initial_images), draw)
-    return simulator.imagine(start, draw, len(actions), true_actions=actions).stacked()
+    return stack(start, simulator.imagine(start, draw, len(actions), true_actions=actions))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ CAMERA_KNEE = 0.25  # pixels per step, where the camera's loss goes from quadrat
 
 @dataclasses.dataclass(frozen=True)
 class LossScales:
-    """Factors of the like-named losses, by the names of the published flags."""
+    """Factors of the losses, named as the published flags."""
 
     obs: float = 1.0
     hx: float = 1.0
@@ -46,7 +46,7 @@ UNSCALED = LossScales()
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorLosses:
-    """The named terms, with their weights, and their total.
+    """The weighted terms of the loss, and their total.
 
     Attributes:
         image: 0.5 times the sum of squared errors over a frame, before the clamp (T, B).
@@ -80,15 +80,20 @@ class SimulatorLosses:
                  + self.update)
         return total if self.camera is None else total + self.camera
 
+    def until_end(self, terminals: Tensor) -> SimulatorLosses:
+        """Mask images from the first terminal step on, and rewards and terminals after it.
+
+        Args:
+            terminals: labels, 0 or 1 (T, B).
+        """
+        alive = until_first_terminal(terminals)  # (T, B)
+        return dataclasses.replace(self, image=self.image * (alive * (1 - terminals)),
+                                   reward=self.reward * alive, terminal=self.terminal * alive)
+
     def means(self) -> dict[str, Tensor]:
         """Each term as it enters the total (): summed over time, averaged over the batch."""
-        terms = {}
-        for field in dataclasses.fields(self):
-            term = getattr(self, field.name)
-            if term is None:
-                continue
-            terms[field.name] = (term.sum(dim=0) if term.ndim == 2 else term).mean()
-        return terms
+        return {name: (term.sum(dim=0) if term.ndim == 2 else term).mean()
+                for name, term in vars(self).items() if term is not None}
 
     @property
     def total(self) -> Tensor:
@@ -97,12 +102,12 @@ class SimulatorLosses:
         return self.per_step.sum(dim=0).mean() + self.bottleneck + start
 
     def share_of_total(self, share: float) -> Tensor:
-        """The loss () whose gradients add up to that of ``total`` over the parts of a batch.
+        """Loss () whose gradients, summed over the parts of a batch, are those of ``total``.
 
         The bottleneck term is that of the whole batch already.
 
         Args:
-            share: of the batch's windows that these are.
+            share: share of the batch's windows that this part has.
         """
         start = (self.first_hidden + self.first_action).mean()
         return share * (self.per_step.sum(dim=0).mean() + start) + self.bottleneck
@@ -110,21 +115,18 @@ class SimulatorLosses:
 
 def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: SimulatorConfig,
                      scales: LossScales = UNSCALED, pixel_weights: Tensor | None = None,
-                     all_vectors: Tensor | None = None, *, true_camera: Tensor | None = None,
-                     agent_windows: slice = ALL_WINDOWS, agent_share: float = 1.0,
-                     until_end: bool = False) -> SimulatorLosses:
-    """Losses of a pass with posterior, against its labels.
+                     all_vectors: Tensor | None = None, true_camera: Tensor | None = None,
+                     agent_windows: slice = ALL_WINDOWS) -> SimulatorLosses:
+    """Compute the losses of a training pass against its labels.
 
     Args:
-        pixel_weights: of the squared errors of the images (T, B, H, W); None for 1.
+        pixel_weights: weights of the squared errors of the images (T, B, H, W); None for 1.
         all_vectors: bottleneck vectors of the whole batch (B of all, V), if these windows are a
             part of one; None if they are all.
         true_camera: velocity and displacement of the camera (T, B, 4); None: its loss is 0.
-        agent_windows: windows in which the agent acted.
-        agent_share: share of the whole batch's windows in which it acted. The loss of its state is
-            divided by it, so that its mean over the batch estimates that over all windows.
-        until_end: whether images have no loss from the first terminal step on, and rewards and
-            terminals none after it.
+        agent_windows: windows in which the agent acted, every n-th window of the whole batch. The
+            loss of its state is divided by their share, so that its mean over the batch estimates
+            the mean over all windows.
 
     Raises:
         ValueError: if the pass has no posterior, or ``true_camera`` is given and it has no camera.
@@ -133,31 +135,27 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
         raise ValueError("the KL loss needs a pass with true images")
     if true_camera is not None and simulation.camera is None:
         raise ValueError("the camera's loss needs a training pass of the spatial architecture")
-    squared_images = (simulation.raw_images - batch.images).square()
+    start, alive = simulation.start, until_first_terminal(batch.terminals)  # alive: (T, B)
+    vectors = start.bottleneck_vec if all_vectors is None else all_vectors  # (B of all, V)
+
+    squared_images = (simulation.raw_images - batch.images).square()  # (T, B, C, H, W)
     if pixel_weights is not None:
         squared_images = squared_images * pixel_weights.unsqueeze(2)
-    start, alive = simulation.start, until_first_terminal(batch.terminals)
-    before_end = alive * (1 - batch.terminals)  # without the terminal step
     squared_states = (simulation.hidden_states - batch.hidden_states[:, agent_windows]).square()
-    agent_state = torch.zeros_like(alive)  # (T, B)
+    num, interval = len(vectors), agent_windows.step or 1
+    agent_state = torch.zeros_like(alive)
     agent_state[:, agent_windows] = (scales.hx * 0.5 * squared_states.sum(dim=-1)
-                                     * alive[:, agent_windows]) / agent_share
-    camera = None
-    if simulation.camera is not None:
-        camera = torch.zeros_like(alive)
+                                     * alive[:, agent_windows]) / (-(-num // interval) / num)
+    camera = None if simulation.camera is None else torch.zeros_like(alive)
     if true_camera is not None:
         errors = functional.smooth_l1_loss(simulation.camera[..., :2], true_camera[..., :2],
-                                           reduction="none", beta=CAMERA_KNEE)
-        camera = config.camera_loss_weight * errors.sum(dim=-1) * before_end
-    vectors = start.bottleneck_vec if all_vectors is None else all_vectors
-    image = scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1)
-    reward = scales.reward * 0.5 * (simulation.rewards - batch.rewards).square()
-    terminal = scales.done * functional.binary_cross_entropy_with_logits(
-        simulation.terminal_logits, batch.terminals, reduction="none")
+                                           reduction="none", beta=CAMERA_KNEE)  # (T, B, 2)
+        camera = config.camera_loss_weight * errors.sum(dim=-1) * alive * (1 - batch.terminals)
     return SimulatorLosses(
-        image=image * before_end if until_end else image,
-        reward=reward * alive if until_end else reward,
-        terminal=terminal * alive if until_end else terminal,
+        image=scales.obs * 0.5 * squared_images.flatten(2).sum(dim=-1),
+        reward=scales.reward * 0.5 * (simulation.rewards - batch.rewards).square(),
+        terminal=scales.done * functional.binary_cross_entropy_with_logits(
+            simulation.terminal_logits, batch.terminals, reduction="none"),
         agent_state=agent_state,
         kl=scales.kl * config.kl_weight * balanced_kl(
             simulation.posterior_logits, simulation.prior_logits, config.kl_balance),
@@ -215,17 +213,22 @@ def _update_norms(start: Start, env_h: Tensor) -> Tensor:
     return torch.linalg.vector_norm(env_h - before, dim=-1)  # (T, B)
 
 
-_LEVELS = 8  # of each colour value
-_FRAMES = 2000  # that are counted
-_LARGEST = 30.0  # weight, before the scale: colours that hardly occur are noise
+_LEVELS = 8  # bins per colour channel
+_FRAMES = 2000  # number of frames in which colours are counted
+_LARGEST = 30.0  # limit of a weight before scaling: colours that hardly occur are noise
 
 
 class PixelWeights:
-    """Weights of pixels, 1 on average over the frames that were counted.
+    """Weights of pixels by how rarely their colour occurs; their mean over the frames is 1.
+
+    Small objects can matter to an agent: a coin is 20 of 4 096 pixels. Their share of the squared
+    error is as small, so a simulator can ignore them. Where colours are few, as in Procgen without
+    backgrounds, weighting by the rarity of colours raises it (after the rebalancing of colours in
+    Zhang, Isola and Efros 2016, "Colorful image colorization", section 2.2).
 
     Args:
-        shares: of each colour among the pixels (levels³,), sum 1, on the device of the images.
-        rarity: exponent; 0 weighs all pixels alike, 1 all colours.
+        shares: share of each colour among the pixels (levels³,), on the device of the images.
+        rarity: exponent; 0 gives all pixels the same weight, 1 all colours.
     """
 
     def __init__(self, shares: Tensor, rarity: float):
@@ -239,11 +242,11 @@ class PixelWeights:
 
 
 def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Tensor:
-    """Shares (levels³,) of the colours in frames of the episodes that these windows show.
+    """Measure the share of each colour (levels³,) in frames of some windows.
 
     Args:
-        windows: their numbers.
-        seed: of the choice of frames.
+        windows: window numbers.
+        seed: seed of the choice of frames.
     """
     chosen = np.random.default_rng(seed).permutation(windows)[:_FRAMES]
     total = torch.zeros(_LEVELS ** 3, dtype=torch.float64)
@@ -254,6 +257,6 @@ def count_colours(dataset: RolloutDataset, windows: np.ndarray, seed: int) -> Te
 
 
 def _colours(values: Tensor) -> Tensor:
-    """Colour values (…, 3, H, W) from 0 to 255 to the number of the colour (…, H, W)."""
+    """Bin of each pixel's colour (…, H, W), from channels (…, 3, H, W) between 0 and 255."""
     red, green, blue = (values * _LEVELS // 256).unbind(dim=-3)
     return (red * _LEVELS + green) * _LEVELS + blue

@@ -290,26 +290,6 @@ class EnvironmentCell(nn.Module):
 _HEAD_WIDTH = 400
 
 
-@dataclasses.dataclass(frozen=True)
-class DecodedObservation:
-    """Predictions of the decoder; the leading dimensions are those of its input.
-
-    Attributes:
-        images: (…, C, 64, 64), nominally in [0, 1] but not clamped.
-        rewards: (…,), in the unit of the data.
-        terminal_logits: (…,), before the sigmoid, which the loss needs for its precision.
-    """
-
-    images: Tensor
-    rewards: Tensor
-    terminal_logits: Tensor
-
-    @property
-    def terminals(self) -> Tensor:
-        """Probability that the episode ends here (…,)."""
-        return torch.sigmoid(self.terminal_logits)
-
-
 class ImageDecoder(nn.Module):
     """(N, H + S·K) to images (N, C, 64, 64)."""
 
@@ -362,8 +342,17 @@ class Decoder(nn.Module):
         self.reward = Head(in_size, config.reward_decoder_layers, 1, config.layer_norm)
         self.terminal = Head(in_size, config.terminal_decoder_layers, 1, config.layer_norm)
 
-    def forward(self, h: Tensor, z: Tensor) -> DecodedObservation:
-        """h (N, H) and one-hot z (N, S, K)."""
+    def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Decode states.
+
+        Args:
+            h: (N, H).
+            z: one-hot (N, S, K).
+
+        Returns:
+            Images (N, C, 64, 64), nominally in [0, 1] but not clamped; rewards (N,) in the unit of
+            the data; and logits of the terminal (N,).
+        """
         features = torch.cat([h, z.flatten(-2)], dim=-1)  # (N, H + S·K)
-        return DecodedObservation(self.image(features), self.reward(features).squeeze(-1).float(),
-                           self.terminal(features).squeeze(-1).float())
+        reward = self.reward(features).squeeze(-1).float()  # (N,)
+        return self.image(features), reward, self.terminal(features).squeeze(-1).float()

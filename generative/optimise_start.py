@@ -21,32 +21,38 @@ from agents.rollout_files import RolloutFolder
 from common.cli import Parser, count, from_zero
 from common.devices import Compute, resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, sha256, versions
+from common.files import sha256, versions
 from common.parameters import ParameterSet
-from common.tables import write_table
+from common.results import ResultStore
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.runs import open_simulator
-from generative.sample_files import SampleFolder, SampleWriter
+from generative.saliency.gradients import DIRECTION
+from generative.sample_files import SampleFolder, open_samples
 from generative.simulator import Simulator
-from generative.start_optimisation.evaluation import count as count_starts
+from generative.start_optimisation.evaluation import evaluate
 from generative.start_optimisation.objectives import (
     AIMS,
     MAXIMISE,
     Objective,
     Target,
     targets_named,
-    wants_directions,
 )
 from generative.start_optimisation.recorded_starts import (
-    MadeToOrderFolder,
+    OPTIMISED_STARTS,
     RecordedDensity,
+    RecordedStarts,
     drawn_windows,
     recorded_starts,
 )
 from generative.start_optimisation.report import plot, report
-from generative.start_optimisation.search import SearchContext, SearchPlan, make, write_picture
+from generative.start_optimisation.search import (
+    SearchContext,
+    SearchPlan,
+    write_best_starts,
+    write_starts,
+)
 from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_flags,
@@ -61,7 +67,7 @@ _CHOSEN = 4  # stream of random numbers, beside the seed
 
 
 def weight(text: str) -> float:
-    """A number from 0 up, as an argparse type."""
+    """argparse type: a number from 0 up."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number from 0 up, not {text}")
@@ -148,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
                         "begin from; lower it, or raise --num_recorded or record more")
 
     names = [target.name for target in targets]
-    description = {
+    settings = {
         "agent_file": args.agent_file.name, "agent_sha256": agent_sha256(args.agent_file),
         "model_file": args.model_file.name, "model_sha256": sha256(args.model_file),
         "simulator": dataclasses.asdict(simulator.config), "data_dir": common.data_dir,
@@ -157,39 +163,44 @@ def main(argv: list[str] | None = None) -> int:
         "matrices_sha256": matrices, "num_recorded": len(windows), "num_steps": num_steps,
         "batch_size": args.batch_size, "seed": args.seed, "precision": compute.precision,
         "versions": versions()}
-    folder = MadeToOrderFolder(
-        args.output_dir or Path(common.generated_data_dir) / "made_to_order", description,
-        args.overwrite)
-    starts = folder.recorded(names)
-    if starts is None:
-        starts = recorded_starts(simulator, compute, dataset, windows, targets, step,
-                                 args.batch_size)
-        folder.save_recorded(starts, names)
-    density = RecordedDensity.fit(starts.vectors, starts.episodes)
-    orders = tuple(Objective(target, aim) for aim in dict.fromkeys(args.aims) for target in targets)
-    ctx = SearchContext(simulator, compute, dataset, starts, best_of, density, orders,
-                    tuple(range(len(targets))) * (len(orders) // len(targets)), plan,
-                    args.num_starts, num_steps)
+    store = ResultStore(args.output_dir or Path(common.generated_data_dir) / "made_to_order",
+                        OPTIMISED_STARTS)
+    store.open(settings, args.overwrite)
+    arrays = store.compute("recorded", function=lambda: {**vars(recorded_starts(
+        simulator, compute, dataset, windows, targets, step, args.batch_size)),
+        "targets": np.array(names)})
+    if arrays.pop("targets").tolist() != names:
+        raise UserError(f"{store.file_of('recorded')} is damaged; give --overwrite to make it "
+                        "again")
+    starts = RecordedStarts(**arrays)
+    objectives = tuple(Objective(target, aim) for aim in dict.fromkeys(args.aims)
+                       for target in targets)
+    context = SearchContext(
+        simulator, compute, dataset, starts, best_of,
+        RecordedDensity.fit(starts.vectors, starts.episodes), objectives,
+        tuple(range(len(targets))) * (len(objectives) // len(targets)), plan, args.num_starts,
+        num_steps)
+    folders = {}
     for penalty in dict.fromkeys(args.penalty):
-        writer = SampleWriter(folder.samples(penalty), {
-            **description, "orders": [order.name for order in orders], "penalty": penalty,
-            "num_starts": args.num_starts, "best_of": best_of, **dataclasses.asdict(plan),
-            "recorded_sha256": sha256(folder.recorded_file)})
-        status = make(ctx, writer, penalty, not args.no_videos)
+        folders[penalty] = open_samples(store.path / f"penalty_{penalty:g}", {
+            **settings, "orders": [objective.name for objective in objectives],
+            "penalty": penalty, "num_starts": args.num_starts, "best_of": best_of,
+            **dataclasses.asdict(plan), "recorded_sha256": sha256(store.file_of("recorded"))})
+        status = write_starts(context, folders[penalty], penalty, not args.no_videos)
         if status:
-            print(f"stopped; the same command goes on with {writer.folder.path}")
+            print(f"stopped; the same command goes on with {folders[penalty].path}")
             return status
-    write_counts(ctx, folder, list(dict.fromkeys(args.penalty)), recording, args)
-    print(f"{args.num_starts} starts for each of {len(orders)} orders, and what they are worth, "
-          f"are in {folder.path}; begin with {folder.report_file.name}")
+    write_results(context, store, folders, recording, args)
+    print(f"{args.num_starts} starts for each of {len(objectives)} orders, and what they are "
+          f"worth, are in {store.path}; begin with {store.file_of('report').name}")
     return 0
 
 
 def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator: Simulator,
                    compute: Compute) -> tuple[tuple[Target, ...], dict | None]:
-    """The targets that flags ask for, and the checksums of the files of their directions."""
+    """Targets named by the flags, and the checksums of the files of their directions."""
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
-    if wants_directions(args.targets):
+    if any(name.startswith(DIRECTION) for name in args.targets):
         projector, matrices = Projector.load_for(
             simulator.config.agent_hidden_size, directions_folder(args, parameters),
             parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
@@ -205,21 +216,20 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
     return targets, matrices
 
 
-def write_counts(ctx: SearchContext, folder: MadeToOrderFolder, penalties: list[float],
-                 recording: RolloutFolder | None, args: argparse.Namespace) -> None:
-    """Write tables, pictures, figure and report."""
-    counted = count_starts(ctx, {penalty: SampleFolder(folder.samples(penalty))
-                                  for penalty in penalties}, recording, args.batch_size, args.seed)
-    write_table(folder.starts_file, counted.starts)
-    if counted.effects is not None:
-        write_table(folder.effects_file, counted.effects)
-    best = counted.starts[counted.starts["best"]]
-    for order, rows in best.groupby("order"):
-        write_picture(ctx, folder, order, dict(zip(rows["penalty"], rows["sample"])))
-    with atomic_path(folder.figure_file) as temporary:
-        plot(temporary, counted)
-    with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(report(ctx, counted, recording is not None))
+def write_results(context: SearchContext, store: ResultStore, folders: dict[float, SampleFolder],
+                  recording: RolloutFolder | None, args: argparse.Namespace) -> None:
+    """Write tables, images, figure and report."""
+    starts, effects = evaluate(context, folders, recording, args.batch_size, args.seed)
+    store.write("starts", value=starts)
+    if effects is not None:
+        store.write("effects", value=effects)
+    for number, rows in starts[starts["best"]].groupby("order"):
+        with store.file("picture", f"{number:03d}") as path:
+            write_best_starts(context, path, [
+                folders[row.penalty].sample(row.sample) for row in rows.itertuples()])
+    with store.file("figure") as path:
+        plot(path, starts)
+    store.write("report", value=report(context, starts, effects, recording is not None))
 
 
 if __name__ == "__main__":

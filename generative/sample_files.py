@@ -1,19 +1,18 @@
-"""Simulated rollouts on disk: writer and reader of a folder of samples.
+"""Simulated rollouts on disk: a folder of samples, written by record_gen_samples.py.
 
-Layout, as published but for the files marked *::
+Layout, as published except for the files marked *::
 
     sample_00000/ims.npy              frames
     sample_00000/rews.npy, dones.npy, agent_values.npy, agent_hs.npy, agent_logprobs.npy,
                  env_hs.npy, bottleneck_vec.npy      see SampleArrays
     sample_00000/actions.npy *        actions that entered the steps
-    sample_00000/origin.json *        where the sample starts and which action was forced
+    sample_00000/origin.json *        start of the sample, and the action that was forced
     videos/sample_00000.mp4
-    videos/start_00000.mp4 *          nine samples of one start, one for each direction
-    recording.json *                  what made the samples
+    videos/start_00000.mp4 *          nine samples of one start, one per direction
+    recording.json *                  settings of the samples
 
-A sample gets its folder at once, so what lies under its final name is complete. Samples can be
-recorded by shards, see ``common.shards``: ``recording.json`` follows when they are joined, by
-whoever opens the folder first.
+A sample is complete under its final name. Shards (``common.shards``) write the same files;
+``recording.json`` follows when they are joined, by whichever process opens the folder first.
 
 Letters in shape comments: T simulated steps, H W C a frame, D agent hidden state, A actions, E
 deterministic state of the environment, V bottleneck vector.
@@ -22,49 +21,67 @@ deterministic state of the environment, V bottleneck vector.
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from common.config import typed
 from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_folder, check_finite, read_array, save_json
-from common.shards import WHOLE, Shard, ShardNotes, SharedFolder
-from common.video import write_video
+from common.files import save_json
+from common.results import ResultStore
+from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
+from common.shards import WHOLE, Shard, ShardNotes
 
-_ORIGIN_NAME = "origin.json"
-# Name on disk, type and dimensions of each field of SampleArrays.
-_ARRAYS = {
-    "frames": ("ims", np.uint8, 4), "rewards": ("rews", np.float32, 1),
-    "terminals": ("dones", np.float32, 1), "values": ("agent_values", np.float32, 1),
-    "hidden_states": ("agent_hs", np.float32, 2), "log_probs": ("agent_logprobs", np.float32, 2),
-    "env_h": ("env_hs", np.float32, 2), "bottleneck_vec": ("bottleneck_vec", np.float32, 1),
-    "actions": ("actions", np.int64, 1),
-}
-# Everything of a folder of samples that is read again.
-PATTERNS = ("recording.json", f"sample_*/{_ORIGIN_NAME}",
-            *(f"sample_*/{name}.npy" for name, _, _ in _ARRAYS.values()))
-_ALL_PATTERNS = ("recording.json", "sample_*/*", "videos/*.mp4")  # saliency lies beside the arrays
+_SCRIPT, _ORIGIN_NAME = "record_gen_samples.py", "origin.json"
+# Published name of each field of SampleArrays.
+_NAMES = {"frames": "ims", "rewards": "rews", "terminals": "dones", "values": "agent_values",
+          "hidden_states": "agent_hs", "log_probs": "agent_logprobs", "env_h": "env_hs",
+          "bottleneck_vec": "bottleneck_vec", "actions": "actions"}
+
+
+class SampleFormat(NpyFolder):
+    """The folder of a sample: its arrays and, under the key ``origin``, a ``SampleOrigin``."""
+
+    def write(self, path: Path, value: Mapping) -> None:
+        super().write(path, {name: array for name, array in value.items() if name != "origin"})
+        if "origin" in value:
+            save_json(path / _ORIGIN_NAME, dataclasses.asdict(value["origin"]))
+
+
+_SAMPLE = SampleFormat({
+    "ims": Array(np.uint8, "T H W C"), "rews": Array(np.float32, "T"),
+    "dones": Array(np.float32, "T"), "agent_values": Array(np.float32, "T"),
+    "agent_hs": Array(np.float32, "T D"), "agent_logprobs": Array(np.float32, "T A"),
+    "env_hs": Array(np.float32, "T E"), "bottleneck_vec": Array(np.float32, "V"),
+    "actions": Array(np.int64, "T", optional=True)})
+SAMPLES = Schema(
+    "samples", _SCRIPT, items={
+        "sample": Entry("sample_{}", _SAMPLE),
+        "video": Entry("videos/sample_{}.mp4", File()),
+        "start_video": Entry("videos/start_{}.mp4", File())},
+    informative=("versions", "data_dir", "agent_file", "model_file"),
+    settings_name="recording.json", flag="--data_save_dir")
+# Files of a folder of samples that later stages read.
+PATTERNS = (SAMPLES.settings_name, f"sample_*/{_ORIGIN_NAME}",
+            *(f"sample_*/{name}.npy" for name in _NAMES.values()))
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleArrays:
-    """One sample; or several of them, with one dimension more in front.
+    """One sample, or several samples with an additional leading dimension.
 
     Attributes:
         frames: uint8 (T, H, W, C).
         rewards: in the unit of the recorded data, float32 (T,).
         terminals: probability that the episode ends, float32 (T,).
-        values: the agent's, float32 (T,).
-        hidden_states: states that leave the agent, float32 (T, D).
-        log_probs: the agent's, of its actions, float32 (T, A).
+        values: the agent's values, float32 (T,).
+        hidden_states: the agent's states after each step, float32 (T, D).
+        log_probs: log-probabilities of the agent's actions, float32 (T, A).
         env_h: float32 (T, E).
         bottleneck_vec: float32 (V,).
-        actions: that entered the steps, int64 (T,). The one the agent answers a step with
-            enters the next step, if it acts by itself.
+        actions: actions that entered the steps, int64 (T,). Unless actions are forced, the action
+            that the agent chooses at a step enters the next step.
     """
 
     frames: np.ndarray
@@ -77,217 +94,163 @@ class SampleArrays:
     bottleneck_vec: np.ndarray
     actions: np.ndarray
 
+    def __getitem__(self, row: int) -> SampleArrays:
+        """One of several samples."""
+        return SampleArrays(**{field: array[row] for field, array in vars(self).items()})
+
 
 @dataclasses.dataclass(frozen=True)
 class SampleOrigin:
-    """Where a sample comes from.
+    """Start of a sample.
 
     Attributes:
-        start: number of its start; samples of a folder with the same one differ in nothing but
-            the manual action.
-        window: of the recorded data; None for a random start, as the next two.
-        episode: of the recorded data.
-        frame: of that episode, which the first simulated step shows.
+        start: number of the start; samples of a folder with the same start differ only in the
+            manual action.
+        window: window of the recorded data; None for a random start, as the next two.
+        episode: episode of the recorded data.
+        frame: frame of that episode that the first simulated step shows.
         manual_action: name of the action that entered every step, or None.
     """
 
     start: int
-    window: int | None
-    episode: int | None
-    frame: int | None
-    manual_action: str | None
+    window: int | None = None
+    episode: int | None = None
+    frame: int | None = None
+    manual_action: str | None = None
 
 
-class SampleFolder:
-    """Names and readers of one folder of samples.
+class NumberedStore(ResultStore):
+    """A result store whose keys may be numbers, which are written with five digits."""
+
+    def file_of(self, name: str, *key: object) -> Path:
+        return super().file_of(name, *(f"{part:05d}" if isinstance(part, int | np.integer) else part
+                                       for part in key))
+
+
+class SampleFolder(NumberedStore):
+    """Reads a folder of samples, or writes to it after ``open_samples``.
 
     Args:
         path: the folder. Shards that recorded in it are joined.
-        joined: False for the names alone, whatever the folder holds.
+        joined: False to leave shards as they are.
 
     Raises:
         UserError: if a shard is missing.
     """
 
     def __init__(self, path: Path, joined: bool = True):
-        self.path = Path(path)
+        super().__init__(path, SAMPLES)
         if joined and ShardNotes(self.path).exist():
             join_samples(self.path)
 
-    @property
-    def description_file(self) -> Path:
-        return self.path / "recording.json"
-
     def sample_folder(self, number: int) -> Path:
-        return self.path / f"sample_{number:05d}"
-
-    def video_file(self, number: int) -> Path:
-        return self.path / "videos" / f"sample_{number:05d}.mp4"
-
-    def directions_video_file(self, start: int) -> Path:
-        return self.path / "videos" / f"start_{start:05d}.mp4"
+        return self.file_of("sample", number)
 
     def description(self) -> dict:
-        """Settings that made the samples; empty for published ones, which do not store them."""
-        return read_description(self.description_file)
+        """Settings of the samples; empty for published ones, which do not store them."""
+        return read_description(self.settings_file)
 
     def numbers(self) -> list[int]:
-        """The samples that are there, in ascending order.
+        """Numbers of the samples in the folder, in ascending order.
 
         Raises:
             UserError: if there is none.
         """
-        found = sorted(int(match[1]) for path in self.path.glob("sample_*")
-                       if (match := re.fullmatch(r"sample_(\d+)", path.name)))
-        if not found:
-            raise UserError(f"{self.path} holds no samples; record_gen_samples.py writes them")
-        return found
+        numbers = sorted(int(key) for key in self.keys("sample") if key.isdecimal())
+        if not numbers:
+            raise UserError(f"{self.path} holds no samples; {_SCRIPT} writes them")
+        return numbers
 
-    def check(self, numbers: Sequence[int]) -> None:
-        """Refuse numbers of samples that are not there.
-
-        Raises:
-            UserError: naming the first.
-        """
-        there = self.numbers()
-        absent = sorted(set(numbers) - set(there))
+    def require(self, numbers: Sequence[int]) -> None:
+        """Raise UserError if a sample is missing, naming the first one."""
+        present = self.numbers()
+        absent = sorted(set(numbers) - set(present))
         if absent:
             more = f" and lacks {len(absent) - 1} more" if len(absent) > 1 else ""
-            raise UserError(f"{self.path} has no sample {absent[0]}{more}; its {len(there)} lie "
-                            f"between {there[0]} and {there[-1]}, see --sample_ids")
+            raise UserError(f"{self.path} has no sample {absent[0]}{more}; its {len(present)} lie "
+                            f"between {present[0]} and {present[-1]}, see --sample_ids")
 
     def sample(self, number: int) -> SampleArrays:
-        """One sample.
-
-        A published one has no ``actions.npy``; its actions are all -1.
+        """Read one sample; a published one has no actions, which are then all -1.
 
         Raises:
-            UserError: naming the file that is missing, damaged, holds NaN or infinity, or does not
-                fit the others.
+            UserError: naming the file that is missing, damaged, or does not fit the others.
         """
-        arrays = SampleArrays(**{field: self._read(number, field) for field in _ARRAYS
-                                 if field != "actions"}, actions=self._actions(number))
-        for field in dataclasses.fields(SampleArrays):
-            array = getattr(arrays, field.name)
-            if field.name != "bottleneck_vec" and len(array) != len(arrays.frames):
-                raise UserError(f"{self._array_file(number, field.name)} has {len(array)} steps, "
-                                f"but ims.npy has {len(arrays.frames)}")
-        return arrays
+        arrays = self.read("sample", number)
+        arrays.setdefault("actions", np.full(len(arrays["ims"]), -1))
+        return SampleArrays(**{field: arrays[name] for field, name in _NAMES.items()})
 
     def stacked(self, numbers: Sequence[int] | None = None) -> SampleArrays:
-        """Several samples, all that are there if not said otherwise.
+        """Stack several samples, by default all.
 
         Raises:
             UserError: see ``numbers`` and ``sample``; or if their shapes differ.
         """
         numbers = self.numbers() if numbers is None else numbers
         samples = [self.sample(number) for number in numbers]
-        return SampleArrays(**{
-            field: self._stack(numbers, field, [getattr(sample, field) for sample in samples])
-            for field in _ARRAYS})
+        return SampleArrays(**{field: self._stack(
+            numbers, field, [getattr(sample, field) for sample in samples]) for field in _NAMES})
 
     def stacked_field(self, field: str, numbers: Sequence[int] | None = None) -> np.ndarray:
-        """One field of ``stacked``, without reading the other files."""
+        """Return one field of ``stacked`` without reading the other files."""
         numbers = self.numbers() if numbers is None else numbers
-        read = self._actions if field == "actions" else lambda number: self._read(number, field)
-        return self._stack(numbers, field, [read(number) for number in numbers])
+        return self._stack(numbers, field, [self._read_field(number, field) for number in numbers])
 
     def origin(self, number: int) -> SampleOrigin:
-        """Where a sample comes from; published ones do not say.
+        """Start of a sample; published samples do not store it.
 
         Raises:
             UserError: if the file is missing or damaged.
         """
-        path = self.sample_folder(number) / _ORIGIN_NAME
-        content = read_description(path)
-        if not content:
-            raise UserError(f"there is no file {path}")
-        return typed(SampleOrigin, content, str(path))
-
-    def _array_file(self, number: int, field: str) -> Path:
-        return self.sample_folder(number) / f"{_ARRAYS[field][0]}.npy"
-
-    def _read(self, number: int, field: str) -> np.ndarray:
-        path = self._array_file(number, field)
-        _, dtype, dimensions = _ARRAYS[field]
-        array = read_array(path, dtype, dimensions)
-        check_finite(array, path, "record this sample again")
-        return array
-
-    def _actions(self, number: int) -> np.ndarray:
-        if self._array_file(number, "actions").exists():
-            return self._read(number, "actions")
-        return np.full(len(self._read(number, "frames")), -1, dtype=np.int64)
-
-    def _stack(self, numbers: Sequence[int], field: str, arrays: list[np.ndarray]) -> np.ndarray:
-        for number, array in zip(numbers, arrays):
-            if array.shape != arrays[0].shape:
-                raise UserError(f"{self._array_file(number, field)} has the shape {array.shape}, "
-                                f"not {arrays[0].shape} as sample {numbers[0]}")
-        return np.stack(arrays)
-
-
-class SampleWriter:
-    """Adds samples to a folder; survives being killed at any moment.
-
-    Args:
-        path: the folder of samples; made if missing.
-        description: what makes the samples. If the folder already holds some it must be the
-            same, and the recording goes on.
-        overwrite: throw away what the folder holds.
-        shard: which one this process records.
-        num_samples: of all shards together.
-        batch_size: samples that a shard gets together.
-
-    Raises:
-        UserError: see ``SharedFolder``.
-    """
-
-    def __init__(self, path: Path, description: dict, overwrite: bool = False,
-                 shard: Shard = WHOLE, num_samples: int = 0, batch_size: int = 1):
-        self.folder = SampleFolder(path, joined=shard == WHOLE and not overwrite)
-        self._shared = SharedFolder(
-            self.folder.description_file, description, _ALL_PATTERNS, "samples",
-            "--data_save_dir", overwrite, ("versions", "data_dir", "agent_file", "model_file"),
-            shard, {"num_samples": num_samples, "batch_size": batch_size},
-            is_done=lambda: all(map(self.has, range(num_samples))))
-
-    def has(self, number: int) -> bool:
-        """Whether a sample is complete on disk."""
-        return self.folder.sample_folder(number).exists()
+        return Json(SampleOrigin).read(self.sample_folder(number) / _ORIGIN_NAME, _SCRIPT)
 
     def add(self, number: int, arrays: SampleArrays, origin: SampleOrigin) -> None:
-        """Store a sample.
+        """Write a sample.
 
         Raises:
             UserError: if the folder of samples was deleted.
         """
-        self._shared.check()
-        size = sum(getattr(arrays, field).nbytes for field in _ARRAYS)
-        with atomic_folder(self.folder.sample_folder(number), size) as temporary:
-            for field, (name, dtype, _) in _ARRAYS.items():
-                array = getattr(arrays, field).astype(dtype, copy=False)
-                np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-            save_json(temporary / _ORIGIN_NAME, dataclasses.asdict(origin))
+        self.write("sample", number, value={
+            **{name: getattr(arrays, field) for field, name in _NAMES.items()}, "origin": origin})
 
-    def add_video(self, number: int, frames: Iterable[np.ndarray], fps: int) -> None:
-        """Write the video of a sample from frames (H, W, C)."""
-        write_video(self.folder.video_file(number), frames, fps)
+    def _read_field(self, number: int, field: str) -> np.ndarray:
+        name = _NAMES[field]
+        arrays = self.read("sample", number, form=NpyFolder({name: _SAMPLE.fields[name]}))
+        return arrays[name] if arrays else np.full(len(self._read_field(number, "frames")), -1)
 
-    def add_directions_video(self, start: int, frames: Iterable[np.ndarray], fps: int) -> None:
-        """Write the video of the nine samples of a start from frames (H, W, C)."""
-        write_video(self.folder.directions_video_file(start), frames, fps)
+    def _stack(self, numbers: Sequence[int], field: str, arrays: list[np.ndarray]) -> np.ndarray:
+        for number, array in zip(numbers, arrays):
+            if array.shape != arrays[0].shape:
+                path = self.sample_folder(number) / f"{_NAMES[field]}.npy"
+                raise UserError(f"{path} has the shape {array.shape}, not {arrays[0].shape} as "
+                                f"sample {numbers[0]}")
+        return np.stack(arrays)
 
-    def finish(self) -> None:
-        """Note that all samples of this process are there."""
-        self._shared.finish()
+
+def open_samples(path: Path, settings: dict, overwrite: bool = False, shard: Shard = WHOLE,
+                 num_samples: int = 0, batch_size: int = 1) -> SampleFolder:
+    """Create a folder of samples, or resume one with the same settings.
+
+    Args:
+        overwrite: delete what the folder holds.
+        shard: part of the samples that this process records.
+        num_samples: number of samples of all shards together.
+        batch_size: number of consecutive samples that one shard records.
+
+    Raises:
+        FolderInUse, UserError: see ``ResultStore.open``.
+    """
+    folder = SampleFolder(path, joined=shard == WHOLE and not overwrite)
+    folder.open(settings, overwrite, shard, {"num_samples": num_samples, "batch_size": batch_size},
+                needed=[("sample", number) for number in range(num_samples)])
+    return folder
 
 
 def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
-    """Make one folder of samples of what shards have recorded in it; nothing if it is one.
+    """Join the samples that shards have recorded in a folder, unless they are joined already.
 
     Args:
-        num_samples: that it should have.
+        num_samples: number of samples that the folder should have.
 
     Raises:
         UserError: naming a shard or a sample that is missing; or if shards have recorded another
@@ -295,14 +258,12 @@ def join_samples(path: Path, num_samples: int | None = None) -> SampleFolder:
     """
     folder = SampleFolder(path, joined=False)
 
-    def make(settings: dict, through: Path) -> None:
-        number = settings.pop("divided")["num_samples"]
-        if num_samples not in (None, number):
-            raise UserError(f"the shards in {path} have recorded {number} samples, not "
-                            f"{num_samples}; give the --num_samples that they had")
-        folder.check(range(number))
-        save_json(folder.description_file, settings, through=through)
+    def check(divided: dict) -> None:
+        if num_samples not in (None, divided["num_samples"]):
+            raise UserError(f"the shards in {path} have recorded {divided['num_samples']} samples, "
+                            f"not {num_samples}; give the --num_samples that they had")
+        folder.require(range(divided["num_samples"]))
 
-    ShardNotes(path).join(make, lambda: folder.description_file.exists() and all(
-        folder.sample_folder(number).exists() for number in range(num_samples or 0)))
+    folder.join(check)
+    folder.require(range(num_samples or 0))
     return folder

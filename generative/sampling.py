@@ -1,9 +1,9 @@
-"""Simulating rollouts, and storing them as samples.
+"""Simulate rollouts, store them as samples, and run the arms of a comparison in the simulator.
 
-Everything random belongs to a start and is decided by the seed and the start's number alone, so
-a sample does not depend on how many there are, nor on the batch it is simulated in, beyond the
-rounding that depends on the size of a batch. Batches are a fixed division of the starts, whatever
-is recorded already, so a recording that was killed ends with the very numbers of one that was not.
+Every random choice depends on the seed and the number of the start alone, so a sample depends
+neither on the number of samples nor, beyond rounding, on the batch that it is simulated in. Batches
+are a fixed division of the starts, so a resumed recording has the same numbers, to the last bit, as
+one that was never stopped.
 
 Letters in shape comments: T simulated steps, B samples of a batch, V bottleneck vector.
 """
@@ -17,19 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.hooks import ActivePatches, patched
+from agents.hooks import patched
 from agents.patch import NO_LEVEL, Array, BatchInfo, Patch
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
 from common.progress import Progress, with_progress
 from common.signals import deferred_signals
-from common.video import by_direction, enlarge, mark_action, mark_reward, mark_terminal
+from common.video import (
+    by_direction,
+    enlarge,
+    mark_action,
+    mark_reward,
+    mark_terminal,
+    write_video,
+)
 from generative.batches import AlignedBatch, align, as_frames
 from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
-from generative.sample_files import SampleArrays, SampleOrigin, SampleWriter
-from generative.simulator import Simulation, Simulator
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
+from generative.simulator import Simulation, Simulator, stack
 from interventions.comparison import ArmRuns, Runner
 from interventions.patch_text import warn_of_unused
 
@@ -107,15 +114,6 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
     return ACTION_NAMES if names == [ALL_ACTIONS] else tuple(names)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """A simulated rollout, before it is written."""
-
-    number: int
-    arrays: SampleArrays
-    origin: SampleOrigin
-
-
 class Sampler:
     """Simulates the samples of a plan.
 
@@ -153,8 +151,8 @@ class Sampler:
         return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
 
     @torch.no_grad()
-    def simulate(self, starts: Sequence[int]) -> list[Sample]:
-        """All samples of these starts, at once."""
+    def simulate(self, starts: Sequence[int]) -> list[tuple[int, SampleArrays, SampleOrigin]]:
+        """Simulate all samples of some starts in one batch: number, arrays and origin of each."""
         plan, simulator = self.plan, self._simulator
         batch = None if self._dataset is None else self._recorded(starts)
         draw = self._draw(starts)
@@ -162,17 +160,15 @@ class Sampler:
             vectors = (self._random_vectors(starts) if batch is None
                        else simulator.encode(batch.initial_images))
             vectors = vectors.repeat_interleave(plan.samples_per_start, dim=0)  # (B, V)
-            simulation = simulator.imagine(
-                simulator.start_from(vectors, draw), draw, plan.num_steps,
-                true_actions=self._given_actions(len(starts), batch),
-                rows=self._rows(starts)).stacked()
-        samples = []
-        for row, arrays in enumerate(_split(simulation)):
-            which, position = divmod(row, plan.samples_per_start)
-            start = starts[which]
-            samples.append(Sample(start * plan.samples_per_start + position, arrays,
-                                  self._origin(start, position)))
-        return samples
+            start = simulator.start_from(vectors, draw)
+            steps = simulator.imagine(
+                start, draw, plan.num_steps, rows=self._rows(starts),
+                true_actions=self._given_actions(len(starts), batch))
+        positions = [(number, position) for number in starts
+                     for position in range(plan.samples_per_start)]
+        return [(number * plan.samples_per_start + position, arrays,
+                 self._origin(number, position))
+                for (number, position), arrays in zip(positions, _split(stack(start, steps)))]
 
     def _recorded(self, starts: Sequence[int]) -> AlignedBatch:
         windows = self._dataset.batch(self._order[list(starts)]).to(self._compute.device)
@@ -218,7 +214,7 @@ class Sampler:
     def _origin(self, start: int, position: int) -> SampleOrigin:
         action = self.plan.manual_actions[position] if self.plan.manual_actions else None
         if self._dataset is None:
-            return SampleOrigin(start, None, None, None, action)
+            return SampleOrigin(start, manual_action=action)
         window = int(self._order[start])
         place = self._dataset.place(window)
         return SampleOrigin(start, window, place.episode, place.frame, action)
@@ -236,93 +232,95 @@ def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
     draw = LatentSampler("mode")
     with compute.autocast():
         start = simulator.start_from(vectors.to(compute.device), draw)
-        simulation = simulator.imagine(start, draw, num_steps).stacked()
-    return list(_split(simulation))
+        steps = simulator.imagine(start, draw, num_steps)
+    return list(_split(stack(start, steps)))
 
 
 def _split(simulation: Simulation) -> Iterator[SampleArrays]:
-    """The samples of a batch."""
-    def rows_first(tensor: Tensor) -> np.ndarray:  # (T, B, …) to (B, T, …)
+    """Yield the samples of a batch."""
+    def batch_first(tensor: Tensor) -> np.ndarray:  # (T, B, …) to (B, T, …)
         return tensor.transpose(0, 1).float().cpu().numpy()
 
-    frames = as_frames(simulation.images.transpose(0, 1))  # (B, T, H, W, C)
-    actions = simulation.actions.argmax(dim=-1).T.cpu().numpy()
-    rewards, terminals, values, hidden_states, log_probs, env_h = map(rows_first, (
-        simulation.rewards, simulation.terminals, simulation.values, simulation.hidden_states,
-        simulation.log_probs, simulation.env_h))
-    vectors = simulation.start.bottleneck_vec.float().cpu().numpy()
-    for fields in zip(frames, rewards, terminals, values, hidden_states, log_probs, env_h,
-                      vectors, actions):
-        yield SampleArrays(*fields)
+    batch = SampleArrays(
+        frames=as_frames(simulation.images.transpose(0, 1)),  # (B, T, H, W, C)
+        actions=simulation.actions.argmax(dim=-1).T.cpu().numpy(),  # (B, T)
+        bottleneck_vec=simulation.start.bottleneck_vec.float().cpu().numpy(),  # (B, V)
+        **{name: batch_first(getattr(simulation, name)) for name in (
+            "rewards", "terminals", "values", "hidden_states", "log_probs", "env_h")})
+    for row in range(len(batch.frames)):
+        yield batch[row]
 
 
-def record_samples(sampler: Sampler, writer: SampleWriter, starts: Sequence[int], batch_size: int,
+def record_samples(sampler: Sampler, folder: SampleFolder, starts: Sequence[int], batch_size: int,
                    with_videos: bool) -> int:
-    """Simulate and write what is not on disk yet, until the end or a signal to stop.
+    """Simulate and write the missing samples, until the end or a signal to stop.
 
     Args:
-        starts: to simulate from.
+        folder: open for writing.
+        starts: numbers of the starts.
         batch_size: starts simulated at a time.
-        with_videos: write videos too, also of samples that are on disk without.
+        with_videos: write the missing videos as well.
 
     Returns:
-        0 when all is written, 128 + the signal's number when it was stopped.
+        0 when all samples are written, 128 + the signal's number after a signal.
     """
     per_start = sampler.plan.samples_per_start
-    missing = {start for start in starts
-               if not all(writer.has(number) for number in _numbers(start, per_start))}
+    missing = {start for start in starts if not all(
+        folder.has("sample", number) for number in _numbers(start, per_start))}
     if with_videos:
         for start in sorted(set(starts) - missing):
-            _write_videos(writer, start, sampler.plan)
+            _write_videos(folder, start, sampler.plan)
     with (deferred_signals("batch") as received,
           Progress(len(starts), "start", len(starts) - len(missing)) as progress):
         for batch in batches_with(starts, batch_size, missing.__contains__):
             if received:
                 break
-            for sample in sampler.simulate(batch):
-                if not writer.has(sample.number):
-                    writer.add(sample.number, sample.arrays, sample.origin)
+            for number, arrays, origin in sampler.simulate(batch):
+                if not folder.has("sample", number):
+                    folder.add(number, arrays, origin)
             if with_videos:
                 for start in batch:
-                    _write_videos(writer, start, sampler.plan)
+                    _write_videos(folder, start, sampler.plan)
             missing -= set(batch)
             progress.update(len(starts) - len(missing))
     if not missing:
-        writer.finish()
+        folder.finish()
     return 128 + received[0] if missing else 0
 
 
 def batches_with(numbers: Sequence[int], batch_size: int,
-                 wanted: Callable[[int], object]) -> Iterator[Sequence[int]]:
-    """Divide numbers into batches, and yield those with a number that is wanted.
+                 is_missing: Callable[[int], object]) -> Iterator[Sequence[int]]:
+    """Divide numbers into batches, and yield the batches in which a number is missing.
 
-    Rounding depends on the batch that a number is in. The division does not depend on what is
-    wanted, so that after a kill every number is computed in the same batch as without one.
+    Rounding depends on the batch that a number is in, so the division is always the same: a
+    resumed run computes every number in the same batch as a run that was never stopped.
     """
     for begin in range(0, len(numbers), batch_size):
         batch = numbers[begin:begin + batch_size]
-        if any(map(wanted, batch)):
+        if any(map(is_missing, batch)):
             yield batch
 
 
 def _numbers(start: int, per_start: int) -> range:
-    """The samples of a start."""
+    """Numbers of the samples of a start."""
     return range(start * per_start, (start + 1) * per_start)
 
 
-def _write_videos(writer: SampleWriter, start: int, plan: SamplingPlan) -> None:
-    """Write the videos of a start's samples that are missing."""
-    folder, numbers = writer.folder, _numbers(start, plan.samples_per_start)
-    missing = [number for number in numbers if not folder.video_file(number).exists()]
-    for number in missing:
-        writer.add_video(number, film(folder.sample(number)), FRAMES_PER_SECOND)
-    if plan.manual_actions == ACTION_NAMES and not folder.directions_video_file(start).exists():
+def _write_videos(folder: SampleFolder, start: int, plan: SamplingPlan) -> None:
+    """Write the missing videos of a start."""
+    numbers = _numbers(start, plan.samples_per_start)
+    for number in numbers:
+        if not folder.has("video", number):
+            write_video(folder.file_of("video", number), film(folder.sample(number)),
+                        FRAMES_PER_SECOND)
+    if plan.manual_actions == ACTION_NAMES and not folder.has("start_video", start):
         films = [film(folder.sample(number)) for number in numbers]
-        writer.add_directions_video(start, map(by_direction, zip(*films)), FRAMES_PER_SECOND)
+        write_video(folder.file_of("start_video", start), map(by_direction, zip(*films)),
+                    FRAMES_PER_SECOND)
 
 
 def film(sample: SampleArrays) -> Iterator[np.ndarray]:
-    """The frames of a sample, enlarged, with the action that entered each, terminal and reward."""
+    """Frames of a sample, enlarged and marked with action, terminal and reward."""
     for frame, action, probability, reward in zip(sample.frames, sample.actions, sample.terminals,
                                                   sample.rewards):
         marked = mark_action(enlarge(frame, VIDEO_SCALE), action)
@@ -331,11 +329,12 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
 
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
                      dataset: RolloutDataset | None, num_starts: int, batch_size: int) -> Runner:
-    """Simulates the same starts in every arm, with the agent's most likely actions and the most
-    likely latents.
+    """Return a function that runs one arm of a comparison, from the same starts in every arm.
+
+    The agent takes its most likely actions, and latents take their most likely class.
 
     Args:
-        dataset: whose frames simulations start from, None for random starts.
+        dataset: recorded rollouts to start from, None for random starts.
         batch_size: simulations at a time.
 
     Raises:
@@ -343,25 +342,20 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
     """
     sampler = Sampler(simulator, compute, plan, dataset)
     sampler.check(num_starts)
+    begins = range(0, num_starts, batch_size)
 
     def run(patches: Sequence[Patch], std: Mapping[str, Array]) -> ArmRuns:
         with patched(simulator.agent.policy, patches, std) as scope:
-            runs = simulated(sampler, num_starts, batch_size, scope)
+            samples = [arrays for begin in with_progress(begins, len(begins), "batch")
+                       for _, arrays, _ in sampler.simulate(
+                           range(begin, min(begin + batch_size, num_starts)))]
         warn_of_unused(scope)
-        return runs
+        return ArmRuns(
+            np.arange(num_starts),
+            np.array([len(arrays.values) for arrays in samples]),
+            np.array([arrays.terminals.max() for arrays in samples]),
+            np.concatenate([arrays.log_probs.argmax(axis=-1) for arrays in samples]),
+            np.concatenate([arrays.values for arrays in samples]),
+            np.concatenate([arrays.rewards for arrays in samples]),
+            *map(np.array, scope.total_change()))
     return run
-
-
-def simulated(sampler: Sampler, num_starts: int, batch_size: int, scope: ActivePatches) -> ArmRuns:
-    """The runs of one arm in the simulator."""
-    begins = range(0, num_starts, batch_size)
-    samples = [sample.arrays for begin in with_progress(begins, len(begins), "batch")
-               for sample in sampler.simulate(range(begin, min(begin + batch_size, num_starts)))]
-    return ArmRuns(
-        np.arange(num_starts),
-        np.array([len(sample.values) for sample in samples]),
-        np.array([sample.terminals.max() for sample in samples]),
-        np.concatenate([sample.log_probs.argmax(axis=-1) for sample in samples]),
-        np.concatenate([sample.values for sample in samples]),
-        np.concatenate([sample.rewards for sample in samples]),
-        *map(np.array, scope.total_change()))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -129,26 +130,15 @@ class Simulation(Step):
         return torch.sigmoid(self.terminal_logits)
 
 
-@dataclasses.dataclass(frozen=True)
-class Imagination:
-    """A sequential pass.
+def stack(start: Start, steps: Sequence[Step]) -> Simulation:
+    """Stack the steps of ``Simulator.imagine`` over time.
 
-    Attributes:
-        start: where it began.
-        steps: T steps; take gradients with respect to their tensors.
+    The stacked tensors are copies: a scalar computed from ``steps`` has no gradient with respect
+    to them.
     """
-
-    start: Start
-    steps: tuple[Step, ...]
-
-    def stacked(self) -> Simulation:
-        """The same with time as a dimension. The copies are no part of the steps' own graph:
-        a scalar made from ``steps`` has no gradient with respect to them."""
-        fields = {}
-        for field in dataclasses.fields(Step):
-            values = [getattr(step, field.name) for step in self.steps]
-            fields[field.name] = None if values[0] is None else torch.stack(values)
-        return Simulation(start=self.start, **fields)
+    columns = {name: [getattr(step, name) for step in steps] for name in vars(steps[0])}
+    return Simulation(start=start, **{name: None if values[0] is None else torch.stack(values)
+                                      for name, values in columns.items()})
 
 
 class Simulator(nn.Module):
@@ -262,7 +252,7 @@ class Simulator(nn.Module):
         for t in range(num_steps):
             h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
             if self.config.is_spatial:
-                all_camera.append(self.cell.camera_of(h))
+                all_camera.append(self.cell.camera_state(h))
             if true_camera is not None:
                 h = self.cell.with_camera(h, true_camera[0][t], true_camera[1])
             posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
@@ -273,31 +263,31 @@ class Simulator(nn.Module):
             all_posterior.append(posterior)
         env_h, latents = torch.stack(all_h), torch.stack(all_z)
 
-        shown = self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1))
-        raw_images = shown.images.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W)
+        raw_images, rewards, terminal_logits = (
+            output.unflatten(0, (num_steps, num_windows))  # (T, B, C, H, W), (T, B), (T, B)
+            for output in self.decoder(env_h.flatten(0, 1), latents.flatten(0, 1)))
         images = clamp_image(raw_images)
         agent = self.agent.sequence(images[:, agent_windows], batch.first_hidden[agent_windows])
+        log_probs = agent.log_probs  # (T, B, A)
         return Simulation(
             start=start, actions=actions, env_h=env_h, z=latents,
             prior_logits=self.cell.prior_logits(env_h),
             posterior_logits=torch.stack(all_posterior), raw_images=raw_images, images=images,
-            rewards=shown.rewards.unflatten(0, (num_steps, num_windows)),
-            terminal_logits=shown.terminal_logits.unflatten(0, (num_steps, num_windows)),
-            hidden_states=agent.hidden_states, log_probs=agent.log_probs, values=agent.values,
-            own_actions=most_likely_action(agent.log_probs),
+            rewards=rewards, terminal_logits=terminal_logits, hidden_states=agent.hidden_states,
+            log_probs=log_probs, values=agent.values, own_actions=most_likely_action(log_probs),
             camera=torch.stack(all_camera) if all_camera else None)
 
     def imagine(self, start: Start, draw: Draw, num_steps: int | None = None, *,
                 true_actions: Tensor | None = None, true_images: Tensor | None = None,
-                without_env_grads: bool = False, rows: BatchInfo | None = None) -> Imagination:
+                without_env_grads: bool = False, rows: BatchInfo | None = None) -> list[Step]:
         """Simulate step by step.
 
         For example, from frames, with everything else the simulator's own::
 
             start = simulator.start_from(simulator.encode(images), draw)
-            imagination = simulator.imagine(start, draw)
-            value = imagination.steps[4].values.mean()
-            gradients = torch.autograd.grad(value, [s.images for s in imagination.steps[:5]])
+            steps = simulator.imagine(start, draw)
+            value = steps[4].values.mean()
+            gradients = torch.autograd.grad(value, [step.images for step in steps[:5]])
 
         Args:
             start: from ``start_from``; its ``action`` enters the first step.
@@ -326,18 +316,19 @@ class Simulator(nn.Module):
                 embedding = self.frame_embedding(true_images[t])
                 posterior = self.cell.posterior_logits(h, self.cell.embedding_input(embedding))
             z = draw(prior if posterior is None else posterior)
-            shown = self.decoder(h, z)
-            image = clamp_image(shown.images)  # (B, C, H, W)
+            raw_image, reward, terminal_logit = self.decoder(h, z)  # (B, C, H, W), (B,), (B,)
+            image = clamp_image(raw_image)  # (B, C, H, W)
             with (batch_info(self.agent.policy, rows.at_step(t)) if rows
                   else contextlib.nullcontext()):
                 agent = self.agent.step(image, hidden)
-            hidden, action = agent.hidden_states, most_likely_action(agent.log_probs)
+            hidden, log_probs = agent.hidden_states, agent.log_probs  # (B, D), (B, A)
+            action = most_likely_action(log_probs)  # (B, A)
             steps.append(Step(
                 actions=entering, env_h=h, z=z, prior_logits=prior, posterior_logits=posterior,
-                raw_images=shown.images, images=image, rewards=shown.rewards,
-                terminal_logits=shown.terminal_logits, hidden_states=hidden,
-                log_probs=agent.log_probs, values=agent.values, own_actions=action))
-        return Imagination(start, tuple(steps))
+                raw_images=raw_image, images=image, rewards=reward, terminal_logits=terminal_logit,
+                hidden_states=hidden, log_probs=log_probs, values=agent.values,
+                own_actions=action))
+        return steps
 
     def one_hot_actions(self, actions: Tensor) -> Tensor:
         """int64 (…,) to float32 (…, A)."""

@@ -33,7 +33,7 @@ from torch.nn import functional
 
 from common.game_constants import FRAME_SIZE
 from generative.config import GRID, SimulatorConfig
-from generative.networks import DecodedObservation, on_unit_sphere
+from generative.networks import on_unit_sphere
 
 NUM_CELLS = GRID * GRID
 PATCH = FRAME_SIZE // GRID  # pixels per side of a cell's patch
@@ -161,7 +161,7 @@ class SpatialState:
                           self.displacement, self.started], dim=-1)
 
 
-def state_of(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
+def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
     """The parts of a state (B, H)."""
     sizes = (config.canvas_channels, config.memory_channels)
     grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
@@ -385,7 +385,7 @@ class SpatialCell(nn.Module):
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
         """One-hot z (B, S, K), action (B, A) and h (B, H) to the next h (B, H)."""
-        state, basis = state_of(h, self.config), self._basis[0]
+        state, basis = split_state(h, self.config), self._basis[0]
         world = basis.images(state.canvas)  # (B, C, 64, 64)
         apart = torch.detach if self.training else (lambda tensor: tensor)
         before = apart(state.displacement)
@@ -410,13 +410,13 @@ class SpatialCell(nn.Module):
         return SpatialState(state.canvas, memory, motion, velocity, displacement,
                             torch.ones_like(state.started)).flat()
 
-    def camera_of(self, h: Tensor) -> Tensor:
+    def camera_state(self, h: Tensor) -> Tensor:
         """The camera's velocity and displacement (…, 4) in states (…, H)."""
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
         """States (B, H) with another velocity and displacement (B, 4) in some rows, bool (B,)."""
-        known = torch.where(where[:, None], camera, self.camera_of(h))
+        known = torch.where(where[:, None], camera, self.camera_state(h))
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
 
     def prior_logits(self, h: Tensor) -> Tensor:
@@ -449,9 +449,9 @@ class SpatialDecoder(nn.Module):
             self.out.weight.mul_(0.1)
             self.out.bias.zero_()
 
-    def forward(self, h: Tensor, z: Tensor) -> DecodedObservation:
+    def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h (N, H) and one-hot z (N, S, K)."""
-        state, basis = state_of(h, self.config), self._basis[0]
+        state, basis = split_state(h, self.config), self._basis[0]
         displacement, motion = state.displacement, state.motion
         if self.training:
             displacement, motion = displacement.detach(), motion.detach()
@@ -465,4 +465,4 @@ class SpatialDecoder(nn.Module):
         near = x[:, :, middle - 1:middle + 1, middle - 1:middle + 1].flatten(1)
         reward, terminal = self.outcome(torch.cat(
             [near, x.mean(dim=(2, 3)), motion.to(x)], dim=-1)).float().unbind(dim=-1)
-        return DecodedObservation(images, reward, terminal)
+        return images, reward, terminal

@@ -56,7 +56,7 @@ from generative.runs import (
     prepared,
     prune_checkpoints,
 )
-from generative.simulator import Simulation, Simulator
+from generative.simulator import Simulation, Simulator, stack
 
 SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
@@ -349,9 +349,9 @@ class SimulatorTraining:
         weights = self._pixel_weights(windows.images) if self._pixel_weights else None
         vectors = world.gather_with_local_gradient(simulation.start.bottleneck_vec, num)
         losses = simulator_losses(simulation, windows, config, self.settings.loss_scales, weights,
-                                  vectors, true_camera=camera, agent_windows=acting,
-                                  agent_share=-(-num // training.agent_every) / num,
-                                  until_end=training.until_end)
+                                  vectors, camera, acting)
+        if training.until_end:
+            losses = losses.until_end(windows.terminals)
         figures = measure(simulation, losses, vectors)
         return losses, world.mean(figures, self._share(num))
 
@@ -479,9 +479,9 @@ class SimulatorTraining:
         with self._for_use(), self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
             start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)
-            imagination = self.simulator.imagine(start, draw, true_actions=batch.actions).stacked()
+            steps = self.simulator.imagine(start, draw, true_actions=batch.actions)
         columns = {"truth": batch.images, "reconstruction": reconstruction,
-                   "imagination": imagination.images}
+                   "imagination": stack(start, steps).images}
         films = {title: as_frames(images) for title, images in columns.items()}
         write_video(self._film, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
 

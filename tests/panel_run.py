@@ -13,8 +13,8 @@ from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
 from analysis.behaviours.files import BEHAVIOUR_FILES
 from common.files import save_json, sha256
 from common.step_results import StepResults
-from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
 
 NUM_SAMPLES, NUM_SWAPPED, NUM_STEPS, NUM_RECORDED = 9, 4, 5, 300
@@ -140,12 +140,12 @@ def record_positions(run: Run) -> np.ndarray:
 
 def _write_samples(path: Path, chosen: range, swap: dict | None, samples: SampleArrays,
                    gradients: dict[str, np.ndarray], checksums: dict[str, str]) -> None:
-    writer = SampleWriter(path, {"swap": swap, "agent_sha256": AGENT})
-    saliency = SaliencyWriter(path)
+    writer = open_samples(path, {"swap": swap, "agent_sha256": AGENT})
+    saliency = SaliencyFolder(path)
     for number, place in enumerate(chosen):
         writer.add(number, SampleArrays(*(getattr(samples, field.name)[place] for field in
                                           dataclasses.fields(SampleArrays))),
-                   SampleOrigin(number, None, None, None, None))
+                   SampleOrigin(number))
         for index, name in enumerate(TYPES):
             of_states = gradients[name][place]
             if np.isnan(of_states).any():
@@ -157,7 +157,7 @@ def _write_samples(path: Path, chosen: range, swap: dict | None, samples: Sample
                 np.zeros((NUM_STEPS, 3, FRAME, FRAME)), of_states, np.zeros((NUM_STEPS, 6)),
                 processed))
             direction = "direction" in name
-            saliency.finish(number, name, {
+            saliency.mark_finished(number, name, {
                 "function": name, "common_timesteps": [READ_AT],
                 "matrices_sha256": checksums if direction else None})
 

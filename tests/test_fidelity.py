@@ -441,7 +441,7 @@ def test_a_dream_begins_with_the_recorded_state_and_action(simulator, dataset):
         images = window.frames[:NUM_INIT].unsqueeze(1).float() / 255
         begin = simulator.start_from(simulator.encode(images), MODE)
         first = simulator.imagine(begin, MODE, 1, true_actions=window.actions[
-            NUM_INIT - 2].reshape(1, 1)).steps[0]
+            NUM_INIT - 2].reshape(1, 1))[0]
         output = simulator.agent.step(first.images, window.hidden_states[NUM_INIT - 1:NUM_INIT])
     assert life.actions[0] == int(output.log_probs.argmax())
 

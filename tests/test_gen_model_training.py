@@ -51,7 +51,7 @@ from generative.runs import (
     open_simulator,
     prune_checkpoints,
 )
-from generative.simulator import Simulator
+from generative.simulator import Simulator, stack
 from generative.training import SimulatorTraining
 from interventions.config import SwapConfig
 
@@ -165,8 +165,8 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
     draw = LatentSampler("mode")
     start_state = simulator.start_from(simulator.encode(batch.initial_images), draw)
     expected = {"truth": batch.images, "reconstruction": simulator(batch, draw).images,
-                "imagination": simulator.imagine(
-                    start_state, draw, true_actions=batch.actions).stacked().images}
+                "imagination": stack(start_state, simulator.imagine(
+                    start_state, draw, true_actions=batch.actions)).images}
     expected = {name: 255 * images.permute(0, 1, 3, 4, 2).numpy()
                 for name, images in expected.items()}
     assert np.abs(expected["reconstruction"] - expected["imagination"]).mean() > 1
@@ -552,8 +552,8 @@ def test_simulator_over_fits_until_imagination_follows(agent_path, recording, tm
     draw = LatentSampler("mode")
     with torch.no_grad():
         start_state = run.simulator.start_from(run.simulator.encode(batch.initial_images), draw)
-        imagined = run.simulator.imagine(start_state, draw,
-                                         true_actions=batch.actions).stacked().images
+        imagined = stack(start_state, run.simulator.imagine(
+            start_state, draw, true_actions=batch.actions)).images
 
     def error(images):
         return float((images - batch.images)[1:].square().mean())

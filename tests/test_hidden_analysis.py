@@ -31,7 +31,7 @@ from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
 from common.errors import UserError
 from common.palette import COLOURS
 from common.parameters import ParameterSet
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector
 
@@ -229,14 +229,14 @@ def test_factors_give_back_planted_states():
 def samples(tmp_path_factory):
     """A folder with the folder of six simulated samples of four steps."""
     root = tmp_path_factory.mktemp("samples")
-    writer = SampleWriter(root / "informed_init", {"kind": "test"})
+    writer = open_samples(root / "informed_init", {"kind": "test"})
     for number in range(NUM_SAMPLES):
         rng = np.random.default_rng(number)
         writer.add(number, SampleArrays(
             np.zeros((4, 64, 64, 3), np.uint8), *np.zeros((3, 4), np.float32),
             rng.uniform(-1, 1, (4, 64)).astype(np.float32), np.zeros((4, 15), np.float32),
             np.zeros((4, 48), np.float32), np.zeros(16, np.float32), np.zeros(4, np.int64)),
-            SampleOrigin(number, None, None, None, None))
+            SampleOrigin(number))
     return root
 
 

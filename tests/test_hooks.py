@@ -388,11 +388,11 @@ def test_patches_act_in_the_simulator_and_not_in_its_training(simulator_file, ag
         altered = simulator.imagine(start, MODE, 3, rows=rows)
         with pytest.raises(UserError, match="the training pass of a simulator takes no patches"):
             simulator(None, MODE)
-    states = torch.stack([step.hidden_states for step in altered.steps])
+    states = torch.stack([step.hidden_states for step in altered])
     assert ((states[:, :, 3] == 0.25) == torch.tensor([[0], [1], [0]])).all()
-    assert torch.equal(states[0], plain.steps[0].hidden_states)
+    assert torch.equal(states[0], plain[0].hidden_states)
     values = policy.fc_value(states).squeeze(-1)
-    torch.testing.assert_close(values, torch.stack([step.values for step in altered.steps]))
+    torch.testing.assert_close(values, torch.stack([step.values for step in altered]))
 
 
 @torch.no_grad()

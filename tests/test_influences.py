@@ -41,9 +41,9 @@ from common.parameters import ParameterSet
 from common.step_results import StepResults
 from common.tables import markdown_escaped
 from generative.config import SaliencyConfig
-from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from interventions.hidden_states_folder import matrix_files
 from interventions.projector import Projector
 
@@ -396,7 +396,7 @@ def folders(tmp_path_factory, projector, heads, noise):
     np.save(behaviours.file("per_sample"), LABELS)
 
     samples = root / "informed_init"
-    writer, rng = SampleWriter(samples, {"kind": "test"}), np.random.default_rng(0)
+    writer, rng = open_samples(samples, {"kind": "test"}), np.random.default_rng(0)
     states = torch.stack(surrogate(projector, noise), dim=1).detach()
     log_probs = torch.log_softmax(heads[0](states), dim=-1).numpy()
     values = heads[1](states).squeeze(-1).numpy()
@@ -405,7 +405,7 @@ def folders(tmp_path_factory, projector, heads, noise):
             rng.integers(0, 256, (NUM_STEPS, 20, 20, 3), np.uint8), np.zeros(NUM_STEPS),
             np.zeros(NUM_STEPS), values[number], states[number].numpy(), log_probs[number],
             np.zeros((NUM_STEPS, 8)), np.zeros(4), np.arange(NUM_STEPS) % 9),
-            SampleOrigin(number, None, None, None, None))
+            SampleOrigin(number))
     matrices = Projector.load_for(UNITS, precomputed, EPISODES, None)[1]
     for without in (False, True):
         write_surrogate_saliency(samples, projector, heads, noise, without, matrices)
@@ -413,7 +413,7 @@ def folders(tmp_path_factory, projector, heads, noise):
 
 
 def write_surrogate_saliency(samples, projector, heads, noise, without, matrices):
-    writer = SaliencyWriter(samples)
+    writer = SaliencyFolder(samples)
     states = surrogate(projector, noise, without)
     ics = projector.coordinates(states[STEP], "ica")
     log_probs = torch.log_softmax(heads[0](states[STEP]), dim=-1)
@@ -429,7 +429,7 @@ def write_surrogate_saliency(samples, projector, heads, noise, without, matrices
             writer.add(number, file_name, SaliencyArrays(
                 np.zeros((NUM_STEPS, 3, 2, 2)), gradients[number], np.zeros((NUM_STEPS, 8)),
                 np.zeros((NUM_STEPS, 2, 2, 3))))
-            writer.finish(number, file_name, {
+            writer.mark_finished(number, file_name, {
                 "function": name, "common_timesteps": [STEP], "num_copies": COPIES,
                 "without_env_grads": without,
                 "matrices_sha256": matrices if name.startswith("hx") else None})
@@ -853,7 +853,7 @@ def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
         np.save(path, getattr(golden, name).numpy())
     matrices = Projector.load_for(64, precomputed, EPISODES, None)[1]
     samples, policy, rng = root / "informed_init", tiny_policy(), np.random.default_rng(0)
-    writer, saliency = SampleWriter(samples, {"kind": "test"}), SaliencyWriter(samples)
+    writer, saliency = open_samples(samples, {"kind": "test"}), SaliencyFolder(samples)
     forward = golden.change(torch.eye(64), "ica").T.numpy()  # gradients of the ICs
     for number in range(10):
         states = torch.from_numpy(rng.normal(size=(2, 64)).astype(np.float32))
@@ -862,13 +862,13 @@ def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
             values = policy.fc_value(states).squeeze(-1).numpy()
         writer.add(number, SampleArrays(
             np.zeros((2, 20, 20, 3)), np.zeros(2), np.zeros(2), values, states.numpy(), log_probs,
-            np.zeros((2, 8)), np.zeros(4), np.zeros(2)), SampleOrigin(number, *[None] * 4))
+            np.zeros((2, 8)), np.zeros(4), np.zeros(2)), SampleOrigin(number))
         for i in range(golden.num_ics):
             name, gradients = f"hx_direction_{i}_ica", np.zeros((2, 64))
             gradients[1] = forward[i]
             saliency.add(number, name, SaliencyArrays(
                 np.zeros((2, 3, 2, 2)), gradients, np.zeros((2, 8)), np.zeros((2, 2, 2, 3))))
-            saliency.finish(number, name, {"common_timesteps": [1], "num_copies": 1,
+            saliency.mark_finished(number, name, {"common_timesteps": [1], "num_copies": 1,
                                            "without_env_grads": False,
                                            "matrices_sha256": matrices})
     argv = ["--interpreting_params_name", "tiny", "--samples_dir", str(samples), "--save_dir",

@@ -132,7 +132,7 @@ def test_losses_are_those_of_each_window_imagined_alone(predictor, result, simul
     actions_of = result.windows if predictor == SIMULATOR else result.action_windows
     for n in some_windows(result):
         window = dataset[result.windows[n]]
-        steps = imagined_alone(simulator, window, dataset[actions_of[n]].actions).steps
+        steps = imagined_alone(simulator, window, dataset[actions_of[n]].actions)
         expected = direct_losses(steps, window)
         until = first_end(window) + 1
         for kind, values in expected.items():
@@ -144,7 +144,7 @@ def test_losses_are_those_of_each_window_imagined_alone(predictor, result, simul
 def test_divergence_is_that_of_the_posterior_at_the_imagined_state(result, simulator, dataset):
     n = some_windows(result)[-2]
     window = dataset[result.windows[n]]
-    for t, step in enumerate(imagined_alone(simulator, window, window.actions).steps):
+    for t, step in enumerate(imagined_alone(simulator, window, window.actions)):
         embedding = simulator.frame_embedding(window.frames[2 + t].unsqueeze(0).float() / 255)
         posterior = simulator.cell.posterior_logits(step.env_h,
                                                     simulator.cell.embedding_input(embedding))
@@ -268,7 +268,7 @@ def test_agent_is_shown_the_frames_of_each_predictor_from_the_recorded_state_on(
         result, simulator, dataset, mean):
     policy, n = simulator.agent.policy, some_windows(result)[3]
     window = dataset[result.windows[n]]
-    imagined = imagined_alone(simulator, window, window.actions).steps
+    imagined = imagined_alone(simulator, window, window.actions)
     frames = window.frames[2:].float() / 255
     shown = {RECORDED: frames, LAST_FRAME: frames[:1].expand_as(frames),
              MEAN_FRAME: mean.expand_as(frames), SIMULATOR: torch.cat([s.images for s in imagined])}

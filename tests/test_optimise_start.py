@@ -109,14 +109,14 @@ def vectors(num, seed=0, size=16):
 
 # Gradients
 
-def smooth(simulator, choices, vector, reference):
+def smooth(simulator, start, choices, vector, reference):
     """The simulator as a smooth function of its start vector.
 
     The forward pass of a choice has no slope; so choices are kept, and what the tensor whose
     gradient a choice passes has changed by is added to them.
 
     Args:
-        choices: a simulation from which they are taken.
+        start, choices: start and steps of a simulation from which they are taken.
         reference: the tensors that passed gradients where nothing is moved, or None there.
 
     Returns:
@@ -128,16 +128,16 @@ def smooth(simulator, choices, vector, reference):
         passed.append(soft)
         return choice + soft - (soft if reference is None else reference[len(passed) - 1])
 
-    policy, start = simulator.agent.policy, choices.start
+    policy = simulator.agent.policy
     env = simulator.env_converter(vector)
     h, z_logits = env.split([simulator.config.deter_dim, simulator.config.env_h_stoch_size], -1)
     z = choose(start.z, torch.softmax(z_logits.unflatten(-1, simulator.cell.latent_shape), -1))
     hidden = torch.tanh(simulator.hidden_converter(vector))
     action = choose(start.action, torch.log_softmax(simulator.action_converter(vector), -1))
-    for step in choices.steps:
+    for step in choices:
         h = simulator.cell.advance(z, simulator.cell.action_input(action), h)
         z = choose(step.z, torch.softmax(simulator.cell.prior_logits(h), -1))
-        image = choose(step.images, simulator.decoder(h, z).images)
+        image = choose(step.images, simulator.decoder(h, z)[0])
         hidden = policy.gru.gru(policy.embed(image)[None], hidden[None])[0][0]
         log_probs = torch.log_softmax(policy.fc_policy(hidden), -1)
         action = choose(step.own_actions, log_probs)
@@ -153,15 +153,16 @@ def test_gradient_of_the_start_vector_is_the_slope_of_a_smooth_surrogate(simulat
     monkeypatch.setattr(torch.Tensor, "float", lambda self: self)  # all of it in float64
     exact = copy.deepcopy(simulator).double()
     vector = vectors(1, seed=2).double().requires_grad_()
-    imagination, answers = rollout(exact, FLOAT32, vector, STEP + 1,
+    steps, answers = rollout(exact, FLOAT32, vector, STEP + 1,
                                    ("hidden_state",) * name.startswith("hidden"))
     (target,) = named(exact.agent.policy, name)
     (gradient,) = torch.autograd.grad(target(answers, STEP).sum(), vector)
     with torch.no_grad():
-        _, reference = smooth(exact, imagination, vector, None)
+        start = exact.start_from(vector, LatentSampler("mode"), detached=False)
+        _, reference = smooth(exact, start, steps, vector, None)
         for direction in (gradient, vectors(1, seed=3).double()):
             move = 1e-6 * direction / direction.norm()
-            above, below = (read(*smooth(exact, imagination, vector + sign * move, reference)[0])
+            above, below = (read(*smooth(exact, start, steps, vector + sign * move, reference)[0])
                             for sign in (1, -1))
             expected = (gradient * direction).sum() / direction.norm()
             assert abs((above - below) / 2e-6 - expected) < 1e-5 * gradient.norm()
@@ -227,7 +228,7 @@ def test_penalty_keeps_the_simulated_episode_going(simulator):
 
     def ends(start_vectors):
         with torch.no_grad():
-            steps = rollout(simulator, FLOAT32, start_vectors, 2)[0].steps
+            steps = rollout(simulator, FLOAT32, start_vectors, 2)[0]
         return sum(-torch.log(1 - torch.sigmoid(step.terminal_logits)) for step in steps)
 
     kept = search(simulator, FLOAT32, Objective(target, MAXIMISE), begin[:3], Scale(0.0, 1e9),
@@ -316,7 +317,7 @@ def test_targets_are_what_their_names_say(simulator):
                                        ("hidden_state", "embedder.block1.conv"))
         values = [target(answers, STEP) for target in targets]
         start = simulator.start_from(start_vectors, LatentSampler("mode"))
-        steps = simulator.imagine(start, LatentSampler("mode"), STEP + 1).steps
+        steps = simulator.imagine(start, LatentSampler("mode"), STEP + 1)
         last = steps[STEP]
         with cached(policy, ["embedder.block1.conv"]) as activations:
             policy.embed(last.images)
@@ -367,7 +368,7 @@ def test_a_planted_gain_is_claimed_and_none_where_there_is_none(simulator):
     np.fill_diagonal(shown, rng.uniform(0.8, 1, 24))
     for gain, percentiles, claimed in ((1.0, shown, True), (0.0, at_random, False)):
         scores = np.diag(best + gain + 0.1 * rng.normal(size=24))
-        table = evaluation._effects(context, {1.0: scores}, {1.0: percentiles}, 3)
+        table = evaluation.compare_with_recorded(context, {1.0: scores}, {1.0: percentiles}, 3)
         own = table[~table["control"]].set_index("outcome")
         assert (own["claimed"] == claimed).all(), own
         assert own.loc["score", "effect"] == pytest.approx(gain, abs=0.1)
@@ -381,9 +382,10 @@ def test_controls_are_the_starts_of_other_targets(simulator):
     targets = named(simulator.agent.policy, "value", "log_prob_up")
     orders = tuple(Objective(target, aim) for aim in (MAXIMISE, MINIMISE) for target in targets)
     context = context_of(np.zeros((4, 2), np.float32), range(4), orders, (0, 1, 0, 1), 2)
-    assert evaluation._shifts(context) == [1, 3]  # two places on is the same target's other aim
+    # two places further is the same target's other aim
+    assert evaluation.shifts(np.array(context.columns)) == [1, 3]
     matrix = np.arange(16).reshape(4, 4)  # row the start, column the order
-    assert evaluation._shifted(matrix, 1).tolist() == [4, 9, 14, 3]
+    assert evaluation.shifted(matrix, 1).tolist() == [4, 9, 14, 3]
 
 
 # The real game

@@ -206,7 +206,7 @@ def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):
                  *run.folder.rglob("origin.json"), *run.folder.rglob("recording.json"),
                  *run.folder.rglob("settings*.json")]:
         path.unlink()
-    saliency_folder(run).array_file(7, "value", "env_h").unlink()  # so this one is not whole
+    saliency_folder(run).file_of("env_h", 7, "value").unlink()  # so this one is not whole
     output = PanelFolder(tmp_path / "panel")
     assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
     steps, manifest = content(output, "steps"), content(output, "manifest")
@@ -218,7 +218,7 @@ def test_published_samples_and_saliency_have_no_descriptions(run, tmp_path):
 
 
 def test_saliency_that_is_not_finished_is_left_out(run, tmp_path):
-    saliency_folder(run).description_file(2, "value").unlink()
+    saliency_folder(run).file_of("description", 2, "value").unlink()
     output = PanelFolder(tmp_path / "panel")
     assert export_panel.main(run.arguments("--output_dir", str(output.path))) == 0
     assert content(output, "pictures_00002")["saliency"][0] is None
@@ -250,7 +250,7 @@ def test_an_earlier_panel_is_replaced_and_survives_a_mistake(run, tmp_path, caps
     arguments = run.arguments("--output_dir", str(output.path))
     assert export_panel.main(arguments) == 0
     before = {path: path.read_bytes() for path in output.path.rglob("*") if path.is_file()}
-    damaged = saliency_folder(run).array_file(8, "value", "processed")
+    damaged = saliency_folder(run).file_of("processed", 8, "value")
     whole = damaged.read_bytes()
     damaged.write_bytes(b"no array")
     assert export_panel.main(arguments) == 2
@@ -269,13 +269,13 @@ def spoil(path: Path, value: float = np.nan):
 
 
 def other_directions(run):
-    path = saliency_folder(run).description_file(3, "hx_direction_1_ica")
+    path = saliency_folder(run).file_of("description", 3, "hx_direction_1_ica")
     description = json.loads(path.read_text())
     save_json(path, {**description, "matrices_sha256": {"hx_mu_7.npy": "0"}})
 
 
 def other_steps(run):
-    path = saliency_folder(run).description_file(3, "value")
+    path = saliency_folder(run).file_of("description", 3, "value")
     save_json(path, {**json.loads(path.read_text()), "common_timesteps": [1]})
 
 
@@ -297,11 +297,11 @@ def fewer_units(run):
 
 MISTAKES = {
     "nan in a sample": (lambda run: spoil(run.folder / UNALTERED / "sample_00004/agent_values.npy"),
-                        r"sample_00004/agent_values.npy holds NaN"),
-    "nan in a gradient": (lambda run: spoil(saliency_folder(run).array_file(
-        4, "value", "hidden_states")), r"grad_hx_value.npy holds NaN or infinity"),
-    "too short a gradient": (lambda run: np.save(saliency_folder(run).array_file(
-        4, "value", "hidden_states"), np.zeros((4, 4), np.float32)), r"has the shape \(4, 4\)"),
+                        r"sample_00004 is damaged: 'agent_values' holds NaN"),
+    "nan in a gradient": (lambda run: spoil(saliency_folder(run).file_of(
+        "hidden_states", 4, "value")), r"grad_hx_value.npy holds NaN or infinity"),
+    "too short a gradient": (lambda run: np.save(saliency_folder(run).file_of(
+        "hidden_states", 4, "value"), np.zeros((4, 4), np.float32)), r"has the shape \(4, 4\)"),
     "other directions": (other_directions, "of other directions than those of this panel"),
     "other steps": (other_steps, "read at different steps"),
     "behaviours of others": (behaviours_of_others, "behaviours in .* are of samples in rand_init"),

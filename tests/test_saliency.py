@@ -32,7 +32,7 @@ from common.parameters import ParameterSet, id_list
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.published import load_published
-from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder
 from generative.saliency.gradients import (
     FRAME_SHARE,
     WITHOUT_ENV_GRADS,
@@ -47,6 +47,7 @@ from generative.saliency.gradients import (
 )
 from generative.saliency.run import DIFFERENCE
 from generative.sample_files import SampleFolder
+from generative.simulator import stack
 from interventions.projector import Projector
 
 MODE = LatentSampler("mode")
@@ -161,7 +162,7 @@ class Surrogate:
     def __init__(self, simulator, vector, without):
         self.simulator, self.without = simulator, without
         self.start = simulator.start_from(vector, MODE)
-        self.base = simulator.imagine(self.start, MODE, NUM_STEPS).steps
+        self.base = simulator.imagine(self.start, MODE, NUM_STEPS)
 
     def __call__(self, field, at, move):
         """Values (T,), log-probabilities (T, A) and states (T, D), with a field moved at a step."""
@@ -176,7 +177,7 @@ class Surrogate:
             h = h + moved["env_h"]
             probs = torch.softmax(simulator.cell.prior_logits(h), dim=-1)
             z = base.z + probs - torch.softmax(base.prior_logits, dim=-1)
-            image = base.images + simulator.decoder(h, z).images - base.raw_images
+            image = base.images + simulator.decoder(h, z)[0] - base.raw_images
             image = image + moved["images"]
             states, _ = policy.gru.gru(policy.embed(image)[None], hidden[None])
             hidden = states[0] + moved["hidden_states"]
@@ -261,7 +262,7 @@ def test_without_env_grads_images_act_through_the_agents_memory_alone(simulator)
     (plain,) = one_pass(simulator, vector[None], ["value"])
     with torch.no_grad():
         start = simulator.start_from(vector, MODE)
-        images = simulator.imagine(start, MODE, COMMON + 1).stacked().images
+        images = stack(start, simulator.imagine(start, MODE, COMMON + 1)).images
     images.requires_grad_()
     value = simulator.agent.sequence(images, start.agent_hidden).values[COMMON, 0]
     (expected,) = torch.autograd.grad(value, images)
@@ -423,7 +424,7 @@ def test_specificity_is_stored_with_the_maps_and_printed(run, samples, capsys):
     assert run(samples, "--saliency_func_type", "leftwards", "--sample_ids", "0") == 0
     found = folder.specificity(0, False)
     assert len(found.functions) == 5
-    folder.specificity_file(0, False).write_text(
+    folder.file_of("specificity", 0, "").write_text(
         json.dumps({"functions": found.functions, "correlations": [0.5]}))
     assert run(samples, "--overwrite", "--saliency_func_type", "leftwards", "value",
                "--sample_ids", "0") == 0
@@ -462,7 +463,7 @@ def test_shards_give_the_files_of_one_run(arguments, samples, recorded, tmp_path
     assert run(shards, "--shard", "2/3") == 0
     found = {path.parent.name for path in shards.rglob("saliency_value.json")}
     assert found == {"sample_00002", "sample_00003"}
-    with killed_at(SaliencyWriter, "add", 2):
+    with killed_at(SaliencyFolder, "add", 2):
         assert run(shards, "--shard", "3/3") == 130
     assert run(shards, "--join") == 2
     assert "lacks shards 1/3, 3/3, which have not been run to the end" in error(capsys)
@@ -524,7 +525,7 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     np.testing.assert_allclose(sample.bottleneck_vec, mean / np.linalg.norm(mean), atol=1e-6)
     with torch.no_grad():
         start = simulator.start_from(torch.from_numpy(sample.bottleneck_vec)[None], MODE)
-        simulation = simulator.imagine(start, MODE, NUM_STEPS).stacked()
+        simulation = stack(start, simulator.imagine(start, MODE, NUM_STEPS))
     np.testing.assert_allclose(sample.values, simulation.values[:, 0], atol=1e-4)
     assert SampleFolder(path).numbers() == [0]
     copies = smoothgrad_starts(torch.from_numpy(sample.bottleneck_vec), NUM_COPIES, SCALE, 5, 0)
@@ -585,14 +586,14 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
     expected = (plain.processed, without.processed, coloured(maps[0] - maps[1], sample.frames,
                                                              full))
     for step in range(NUM_STEPS):
-        picture = np.asarray(Image.open(demo.difference_file(1, step)))[-256:]
+        picture = np.asarray(Image.open(demo.file_of("difference", 1, step)))[-256:]
         for column, shown in enumerate(expected, 1):
             np.testing.assert_array_equal(picture[::4, 256 * column:256 * column + 256:4],
                                           shown[step])
     np.testing.assert_array_equal(coloured(maps[1], sample.frames, full), without.processed)
-    written = demo.difference_file(1, 0).stat().st_mtime_ns
+    written = demo.file_of("difference", 1, 0).stat().st_mtime_ns
     assert saliency_experiments.main(argv) == 0
-    assert demo.difference_file(1, 0).stat().st_mtime_ns == written
+    assert demo.file_of("difference", 1, 0).stat().st_mtime_ns == written
     shutil.copytree(SampleFolder(samples).sample_folder(5), SampleFolder(samples).sample_folder(1),
                     dirs_exist_ok=True)
     capsys.readouterr()
@@ -622,11 +623,11 @@ def test_stopped_and_killed_run_resumes_to_the_same_files(run, arguments, sample
             assert "the same command without --overwrite goes on" in output
             assert not list(samples.rglob(".*"))
         assert len(list(samples.rglob("saliency_*.json"))) < total
-    description = SaliencyFolder(samples).description_file(0, "value")
+    description = SaliencyFolder(samples).file_of("description", 0, "value")
     written = description.stat().st_mtime_ns
-    unfinished = SaliencyFolder(samples).array_file(5, "value", "images")
+    unfinished = SaliencyFolder(samples).file_of("images", 5, "value")
     unfinished.write_bytes(b"half")  # without a description it does not count
-    SaliencyFolder(samples).description_file(5, "value").unlink(missing_ok=True)
+    SaliencyFolder(samples).file_of("description", 5, "value").unlink(missing_ok=True)
     assert saliency_experiments.main(argv) == 0
     assert description.stat().st_mtime_ns == written  # not done again
     other = shutil.copytree(recorded, tmp_path / "at_once")
@@ -645,10 +646,10 @@ def test_a_kill_in_the_middle_of_a_batch_changes_no_digit(run, samples, recorded
     demonstration = SaliencyFolder(tmp_path / "demo")
     shown = [demonstration.saliency(number, "value").images for number in range(4)]
     for number in range(3, NUM_SAMPLES):
-        SaliencyFolder(interrupted).description_file(number, "action").unlink()
-        SaliencyFolder(interrupted).array_file(number, "action", "images").unlink()
-    demonstration.description_file(3, DIFFERENCE).unlink()
-    demonstration.array_file(3, "value", "images").unlink()
+        SaliencyFolder(interrupted).file_of("description", number, "action").unlink()
+        SaliencyFolder(interrupted).file_of("images", number, "action").unlink()
+    demonstration.file_of("description", 3, DIFFERENCE).unlink()
+    demonstration.file_of("images", 3, "value").unlink()
     assert run(interrupted, *flags) == 0
     assert_same_saliency(interrupted, samples, range(NUM_SAMPLES), ["value", "action"])
     assert np.array_equal(demonstration.saliency(3, "value").images, shown[3])
@@ -764,13 +765,13 @@ def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):
     with pytest.raises(UserError, match=r"grad_ims_value\.npy; saliency_experiments\.py writes"):
         folder.saliency(1, "value")
     assert run(samples, "--sample_ids", 1, 2, "--saliency_func_type", "value") == 0
-    np.save(folder.array_file(1, "value", "env_h"), np.zeros((4, 40), np.float32))
+    np.save(folder.file_of("env_h", 1, "value"), np.zeros((4, 40), np.float32))
     with pytest.raises(UserError, match=r"has the shape \(4, 48\), not \(4, 40\) as sample 1"):
         folder.stacked_field("env_h", "value", [1, 2])
-    np.save(folder.array_file(1, "value", "env_h"), np.zeros((4, 48)))
+    np.save(folder.file_of("env_h", 1, "value"), np.zeros((4, 48)))
     with pytest.raises(UserError, match="holds float64 in 2 dimensions, not float32 in 2"):
         folder.saliency(1, "value")
-    folder.array_file(1, "value", "env_h").write_bytes(b"")
+    folder.file_of("env_h", 1, "value").write_bytes(b"")
     with pytest.raises(UserError, match=r"grad_env_h_value\.npy is damaged"):
         folder.stacked_field("env_h", "value", [1])
 

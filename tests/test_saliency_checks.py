@@ -98,7 +98,7 @@ def test_saliency_of_the_frame_itself_is_the_agents_gradient_at_the_simulated_im
     mode = LatentSampler("mode")
     with torch.no_grad():
         start = simulator.start_from(simulator.encode(images), mode)
-        image = simulator.imagine(start, mode, 1).steps[0].images
+        image = simulator.imagine(start, mode, 1)[0].images
     image.requires_grad_()
     (gradient,) = torch.autograd.grad(
         simulator.agent.step(image, start.agent_hidden).values.sum(), image)

@@ -27,8 +27,9 @@ from generative.config import SimulatorConfig
 from generative.dataset import RolloutDataset
 from generative.networks import LatentSampler, PresetDraw
 from generative.published import load_published
-from generative.sample_files import SampleArrays, SampleFolder, SampleWriter
+from generative.sample_files import SampleArrays, SampleFolder
 from generative.sampling import manual_actions
+from generative.simulator import stack
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 
@@ -117,7 +118,7 @@ def test_samples_are_what_the_simulator_does_from_their_windows(informed, simula
     assert len({origin.window for origin in origins}) == NUM_SAMPLES
     frames = dataset.batch([origin.window for origin in origins]).frames[:3]
     start = simulator.start_from(simulator.encode(frames.to(torch.float32) / 255), MODE)
-    assert_simulated(samples, simulator.imagine(start, MODE, 4).stacked())
+    assert_simulated(samples, stack(start, simulator.imagine(start, MODE, 4)))
     assert len(np.unique(samples.actions)) > 2  # the agent acts, differently
     assert samples.hidden_states.std(axis=0).mean() > 0.01  # and not from the same state
     for origin, shown in zip(origins, frames[-1]):
@@ -175,7 +176,7 @@ def test_random_starts_lie_on_the_sphere_and_need_no_data(run, simulator, tmp_pa
                                                    episode=None, frame=None, manual_action=None)
     with torch.no_grad():
         start = simulator.start_from(torch.from_numpy(vectors), MODE)
-        assert_simulated(folder.stacked(), simulator.imagine(start, MODE, 4).stacked())
+        assert_simulated(folder.stacked(), stack(start, simulator.imagine(start, MODE, 4)))
     assert run(tmp_path / "other", "--recording_rand_init", "--seed", 6) == 0
     other = SampleFolder(tmp_path / "other" / "rand_init").stacked_field("bottleneck_vec")
     assert np.abs(vectors - other).max(axis=1).min() > 0.05
@@ -213,7 +214,8 @@ def test_each_of_the_nine_actions_is_forced_from_the_same_start(run, simulator, 
     with torch.no_grad():
         start = simulator.start_from(torch.from_numpy(samples.bottleneck_vec), MODE)
         forced = torch.arange(9).repeat(5, 2)
-        assert_simulated(samples, simulator.imagine(start, MODE, 5, true_actions=forced).stacked())
+        assert_simulated(samples, stack(start, simulator.imagine(
+            start, MODE, 5, true_actions=forced)))
     assert run(tmp_path / "two", "--manual_action", "upright", "left") == 0
     two = SampleFolder(tmp_path / "two" / "manual_actions")
     assert two.origin(3) == folder.origin(10) and two.origin(2) == folder.origin(17)
@@ -255,13 +257,13 @@ def test_videos_are_written_later_too_and_show_the_sample(run, simulator_file, a
     more = ["--manual_action", "pattern", "--num_samples", 1]
     assert run(tmp_path, *more) == 0
     folder = SampleFolder(tmp_path / "manual_actions")
-    assert not folder.video_file(0).parent.exists()
+    assert not folder.file_of("video", 0).parent.exists()
     argv = arguments(simulator_file, agent_path, recording, tmp_path, *more)
     argv.remove("--no_videos")
     assert record_gen_samples.main(argv) == 0
-    assert {path.name for path in folder.video_file(0).parent.iterdir()} == {
+    assert {path.name for path in folder.file_of("video", 0).parent.iterdir()} == {
         "start_00000.mp4", *(f"sample_{number:05d}.mp4" for number in range(9))}
-    grid, right = film(folder.directions_video_file(0)), film(folder.video_file(7))
+    grid, right = film(folder.file_of("start_video", 0)), film(folder.file_of("video", 7))
     assert grid.shape == (5, 576, 576, 3) and right.shape == (5, 192, 192, 3)
     inner = np.s_[..., 40:140, 50:140, :]  # beside the marks
     pictures = folder.stacked().frames.repeat(3, axis=2).repeat(3, axis=3)[inner]
@@ -307,7 +309,7 @@ def test_swap_records_a_pair_from_the_same_starts(informed, run, simulator, matr
         swap = ChangeState(lambda entering, leaving: entering + projector.swap(
             leaving - entering, [10, 5], [12, None], "ica"))
         with patched(simulator.agent.policy, [swap]):
-            expected = simulator.imagine(start, MODE, 4).stacked()
+            expected = stack(start, simulator.imagine(start, MODE, 4))
     assert_simulated(altered, expected)
     # The first step shows the agent the same frame, so its change can be compared.
     np.testing.assert_array_equal(without.frames[:, 0], altered.frames[:, 0])
@@ -413,7 +415,7 @@ def test_shards_give_the_samples_of_one_run(run, simulator_file, agent_path, rec
     shards = tmp_path / "shards"
     assert record(shards, "--shard", "2/3") == 0
     assert SampleFolder(shards / "informed_init", joined=False).numbers() == [2, 3]
-    with killed_at(SampleWriter, "add", 2):
+    with killed_at(SampleFolder, "add", 2):
         assert record(shards, "--shard", "3/3") == 130
     for more, words in ((["--join"], "informed_init lacks shards 1/3, 3/3"),
                         ([], "informed_init lacks shards 1/3, 3/3"),
@@ -439,7 +441,7 @@ def test_other_samples_are_not_touched_unless_told(informed, run, tmp_path, caps
         assert run(tmp_path, *more) == 2
         assert words in error(capsys)
     assert_same(folder.stacked(), informed.stacked(), atol=0)
-    folder.description_file.unlink()
+    folder.settings_file.unlink()
     assert run(tmp_path) == 2
     assert "holds other data" in error(capsys)
     assert run(tmp_path, "--num_samples", 2, "--seed", 6, "--overwrite") == 0
@@ -533,17 +535,18 @@ def test_damaged_samples_are_named(informed, tmp_path):
     np.save(sample / "env_hs.npy", np.zeros((4, 40), np.float32))
     refused(r"sample_00004/env_hs.npy has the shape \(4, 40\), not \(4, 48\)")
     np.save(sample / "env_hs.npy", np.zeros((3, 48), np.float32))
-    refused("sample_00004/env_hs.npy has 3 steps, but ims.npy has 4")
+    refused(r"sample_00004 is damaged: 'env_hs' holds float32 \(3 x 48\), not float32 \(4 x")
     np.save(sample / "env_hs.npy", np.zeros((4, 48)))
-    refused("sample_00004/env_hs.npy holds float64")
+    refused("sample_00004 is damaged: 'env_hs' holds float64",
+            lambda: folder.stacked_field("env_h"))
     (sample / "env_hs.npy").write_bytes(b"")
     refused("sample_00004/env_hs.npy is damaged", lambda: folder.stacked_field("env_h"))
     (sample / "env_hs.npy").unlink()
     refused("no file .*sample_00004/env_hs.npy")
     (sample / "origin.json").write_text("{")
     refused("origin.json is damaged", lambda: folder.origin(4))
-    (sample / "origin.json").write_text(json.dumps({"start": 4}))
-    refused("'window' is missing", lambda: folder.origin(4))
+    (sample / "origin.json").write_text(json.dumps({"window": 4}))
+    refused("'start' is missing", lambda: folder.origin(4))
     refused("holds no samples", SampleFolder(tmp_path).numbers)
 
 

@@ -26,7 +26,7 @@ from generative.losses import simulator_losses, until_first_terminal, vector_cro
 from generative.networks import LatentSampler, clamp_image, most_likely_action, on_unit_sphere
 from generative.published import load_published, published_name, published_state, save_published
 from generative.saliency.gradients import WITHOUT_ENV_GRADS, SaliencyPass, saliency_functions
-from generative.simulator import Simulator
+from generative.simulator import Simulator, stack
 from interventions.patches import ChangeState
 
 MODE = LatentSampler("mode")
@@ -133,7 +133,7 @@ def test_gradient_norms_are_the_golden_ones(simulator, batch):
 @torch.no_grad()
 def test_imagination_from_frames_gives_the_golden_numbers(simulator, batch, golden):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
-    simulation = simulator.imagine(start, MODE).stacked()
+    simulation = stack(start, simulator.imagine(start, MODE))
     assert_state(start.bottleneck_vec, golden["informed/bottleneck_vec"], "vector")
     assert_state(simulation.own_actions, golden["informed/action"], "actions")
     for ours, theirs in SHOWN.items():
@@ -143,7 +143,7 @@ def test_imagination_from_frames_gives_the_golden_numbers(simulator, batch, gold
 @torch.no_grad()
 def test_imagination_with_recorded_actions_gives_the_golden_numbers(simulator, batch, golden):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
-    simulation = simulator.imagine(start, MODE, true_actions=batch.actions).stacked()
+    simulation = stack(start, simulator.imagine(start, MODE, true_actions=batch.actions))
     assert torch.equal(simulation.actions.argmax(dim=-1), batch.actions)
     for ours, theirs in SHOWN.items():
         assert_state(getattr(simulation, ours), golden[f"forced/{theirs}"], ours)
@@ -152,7 +152,7 @@ def test_imagination_with_recorded_actions_gives_the_golden_numbers(simulator, b
 @torch.no_grad()
 def test_imagination_from_given_vectors_gives_the_golden_numbers(simulator, golden):
     start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
-    simulation = simulator.imagine(start, MODE).stacked()
+    simulation = stack(start, simulator.imagine(start, MODE))
     assert_state(simulation.own_actions, golden["decode/action"], "actions")
     for ours, theirs in SHOWN.items():
         assert_state(getattr(simulation, ours), golden[f"decode/{theirs}"], ours)
@@ -186,8 +186,8 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch, h
         draw = seeded()
         start = simulator.start_from(simulator.encode(batch.initial_images), draw)
         start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
-        simulation = simulator.imagine(start, draw, true_actions=batch.actions,
-                                       true_images=batch.images).stacked()
+        simulation = stack(start, simulator.imagine(
+            start, draw, true_actions=batch.actions, true_images=batch.images))
         # The auxiliary loss is about the predicted state, not the true one put in its place.
         predicted = torch.tanh(simulator.hidden_converter(start.bottleneck_vec.detach()))
         return dataclasses.replace(
@@ -216,7 +216,7 @@ def test_open_loop_windows_follow_the_prior_as_imagination_does(simulator, batch
     mixed, closed = simulator(batch, MODE, open_loop), simulator(batch, MODE)
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
     start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
-    imagined = simulator.imagine(start, MODE, true_actions=batch.actions).stacked()
+    imagined = stack(start, simulator.imagine(start, MODE, true_actions=batch.actions))
     for name in ("env_h", "z", "images", "hidden_states", "values"):
         found = getattr(mixed, name)
         assert_state(found[:, open_loop], getattr(imagined, name)[:, open_loop], name)
@@ -227,7 +227,7 @@ def test_open_loop_windows_follow_the_prior_as_imagination_does(simulator, batch
 @torch.no_grad()
 def test_posterior_needs_frames_and_prior_does_not(simulator, batch):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
-    imagined = simulator.imagine(start, MODE, num_steps=2).stacked()
+    imagined = stack(start, simulator.imagine(start, MODE, num_steps=2))
     assert imagined.posterior_logits is None and imagined.images.shape[0] == 2
     with pytest.raises(ValueError, match="true images"):
         simulator_losses(imagined, batch, SMALL)
@@ -238,7 +238,7 @@ def test_posterior_needs_frames_and_prior_does_not(simulator, batch):
 @torch.no_grad()
 def test_own_actions_enter_the_next_step(simulator, golden):
     start = simulator.start_from(golden["decode/bottleneck_vec"], MODE)
-    simulation = simulator.imagine(start, MODE).stacked()
+    simulation = stack(start, simulator.imagine(start, MODE))
     assert torch.equal(simulation.actions[0], start.action)
     assert torch.equal(simulation.actions[1:], simulation.own_actions[:-1])
     assert not torch.equal(start.action, simulation.own_actions[0])
@@ -258,12 +258,12 @@ def test_hidden_change_can_be_altered_before_the_agent_acts(simulator, golden):
     with patched(policy, [ChangeState(keep_half)]):
         altered = simulator.imagine(start, MODE)
     assert torch.equal(seen[0][0], start.agent_hidden)
-    assert torch.equal(seen[0][1], plain.steps[0].hidden_states)
-    for step, (before, after) in zip(altered.steps, seen):
+    assert torch.equal(seen[0][1], plain[0].hidden_states)
+    for step, (before, after) in zip(altered, seen):
         assert torch.equal(step.hidden_states, (before + after) / 2)
         assert_state(step.values, policy.fc_value(step.hidden_states).squeeze(-1), "value")
-    assert torch.equal(seen[1][0], altered.steps[0].hidden_states)
-    assert not torch.allclose(altered.steps[0].log_probs, plain.steps[0].log_probs)
+    assert torch.equal(seen[1][0], altered[0].hidden_states)
+    assert not torch.allclose(altered[0].log_probs, plain[0].log_probs)
 
 
 @torch.no_grad()
@@ -274,7 +274,7 @@ def test_random_start_is_on_the_sphere_and_follows_its_seed(simulator):
     assert torch.equal(vectors, simulator.random_vectors(500, torch.Generator().manual_seed(0)))
     draws = [LatentSampler("sample", torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
     images = [simulator.imagine(simulator.start_from(vectors[:2], draw), draw,
-                                num_steps=2).steps[1].images for draw in draws]
+                                num_steps=2)[1].images for draw in draws]
     assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])
 
 
@@ -456,7 +456,7 @@ def test_the_size_of_the_agents_state_is_its_own_unless_given():
 def test_a_feed_forward_agent_is_the_same_in_both_passes_and_remembers_nothing():
     simulator = Simulator(OPEN, tiny_policy(recurrent=False))
     start = simulator.start_from(simulator.random_vectors(2), MODE)
-    steps = simulator.imagine(start, MODE, 3, without_env_grads=True).steps
+    steps = simulator.imagine(start, MODE, 3, without_env_grads=True)
     images = torch.stack([step.images for step in steps])
     together = simulator.agent.sequence(images, start.agent_hidden)
     for t, step in enumerate(steps):
@@ -466,7 +466,7 @@ def test_a_feed_forward_agent_is_the_same_in_both_passes_and_remembers_nothing()
                                     allow_unused=True)
     assert gradients[0] is None and gradients[1] is None  # but for the environment
     assert torch.equal(gradients[2], simulator.agent.policy.fc_value.weight.expand(2, -1))
-    with_env = simulator.imagine(start, MODE, 3).steps
+    with_env = simulator.imagine(start, MODE, 3)
     (gradient,) = torch.autograd.grad(with_env[2].values.sum(), with_env[0].hidden_states)
     assert gradient.norm() > 0
 

@@ -21,13 +21,13 @@ from generative.dataset import RolloutDataset
 from generative.losses import LossScales, simulator_losses
 from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings, checkpoints, open_simulator
-from generative.simulator import Simulator
+from generative.simulator import Simulator, stack
 from generative.spatial import (
     PatchBasis,
     likely_motion,
     motion_costs,
     shift,
-    state_of,
+    split_state,
 )
 from generative.training import SimulatorTraining
 
@@ -146,14 +146,14 @@ def test_all_components_of_a_patch_give_the_image_back():
 def test_the_state_is_cell_by_cell_with_the_camera_behind(simulator, batch):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
     assert start.env_h.shape == (3, CONFIG.deter_dim)
-    state = state_of(start.env_h, CONFIG)
+    state = split_state(start.env_h, CONFIG)
     assert torch.equal(state.flat(), start.env_h)
     channels = CONFIG.canvas_channels + CONFIG.memory_channels
     cell = start.env_h[:, (3 * 8 + 5) * channels:(3 * 8 + 6) * channels]  # row 3, column 5
     expected = torch.cat([state.canvas, state.memory], dim=1)[:, :, 3, 5]
     assert torch.equal(cell, expected)
     assert (state.started == 0).all() and (state.displacement == 0).all()
-    later = state_of(simulator.imagine(start, MODE, 3).steps[2].env_h, CONFIG)
+    later = split_state(simulator.imagine(start, MODE, 3)[2].env_h, CONFIG)
     assert (later.started == 1).all() and (later.displacement != 0).all()
     assert torch.equal(later.canvas, state.canvas)
 
@@ -180,8 +180,8 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch):
     def sequential():
         start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
         start = dataclasses.replace(start, agent_hidden=batch.first_hidden)
-        return simulator.imagine(start, MODE, true_actions=batch.actions,
-                                 true_images=batch.images).stacked()
+        return stack(start, simulator.imagine(start, MODE, true_actions=batch.actions,
+                                              true_images=batch.images))
 
     gradients, simulations = [], []
     for simulation in (simulator(batch, MODE), sequential()):
@@ -205,18 +205,18 @@ def test_parallel_pass_equals_sequential_pass_with_gradients(simulator, batch):
 
 def test_gradients_reach_every_step_and_flow_through_the_camera(simulator, batch):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE, detached=False)
-    steps = simulator.imagine(start, MODE, 4).steps
+    steps = simulator.imagine(start, MODE, 4)
     wanted = [start.bottleneck_vec, *(tensor for step in steps[:3] for tensor in (
         step.actions, step.env_h, step.images, step.hidden_states))]
     gradients = torch.autograd.grad(steps[3].values.sum(), wanted)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
-    displacement = state_of(gradients[2], CONFIG).displacement  # of the first step's env_h
+    displacement = split_state(gradients[2], CONFIG).displacement  # of the first step's env_h
     assert (displacement != 0).all()
 
 
 def test_actions_without_env_grads_have_none(simulator, batch):
     start = simulator.start_from(simulator.encode(batch.initial_images), MODE)
-    steps = simulator.imagine(start, MODE, 3, without_env_grads=True).steps
+    steps = simulator.imagine(start, MODE, 3, without_env_grads=True)
     with pytest.raises(RuntimeError, match="not have been used"):
         torch.autograd.grad(steps[2].images.sum(), steps[0].own_actions)
 
@@ -225,7 +225,7 @@ def test_a_camera_that_stands_still_does_not_move(batch, dataset):
     config = dataclasses.replace(CONFIG, pixels_per_square=0.0)
     simulator = Simulator(config, load_agent(AGENT)).eval()
     with torch.no_grad():
-        states = state_of(simulator(batch, MODE).env_h[-1], simulator.config)
+        states = split_state(simulator(batch, MODE).env_h[-1], simulator.config)
     assert (states.displacement == 0).all() and (states.velocity == 0).all()
 
 
@@ -237,7 +237,7 @@ def test_true_motion_takes_the_place_of_the_predicted_one(simulator, batch):
     with torch.no_grad():
         forced = simulator(batch, MODE, true_camera=(camera, where))
         free = simulator(batch, MODE)
-    placed = state_of(forced.env_h.flatten(0, 1), CONFIG).displacement.unflatten(0, (-1, 3))
+    placed = split_state(forced.env_h.flatten(0, 1), CONFIG).displacement.unflatten(0, (-1, 3))
     torch.testing.assert_close(placed[:, where], camera[:, where, 2:])
     torch.testing.assert_close(forced.env_h[:, ~where], free.env_h[:, ~where])
     assert not torch.equal(forced.camera[:, where], camera[:, where])  # what the loss compares
@@ -270,9 +270,8 @@ def test_nothing_counts_after_the_end_if_so_asked(simulator, dataset):
     assert batch.terminals[:, 0].tolist() == [0, 0, 1, 1, 1]
     with torch.no_grad():
         simulation = simulator(batch, MODE)
-        plain, masked = (simulator_losses(simulation, batch, CONFIG, until_end=until_end,
-                                          true_camera=true_camera(batch, 64 / 13))
-                         for until_end in (False, True))
+        plain = simulator_losses(simulation, batch, CONFIG, true_camera=true_camera(batch, 64 / 13))
+    masked = plain.until_end(batch.terminals)
     assert (plain.image > 0).all()
     assert torch.equal(masked.image[:2], plain.image[:2]) and (masked.image[2:] == 0).all()
     for name in ("reward", "terminal"):
@@ -286,10 +285,10 @@ def test_the_agent_acts_in_every_nth_window_and_stands_for_all(simulator, batch)
     with torch.no_grad():
         all_windows, some = simulator(batch, MODE), simulator(batch, MODE, agent_windows=acting)
         full = simulator_losses(all_windows, batch, CONFIG).agent_state
-        part = simulator_losses(some, batch, CONFIG, agent_windows=acting,
-                                agent_share=1 / 3).agent_state
+        part = simulator_losses(some, batch, CONFIG, agent_windows=acting).agent_state
     torch.testing.assert_close(some.values, all_windows.values[:, acting])
-    torch.testing.assert_close(part[:, 1], 3 * full[:, 1])  # one of three windows
+    # One window here, but of a batch of three, every second window from the first one is two.
+    torch.testing.assert_close(part[:, 1], 1.5 * full[:, 1])
     assert not part[:, [0, 2]].any()
 
 

@@ -69,8 +69,8 @@ from analysis.results.simulated_steps import simulated_steps
 from common.errors import UserError
 from common.parameters import ParameterSet
 from common.step_results import StepResults
-from generative.saliency.files import SaliencyArrays, SaliencyFolder, SaliencyWriter
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.saliency.files import SaliencyArrays, SaliencyFolder
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 
 NUM_SAMPLES, NUM_STEPS, KINDS = 24, 6, 3
 UNITS, ENV_UNITS, VECTOR = 12, 20, 8
@@ -84,7 +84,7 @@ def kind_of(number):
 
 def write_samples(path, random_start=False):
     """Samples of three planted kinds, each with its own states, colour, action and value."""
-    writer = SampleWriter(path, {"kind": "test", "random_start": random_start})
+    writer = open_samples(path, {"kind": "test", "random_start": random_start})
     planted = np.random.default_rng(99)
     agent_centres, env_centres = (6 * planted.normal(size=(KINDS, units))
                                   for units in (UNITS, ENV_UNITS))
@@ -105,12 +105,12 @@ def write_samples(path, random_start=False):
             env_h=env_centres[kind] + drift + 0.3 * rng.normal(size=(NUM_STEPS, ENV_UNITS)),
             bottleneck_vec=vector / np.linalg.norm(vector),
             actions=np.full(NUM_STEPS, 2 + 3 * kind, np.int64)),
-            SampleOrigin(number, None, None, None, None))
+            SampleOrigin(number))
 
 
 def write_saliency(path):
     """Gradients of the planted kinds, 0 after step 2, at which the components are read."""
-    writer = SaliencyWriter(path)
+    writer = SaliencyFolder(path)
     centres = np.random.default_rng(98).normal(size=(KINDS, 2, UNITS + ENV_UNITS))
     for number in range(NUM_SAMPLES):
         for component, function in enumerate(COMPONENTS):
@@ -122,7 +122,7 @@ def write_saliency(path):
             writer.add(number, function, SaliencyArrays(
                 np.zeros((NUM_STEPS, 3, 8, 8)), gradients[:, :UNITS], gradients[:, UNITS:],
                 np.zeros((NUM_STEPS, 8, 8, 3))))
-            writer.finish(number, function, {"common_timesteps": [2]})
+            writer.mark_finished(number, function, {"common_timesteps": [2]})
 
 
 @pytest.fixture(scope="module")
@@ -792,7 +792,7 @@ def test_environment_results_of_other_samples_are_refused(data, precomputed, tmp
     more = ["--precomp_dir", tmp_path / "out", "--env_precomp_dir", env_folder(precomputed).path,
             "--num_env_samples", NUM_SAMPLES]
     other = shutil.copytree(data, tmp_path / "other")
-    description = SampleFolder(other / "informed_init").description_file
+    description = SampleFolder(other / "informed_init").settings_file
     description.write_text(json.dumps({"kind": "other"}))
     assert "does not hold the samples of" in error_of(
         capsys, main, [*arguments(other, precomputed), *more])

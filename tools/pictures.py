@@ -35,7 +35,6 @@ from common.files import atomic_path, read_array
 from common.video import strip
 from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
 from generative.saliency.files import SaliencyFolder
-from generative.start_optimisation.recorded_starts import picture_name
 from interventions.comparison import comparison_store
 from pipeline import attribution_stages
 from pipeline.presets import ROOT, load_preset
@@ -160,7 +159,7 @@ def interventions(shown: Shown) -> Image.Image:
 
 def made_to_order(shown: Shown) -> Image.Image:
     """The starts of the first order, beside the recorded ones."""
-    return Image.open(shown.output / "samples" / "made_to_order" / picture_name(0))
+    return Image.open(shown.output / "samples" / "made_to_order" / "pictures" / "order_000.png")
 
 
 def saliency_checks(shown: Shown) -> Image.Image:

@@ -212,8 +212,8 @@ class InfluenceReader:
 
     def _first_absent(self, function: SaliencyFunction, without_env_grads: bool) -> str:
         for number in self._coordinates.numbers:
-            path = self._folder.array_file(number, _stored_name(function, without_env_grads),
-                                           "hidden_states")
+            path = self._folder.file_of("hidden_states", number,
+                                        _stored_name(function, without_env_grads))
             if not path.exists():
                 return str(path)
         return ""
@@ -246,10 +246,10 @@ class InfluenceReader:
             expected["matrices_sha256"] = self._matrices
         for key, value in expected.items():
             if found.get(key) != value:
-                raise UserError(f"{self._folder.description_file(number, name)} says that its "
-                                f"saliency was made with another {readable(key)}; make it again "
-                                "with saliency_experiments.py --overwrite, or give what it was "
-                                "made with")
+                path = self._folder.file_of("description", number, name)
+                raise UserError(f"{path} says that its saliency was made with another "
+                                f"{readable(key)}; make it again with saliency_experiments.py "
+                                "--overwrite, or give what it was made with")
         return int(found["num_copies"])
 
     def _check_identity(self, gradients: np.ndarray) -> None:

@@ -71,7 +71,7 @@ def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Se
     for function in with_progress(functions, len(functions), "component"):
         for field, of_field in parts.items():
             gradients = folder.stacked_field(field, function, numbers)  # (M, T, units)
-            example = folder.array_file(numbers[0], function, field)
+            example = folder.file_of(field, numbers[0], function)
             if gradients.shape[1] <= step:
                 raise UserError(f"grad_timestep is {step}, but {example} has only "
                                 f"{gradients.shape[1]} steps, counted from 0")

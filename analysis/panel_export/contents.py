@@ -202,7 +202,7 @@ def _array(source: _Source, number: int, of_type: SaliencyType, field: str,
            shape: tuple[int, ...]) -> np.ndarray:
     """A field of a sample's saliency."""
     array = source.saliency.stacked_field(field, of_type.name, [number])[0]
-    path = source.saliency.array_file(number, of_type.name, field)
+    path = source.saliency.file_of(field, number, of_type.name)
     if array.shape != shape:
         raise UserError(f"{path} has the shape {array.shape}, but its sample asks for {shape}")
     return array
@@ -220,7 +220,7 @@ def _saliency_types(sources: list[_Source],
     for source in sources:
         for number, names in source.finished.items():
             for name in names:
-                path = source.saliency.description_file(number, name)
+                path = source.saliency.file_of("description", number, name)
                 description = source.saliency.description(number, name)
                 if description.get("matrices_sha256") not in (None, matrices):
                     raise UserError(f"{path} says that its saliency is of other directions than "

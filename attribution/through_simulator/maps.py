@@ -100,7 +100,7 @@ def simulated_maps(simulator: Simulator, compute: Compute, dataset: RolloutDatas
             saliency = SaliencyPass(simulator, compute, vectors[:, None], [function], (lag,),
                                     lag + 1)
             gradients = saliency.gradients(function).images[:, 0].numpy()  # (B, C, H, W)
-            shown = saliency.unmoved_images()[:, 0].numpy()
+            shown = saliency.unperturbed_images()[:, 0].numpy()
             drawn[lag].append(saliency_maps(gradients, kernel_size, sigma))
             times[lag].append((gradients * shown).sum(axis=1))
     return [Map(f"{name}, {lag} steps later" if lag else name, lag, PIXELS,

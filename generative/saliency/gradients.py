@@ -175,9 +175,9 @@ class SaliencyPass:
             # Without a leaf that requires gradients there would be no graph.
             leaf = start.env_h.detach().clone().requires_grad_()
             self._steps = simulator.imagine(dataclasses.replace(start, env_h=leaf), draw,
-                                            simulated, without_env_grads=without_env_grads).steps
+                                            simulated, without_env_grads=without_env_grads)
 
-    def unmoved_images(self) -> Tensor:
+    def unperturbed_images(self) -> Tensor:
         """Images of each sample's first copy at the simulated steps (G, T', C, H, W)."""
         images = torch.stack([step.images.detach() for step in self._steps])  # (T', G*N, …)
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()

@@ -1,9 +1,11 @@
-"""Computing the saliency of many samples and storing it, as far as it is not stored yet.
+"""Compute and store the saliency of many samples.
 
-What a sample gets depends on the seed, its number and its bottleneck vector alone, beyond the
-rounding that depends on the batch it is in; so runs can be stopped, split and repeated. Batches are
-a fixed division of the numbers that are asked for, whatever is done already, so a run that was
-stopped ends with the very numbers of one that was not.
+The saliency of a sample depends on the seed, its number and its bottleneck vector alone, up to
+rounding that depends on the batch; so runs can be stopped, divided and repeated. Batches are a
+fixed division of the requested numbers, so a resumed run has the same numbers, to the last bit, as
+one that was never stopped.
+
+Letters in shape comments: G samples in a batch, T steps, C H W an image.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from PIL import Image
 
 from agents.outputs import VALUE
 from common.devices import Compute
 from common.errors import UserError
 from common.progress import Progress, with_progress
 from common.signals import deferred_signals
-from generative.saliency.files import SaliencyArrays, SaliencyWriter, Specificity
+from common.video import write_video
+from generative.saliency.files import SaliencyArrays, SaliencyFolder, Specificity
 from generative.saliency.gradients import (
     FRAMES_PER_SECOND,
     VALUE_DELTA,
@@ -37,12 +41,12 @@ from generative.saliency.gradients import (
     smoothgrad_starts,
     specificity,
 )
-from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, SampleWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin, open_samples
 from generative.sampling import batches_with, imagined_from
 from generative.simulator import Simulator
 
-DIFFERENCE = "value_difference"  # the name of the demonstration in its folder
-# Mean difference of the shades (0 to 255) of two frames above which they show different things.
+DIFFERENCE = "value_difference"  # name of the demonstration in its folder
+# Mean difference of two frames (0 to 255) above which they are reported to differ.
 NOTICEABLE = 8
 
 
@@ -51,14 +55,14 @@ class SaliencyPlan:
     """Settings of a saliency run.
 
     Attributes:
-        functions: whose gradients are taken.
-        common_timesteps: steps at which they are read.
-        num_copies: of a sample; the first is the sample itself.
-        perturbation_scale: standard deviation of what is added to the others' vectors.
-        gaussian_kernel_size: of the pictures' smoothing, in pixels.
-        sigma: of the same.
-        without_env_grads: let no gradients through the action that enters the environment.
-        seed: of the copies.
+        functions: functions whose gradients are computed.
+        common_timesteps: steps at which the functions are read.
+        num_copies: copies of a sample; the first one is the sample itself.
+        perturbation_scale: standard deviation of the noise on the vectors of the other copies.
+        gaussian_kernel_size: size of the smoothing kernel, in pixels.
+        sigma: standard deviation of the smoothing kernel, in pixels.
+        without_env_grads: stop gradients at the action that enters the environment.
+        seed: seed of the noise.
     """
 
     functions: tuple[SaliencyFunction, ...]
@@ -71,20 +75,23 @@ class SaliencyPlan:
     seed: int
 
     def file_name(self, function: SaliencyFunction) -> str:
-        """The function's name in the names of its files."""
+        """Name of the function in the names of its files."""
         return function.name + (WITHOUT_ENV_GRADS if self.without_env_grads else "")
 
 
-class SaliencyMaker:
-    """Computes the saliency of samples.
+class SampleSaliency:
+    """Computes the saliency of recorded samples.
 
     Args:
-        simulator: where ``compute`` says.
+        simulator: on the device of ``compute``.
         samples: recorded samples.
-        description: of simulator and agent, for the files.
-        matrices: checksums of the matrices that define the directions, by name of the file;
-            None where no function needs them.
+        description: simulator and agent, for the description files.
+        matrices: checksums of the matrices that define the directions, by file name; None if no
+            function needs them.
         coordinates: see ``SaliencyPass``.
+
+    Attributes:
+        diverging: samples whose recorded frames the simulator does not reproduce.
     """
 
     def __init__(self, simulator: Simulator, compute: Compute, plan: SaliencyPlan,
@@ -93,20 +100,20 @@ class SaliencyMaker:
         self._simulator, self._compute, self.plan = simulator, compute, plan
         self.samples, self._coordinates = samples, coordinates
         self._description, self._matrices = description, matrices
-        self.diverging: set[int] = set()  # samples that the simulator does not repeat
+        self.diverging: set[int] = set()
 
     def description(self, function: SaliencyFunction) -> dict:
-        """Settings that make the files of a function."""
+        """Settings of the files of a function."""
         settings = dataclasses.asdict(self.plan)
         del settings["functions"]
         return {"function": function.name, **settings, **self._description,
                 "matrices_sha256": None if function.direction is None else self._matrices}
 
     def read(self, numbers: Sequence[int]) -> SampleArrays:
-        """Samples from the disk, stacked.
+        """Read and stack samples.
 
         Raises:
-            UserError: if one is damaged, or too short for what is asked for.
+            UserError: if one is damaged, or too short for the plan.
         """
         samples = self.samples.stacked(numbers)
         if samples.bottleneck_vec.shape[1] != self._simulator.config.bottleneck_vec_size:
@@ -125,7 +132,7 @@ class SaliencyMaker:
     def gradients(self, numbers: Sequence[int], samples: SampleArrays,
                   functions: Sequence[SaliencyFunction], without_env_grads: bool,
                   ) -> Iterator[tuple[SaliencyFunction, Gradients]]:
-        """The gradients of functions in samples, from one forward pass.
+        """Yield the gradients of functions in samples, from one forward pass.
 
         Raises:
             UserError: if one is not finite, naming function and sample.
@@ -133,109 +140,131 @@ class SaliencyMaker:
         plan = self.plan
         copies = torch.stack([
             smoothgrad_starts(torch.from_numpy(vector), plan.num_copies, plan.perturbation_scale,
-                             plan.seed, number)
+                              plan.seed, number)
             for number, vector in zip(numbers, samples.bottleneck_vec)])
-        one_pass = SaliencyPass(self._simulator, self._compute, copies, functions,
-                                plan.common_timesteps, samples.frames.shape[1], without_env_grads,
-                                self._coordinates)
-        self._compare(numbers, one_pass.unmoved_images().numpy(), samples.frames)
+        forward_pass = SaliencyPass(
+            self._simulator, self._compute, copies, functions, plan.common_timesteps,
+            samples.frames.shape[1], without_env_grads, self._coordinates)
+        self._compare(numbers, forward_pass.unperturbed_images().numpy(), samples.frames)
         for function in functions:
-            gradients = one_pass.gradients(function)
-            for field in dataclasses.fields(Gradients):
-                finite = getattr(gradients, field.name).flatten(1).isfinite().all(dim=1)
+            gradients = forward_pass.gradients(function)
+            for name, gradient in vars(gradients).items():
+                finite = gradient.flatten(1).isfinite().all(dim=1)  # (G,)
                 if not finite.all():
                     number = numbers[int((~finite).nonzero()[0])]
                     raise UserError(f"the gradient of {function.name} with respect to "
-                                    f"{field.name} in sample {number} holds NaN or infinity")
+                                    f"{name} in sample {number} holds NaN or infinity")
             yield function, gradients
 
     def maps(self, gradients: Gradients, row: int) -> np.ndarray:
-        """The smoothed saliency of one sample's images (T, H, W)."""
+        """Smoothed saliency of one sample's images (T, H, W)."""
         return saliency_maps(gradients.images[row].numpy(), self.plan.gaussian_kernel_size,
                              self.plan.sigma)
 
     def _compare(self, numbers: Sequence[int], images: np.ndarray, frames: np.ndarray) -> None:
         """Note the samples whose frames (G, T, H, W, C) differ from images (G, T', C, H, W)."""
-        shown = np.moveaxis(images, 2, -1) * 255
-        differences = np.abs(shown - frames[:, :shown.shape[1]]).mean(axis=(2, 3, 4))  # (G, T')
+        simulated = np.moveaxis(images, 2, -1) * 255
+        differences = np.abs(simulated - frames[:, :simulated.shape[1]]).mean(axis=(2, 3, 4))
         self.diverging |= {number for number, largest in zip(numbers, differences.max(axis=1))
                            if not largest < NOTICEABLE}
 
 
 def saliency_arrays(gradients: Gradients, row: int, processed: np.ndarray) -> SaliencyArrays:
-    """Arrays to store for one sample, with its pictures (T, H, W, C)."""
-    return SaliencyArrays(gradients.images[row].numpy(), gradients.hidden_states[row].numpy(),
-                          gradients.env_h[row].numpy(), processed)
+    """Arrays to store for one sample, with the rendering of its saliency (T, H, W, C)."""
+    return SaliencyArrays(**{name: gradient[row].numpy()
+                             for name, gradient in vars(gradients).items()}, processed=processed)
 
 
-def write_saliency(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequence[int],
+def write_saliency(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
                    batch_size: int, with_videos: bool, overwrite: bool) -> int:
-    """Compute and write what is not on disk yet, until the end or a signal to stop.
+    """Compute and write the missing saliency, until the end or a signal to stop.
 
     Args:
-        numbers: of the samples.
+        numbers: numbers of the samples.
         batch_size: samples that share a forward pass.
-        with_videos: write videos too, also of what is on disk without.
-        overwrite: forget what is on disk.
+        with_videos: write the missing videos as well.
+        overwrite: compute everything again.
 
     Returns:
-        0 when all is written, 128 + the signal's number when it was stopped.
+        0 when everything is written, 128 + the signal's number after a signal.
 
     Raises:
-        UserError: see ``SaliencyMaker`` and ``SaliencyWriter.has``.
+        UserError: see ``SampleSaliency`` and ``SaliencyFolder.is_finished``.
     """
-    functions = maker.plan.functions
-    descriptions = {function: maker.description(function) for function in functions}
+    plan = saliency.plan
+    descriptions = {function: saliency.description(function) for function in plan.functions}
     if overwrite:
         for number in numbers:
-            for function in functions:
-                writer.forget(number, maker.plan.file_name(function))
-    missing = {number: [function for function in functions
-                        if not writer.has(number, maker.plan.file_name(function),
-                                          descriptions[function])] for number in numbers}
-    done = len(numbers) * len(functions) - sum(map(len, missing.values()))
+            for function in plan.functions:
+                folder.forget(number, plan.file_name(function))
+    missing = {number: [function for function, description in descriptions.items()
+                        if not folder.is_finished(number, plan.file_name(function), description)]
+               for number in numbers}
+    total = len(numbers) * len(plan.functions)
+    done = total - sum(map(len, missing.values()))
     with (deferred_signals("function") as received,
-          Progress(len(numbers) * len(functions), "saliency map", done) as progress):
+          Progress(total, "saliency map", done) as progress):
         if with_videos:
-            _write_missing_videos(maker, writer, missing, received)
-        for batch in batches_with(numbers, batch_size, lambda number: missing[number]):
+            _write_missing_videos(saliency, folder, missing, received)
+        for batch in batches_with(numbers, batch_size, missing.__getitem__):
             if received:
                 break
-            samples = maker.read(batch)
-            asked = [function for function in functions
-                     if any(function in missing[number] for number in batch)]
-            for function, gradients in maker.gradients(batch, samples, asked,
-                                                       maker.plan.without_env_grads):
+            samples = saliency.read(batch)
+            functions = [function for function in plan.functions
+                         if any(function in missing[number] for number in batch)]
+            for function, gradients in saliency.gradients(batch, samples, functions,
+                                                          plan.without_env_grads):
                 for row, number in enumerate(batch):
-                    if function in missing[number]:
-                        sample, name = _row(samples, row), maker.plan.file_name(function)
-                        arrays = saliency_arrays(gradients, row, _pictures(
-                            maker, gradients, row, sample.frames))
-                        writer.add(number, name, arrays)
-                        if with_videos:
-                            _write_video(writer, number, name, sample, arrays)
-                        writer.finish(number, name, descriptions[function])
-                        missing[number].remove(function)
-                        done += 1
+                    if function not in missing[number]:
+                        continue
+                    name, maps = plan.file_name(function), saliency.maps(gradients, row)
+                    arrays = saliency_arrays(gradients, row, coloured(
+                        maps, samples.frames[row], full_colour(maps)))
+                    folder.add(number, name, arrays)
+                    if with_videos:
+                        _write_video(folder, number, name, samples[row], arrays)
+                    folder.mark_finished(number, name, descriptions[function])
+                    missing[number].remove(function)
+                    done += 1
                 progress.update(done)
                 if received:
                     break
     return 128 + received[0] if any(missing.values()) else 0
 
 
-def measure_specificity(writer: SaliencyWriter, numbers: Sequence[int],
+def _write_video(folder: SaliencyFolder, number: int, name: str, sample: SampleArrays,
+                 arrays: SaliencyArrays) -> None:
+    frames = film(number, sample.frames, sample.actions, {name: arrays.processed})
+    write_video(folder.video_file(number, name), frames, FRAMES_PER_SECOND)
+
+
+def _write_missing_videos(saliency: SampleSaliency, folder: SaliencyFolder,
+                          missing: dict[int, list[SaliencyFunction]],
+                          received: list[int]) -> None:
+    """Write the missing videos of finished saliency, until a signal is received."""
+    for number, unfinished in missing.items():
+        if received:
+            return
+        for function in saliency.plan.functions:
+            name = saliency.plan.file_name(function)
+            if function not in unfinished and not folder.video_file(number, name).exists():
+                _write_video(folder, number, name, saliency.samples.sample(number),
+                             folder.saliency(number, name))
+
+
+def measure_specificity(folder: SaliencyFolder, numbers: Sequence[int],
                         without_env_grads: bool) -> Iterator[str]:
-    """Measure how alike the maps of different functions are, store it with each sample's maps, and
-    yield sentences that say it.
+    """Measure the similarity of the maps of different functions, store it with each sample's maps,
+    and yield sentences that report it.
 
     Args:
-        numbers: of the samples. All of their finished maps of this kind of gradient count, whenever
-            they were made.
+        numbers: numbers of the samples. All of their finished maps with this kind of gradient
+            count.
 
     Raises:
         UserError: if a map is missing or damaged.
     """
-    folder, found = writer.folder, []
+    measured = []
     for number, finished in with_progress(folder.finished(numbers).items(), len(numbers),
                                           "sample"):
         names = tuple(name for name in finished if name != DIFFERENCE
@@ -244,111 +273,75 @@ def measure_specificity(writer: SaliencyWriter, numbers: Sequence[int],
         if stored is None or stored.functions != names:
             if len(names) < 2:
                 continue
-            correlations = specificity(np.stack([folder.gradients_of_images(number, name)
+            correlations = specificity(np.stack([folder.read("images", number, name)
                                                  for name in names]))
-            stored = Specificity(names, tuple(None if np.isnan(each) else float(each)
-                                              for each in correlations))
-            writer.add_specificity(number, without_env_grads, stored)
-        found.append(stored)
-    if not found:
-        return
-    steps = np.array([each.correlations for each in found], float)  # (samples, T)
+            stored = Specificity(names, tuple(None if np.isnan(value) else float(value)
+                                              for value in correlations))
+            folder.write("specificity", number, WITHOUT_ENV_GRADS if without_env_grads else "",
+                         value=stored)
+        measured.append(stored)
+    steps = np.array([sample.correlations for sample in measured], float)  # (samples, T)
     reached = np.flatnonzero(np.isfinite(steps).any(axis=0))
     if not len(reached):
         return
     means = np.nanmean(steps[:, reached], axis=0)
     yield (f"specificity, {'without' if without_env_grads else 'with'} gradients through the "
-           f"environment: the maps of {len(found[0].functions)} functions have a mean |r| of "
+           f"environment: the maps of {len(measured[0].functions)} functions have a mean |r| of "
            f"{means.mean():.2f} (by step: " + ", ".join(
                f"{step}: {mean:.2f}" for step, mean in zip(reached, means))
            + "); 1 is one map for all functions")
 
 
-def _pictures(maker: SaliencyMaker, gradients: Gradients, row: int,
-              frames: np.ndarray) -> np.ndarray:
-    maps = maker.maps(gradients, row)
-    return coloured(maps, frames, full_colour(maps))
-
-
-def _row(samples: SampleArrays, row: int) -> SampleArrays:
-    """One of several samples."""
-    return SampleArrays(*(getattr(samples, field.name)[row]
-                          for field in dataclasses.fields(SampleArrays)))
-
-
-def _write_video(writer: SaliencyWriter, number: int, name: str, sample: SampleArrays,
-                 arrays: SaliencyArrays) -> None:
-    writer.add_video(number, name, film(number, sample.frames, sample.actions,
-                                        {name: arrays.processed}), FRAMES_PER_SECOND)
-
-
-def _write_missing_videos(maker: SaliencyMaker, writer: SaliencyWriter,
-                          missing: dict[int, list[SaliencyFunction]],
-                          received: list[int]) -> None:
-    """Write the missing videos of finished saliency, as long as no signal was received."""
-    for number, unfinished in missing.items():
-        if received:
-            return
-        for function in maker.plan.functions:
-            name = maker.plan.file_name(function)
-            if function not in unfinished and not writer.folder.video_file(number, name).exists():
-                _write_video(writer, number, name, maker.samples.sample(number),
-                             writer.folder.saliency(number, name))
-
-
-def write_demonstration(maker: SaliencyMaker, writer: SaliencyWriter, numbers: Sequence[int],
+def write_demonstration(saliency: SampleSaliency, folder: SaliencyFolder, numbers: Sequence[int],
                         batch_size: int, with_videos: bool, overwrite: bool) -> int:
     """Compare the value's saliency with and without gradients through the environment.
 
-    Pictures of the frames, both saliencies and their difference, all in one scale of colours.
+    Writes images of the frames, both saliencies and their difference on one colour scale.
     Arguments, result and errors are those of ``write_saliency``.
     """
     value = SaliencyFunction(VALUE)
     plain, without = value.name, value.name + WITHOUT_ENV_GRADS
-    # The folder is not that of the samples, so it is noted which they are.
-    descriptions = {number: {**maker.description(value),
-                             "bottleneck_vec_sha256": _checksum_of_vector(maker.samples, number)}
-                    for number in numbers}
+    # The folder is not that of the samples, so their vectors are identified.
+    descriptions = {number: {
+        **saliency.description(value), "bottleneck_vec_sha256": hashlib.sha256(
+            saliency.samples.stacked_field("bottleneck_vec", [number]).tobytes()).hexdigest()}
+        for number in numbers}
     if overwrite:
         for number in numbers:
-            writer.forget(number, DIFFERENCE)
-    waiting = {number for number in numbers
-               if not writer.has(number, DIFFERENCE, descriptions[number])
-               or (with_videos and not writer.folder.video_file(number, DIFFERENCE).exists())}
+            folder.forget(number, DIFFERENCE)
+    missing = {number for number in numbers
+               if not folder.is_finished(number, DIFFERENCE, descriptions[number])
+               or (with_videos and not folder.video_file(number, DIFFERENCE).exists())}
     with (deferred_signals("batch") as received,
-          Progress(len(numbers), "demonstration", len(numbers) - len(waiting)) as progress):
-        for batch in batches_with(numbers, batch_size, waiting.__contains__):
+          Progress(len(numbers), "demonstration", len(numbers) - len(missing)) as progress):
+        for batch in batches_with(numbers, batch_size, missing.__contains__):
             if received:
                 break
-            samples = maker.read(batch)
-            ((_, with_grads),) = maker.gradients(batch, samples, [value], False)
-            ((_, without_grads),) = maker.gradients(batch, samples, [value], True)
+            samples = saliency.read(batch)
+            ((_, with_grads),) = saliency.gradients(batch, samples, [value], False)
+            ((_, without_grads),) = saliency.gradients(batch, samples, [value], True)
             for row, number in enumerate(batch):
-                if number not in waiting:
+                if number not in missing:
                     continue
-                sample = _row(samples, row)
-                maps = maker.maps(with_grads, row), maker.maps(without_grads, row)
+                sample = samples[row]
+                maps = saliency.maps(with_grads, row), saliency.maps(without_grads, row)
                 full = full_colour(*maps)
-                pictures = {plain: coloured(maps[0], sample.frames, full),
-                            "without environment gradients": coloured(maps[1], sample.frames,
-                                                                      full),
-                            "difference": coloured(maps[0] - maps[1], sample.frames, full)}
-                writer.add(number, plain, saliency_arrays(with_grads, row, pictures[plain]))
-                writer.add(number, without, saliency_arrays(
-                    without_grads, row, pictures["without environment gradients"]))
-                frames = list(film(number, sample.frames, sample.actions, pictures))
-                writer.add_differences(number, frames)
+                images = {title: coloured(values, sample.frames, full) for title, values in (
+                    (plain, maps[0]), ("without environment gradients", maps[1]),
+                    ("difference", maps[0] - maps[1]))}
+                for name, gradients, processed in zip(
+                        (plain, without), (with_grads, without_grads), images.values()):
+                    folder.add(number, name, saliency_arrays(gradients, row, processed))
+                frames = list(film(number, sample.frames, sample.actions, images))
+                for step, frame in enumerate(frames):
+                    with folder.file("difference", number, step) as temporary:
+                        Image.fromarray(frame).save(temporary)
                 if with_videos:
-                    writer.add_video(number, DIFFERENCE, frames, FRAMES_PER_SECOND)
-                writer.finish(number, DIFFERENCE, descriptions[number])
-                waiting.remove(number)
-            progress.update(len(numbers) - len(waiting))
-    return 128 + received[0] if waiting else 0
-
-
-def _checksum_of_vector(samples: SampleFolder, number: int) -> str:
-    (vector,) = samples.stacked_field("bottleneck_vec", [number])
-    return hashlib.sha256(vector.tobytes()).hexdigest()
+                    write_video(folder.video_file(number, DIFFERENCE), frames, FRAMES_PER_SECOND)
+                folder.mark_finished(number, DIFFERENCE, descriptions[number])
+                missing.remove(number)
+            progress.update(len(numbers) - len(missing))
+    return 128 + received[0] if missing else 0
 
 
 def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolder,
@@ -356,10 +349,10 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     """Simulate one sample from the mean of the bottleneck vectors of several.
 
     Args:
-        description: what else decides it.
+        description: further settings that the sample depends on.
 
     Returns:
-        A folder beside theirs, with the sample 0.
+        A folder next to theirs, with the sample 0.
 
     Raises:
         UserError: if a sample is damaged, or the folder holds something else.
@@ -372,11 +365,11 @@ def combine_samples(simulator: Simulator, compute: Compute, samples: SampleFolde
     else:
         name = "_".join([samples.path.name, "mean_of", *map(str, numbers[:10])])
         name += f"_and_{len(numbers) - 10}_more" if len(numbers) > 10 else ""
-    writer = SampleWriter(samples.path.parent / name, {
+    folder = open_samples(samples.path.parent / name, {
         **description, "num_steps": num_steps, "combined_from": samples.description(),
         "combined_samples": list(numbers)}, overwrite)
-    if not writer.has(0):
+    if not folder.has("sample", 0):
         (arrays,) = imagined_from(simulator, compute, combined_vector(vectors).unsqueeze(0),
                                   num_steps)
-        writer.add(0, arrays, SampleOrigin(0, None, None, None, None))
-    return writer.folder
+        folder.add(0, arrays, SampleOrigin(0))
+    return folder

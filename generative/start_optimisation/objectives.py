@@ -1,4 +1,4 @@
-"""Targets: scalars of the agent at a step of a rollout, simulated or real.
+"""Objectives of the search: scalars of the agent at a step of a rollout, simulated or real.
 
 Letters in shape comments: T steps, B rollouts, A actions, D agent hidden state, U units of a layer.
 """
@@ -21,27 +21,26 @@ from agents.outputs import POLICY, TAKEN, Output, output_names, outputs_named
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
-from generative.frozen_agent import AgentOutput
 from generative.networks import Draw, LatentSampler
 from generative.saliency.gradients import DIRECTION, saliency_functions
-from generative.simulator import Imagination, Simulator, Step
+from generative.simulator import Simulator, Step
 from interventions.projector import Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
-AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in what is maximised
-_NO_OUTPUTS = ("logit_", TAKEN)  # begin names of outputs that a simulated step does not have
+AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in the objective
+_NO_OUTPUTS = ("logit_", TAKEN)  # prefixes of outputs that a simulated step does not have
 _MOVE = re.compile(r"from_(\w+)_to_(\w+)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
-    """The agent's answers at the steps of rollouts.
+class Rollouts:
+    """The agent's outputs at the steps of rollouts.
 
     Attributes:
         values: (T, B).
         log_probs: (T, B, A).
-        hidden_states: that leave the steps (T, B, D).
-        units: mean over the cells of each channel of a layer, by the layer's name, (T, B, U).
+        hidden_states: states after each step (T, B, D).
+        units: mean over the cells of each channel of a layer, by the layer's name (T, B, U).
     """
 
     values: Tensor
@@ -50,39 +49,33 @@ class Answers:
     units: dict[str, Tensor]
 
     @classmethod
-    def of(cls, steps: Sequence[Step | AgentOutput], activations: ActivationCache,
-           policy: Policy) -> Answers:
-        """Of steps, simulated or not, during which the outputs of layers were recorded."""
+    def of(cls, steps: Sequence[Step | PolicyOutput], activations: ActivationCache,
+           policy: Policy) -> Rollouts:
+        """Stack steps, simulated or real, during which the outputs of layers were cached."""
+        units = {}
+        for name in activations:
+            shape = find_layer(policy, name).shape
+            units[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
+                                       .mean(dim=-1) for output in activations.calls(name)])
         return cls(*(torch.stack([getattr(step, name) for step in steps]).float()
-                     for name in ("values", "log_probs", "hidden_states")),
-                   _units(activations, policy))
-
-
-def _units(activations: ActivationCache, policy: Policy) -> dict[str, Tensor]:
-    """Means over cells (T, B, U) of recorded layers, of which each pass was a step."""
-    found = {}
-    for name in activations:
-        shape = find_layer(policy, name).shape
-        found[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
-                                   .mean(dim=-1) for output in activations.calls(name)])
-    return found
+                     for name in ("values", "log_probs", "hidden_states")), units)
 
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
             layers: tuple[str, ...] = (), draw: Draw | None = None,
-            ) -> tuple[Imagination, Answers]:
-    """Simulate from vectors (B, V), with all that depends on them in the graph.
+            ) -> tuple[list[Step], Rollouts]:
+    """Simulate from vectors (B, V), with everything that depends on them in the graph.
 
     Args:
-        layers: whose units are recorded.
-        draw: of the latents; the most likely ones if not given.
+        layers: layers whose units are read.
+        draw: choice of the latents; by default the most likely ones.
     """
     draw = draw or LatentSampler("mode")
     policy = simulator.agent.policy
     with compute.autocast(), cached(policy, layers, graph=True) as activations:
-        imagination = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
-                                        num_steps)
-    return imagination, Answers.of(imagination.steps, activations, policy)
+        steps = simulator.imagine(simulator.start_from(vectors, draw, detached=False), draw,
+                                  num_steps)
+    return steps, Rollouts.of(steps, activations, policy)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,10 +91,10 @@ class OutputTarget:
     def name(self) -> str:
         return self.output.name
 
-    def __call__(self, answers: Answers, step: int) -> Tensor:
+    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
         # Log-probabilities are logits, too, and their own log-probabilities.
-        at = PolicyOutput(answers.log_probs[step], answers.values[step],
-                          answers.hidden_states[step])
+        at = PolicyOutput(rollouts.log_probs[step], rollouts.values[step],
+                          rollouts.hidden_states[step])
         return self.output(at, at.logits.argmax(dim=-1))
 
 
@@ -120,8 +113,8 @@ class DirectionTarget:
     def name(self) -> str:
         return f"{DIRECTION}_{self.number}_{self.direction_type}"
 
-    def __call__(self, answers: Answers, step: int) -> Tensor:
-        along = self.projector.coordinates(answers.hidden_states[step], self.direction_type)
+    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
+        along = self.projector.coordinates(rollouts.hidden_states[step], self.direction_type)
         return along[..., self.number]
 
 
@@ -142,14 +135,13 @@ class UnitTarget:
     def name(self) -> str:
         return f"{self.layer.name}:{self.unit}"
 
-    def __call__(self, answers: Answers, step: int) -> Tensor:
-        return answers.units[self.layer.name][step, :, self.unit]
+    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
+        return rollouts.units[self.layer.name][step, :, self.unit]
 
 
 @dataclasses.dataclass(frozen=True)
 class MoveTarget:
-    """Log-probability that the agent takes one action at the step before and another at the step,
-    given what it sees there."""
+    """Log-probability of one action at the step before and of another action at the step."""
 
     first_step: ClassVar[int] = 1
     layers: ClassVar[tuple[str, ...]] = ()
@@ -161,9 +153,9 @@ class MoveTarget:
     def name(self) -> str:
         return f"from_{ACTION_NAMES[self.before]}_to_{ACTION_NAMES[self.after]}"
 
-    def __call__(self, answers: Answers, step: int) -> Tensor:
-        return (answers.log_probs[step - 1, :, self.before]
-                + answers.log_probs[step, :, self.after])
+    def __call__(self, rollouts: Rollouts, step: int) -> Tensor:
+        return (rollouts.log_probs[step - 1, :, self.before]
+                + rollouts.log_probs[step, :, self.after])
 
 
 Target = OutputTarget | DirectionTarget | UnitTarget | MoveTarget
@@ -171,11 +163,7 @@ Target = OutputTarget | DirectionTarget | UnitTarget | MoveTarget
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A target and whether it is maximised or minimised.
-
-    Attributes:
-        aim: of ``AIMS``.
-    """
+    """A target that is maximised or minimised; ``aim`` is a key of ``AIMS``."""
 
     target: Target
     aim: str
@@ -190,22 +178,17 @@ class Objective:
 
 
 def target_outputs() -> tuple[str, ...]:
-    """Outputs that can be targets."""
+    """Names of the outputs that can be targets."""
     return tuple(name for name in output_names() if not name.startswith(_NO_OUTPUTS))
-
-
-def wants_directions(names: Sequence[str]) -> bool:
-    """Whether a name means a direction of the hidden state."""
-    return any(name.startswith(DIRECTION) for name in names)
 
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
                   direction_type: str, projector: Projector | None) -> tuple[Target, ...]:
-    """The targets that names ask for, each once.
+    """Parse the names of targets; duplicates are dropped.
 
     Args:
         names: outputs (``value``, ``log_prob_up``, ``policy`` for all log-probabilities);
-            directions as of ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
+            directions as in ``saliency_functions`` (``hx_direction`` for all ``direction_ids``);
             units as <layer>:<number>, a layer alone for all of its units;
             ``from_<action>_to_<action>``.
         projector: needed for directions.
@@ -213,18 +196,18 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
     Raises:
         UserError: if there is no such target, naming the nearest.
     """
-    found: list[Target] = []
+    targets: list[Target] = []
     for name in names:
         layer, colon, unit = name.partition(":")
         move = _MOVE.fullmatch(name)
         if name.startswith(DIRECTION):
             for function in saliency_functions([name], direction_ids, direction_type):
-                there = len(projector.directions(function.direction_type))
-                if function.direction >= there:
+                count = len(projector.directions(function.direction_type))
+                if function.direction >= count:
                     raise UserError(f"there is no {function.direction_type} direction "
-                                    f"{function.direction}: they are numbered 0 to {there - 1}")
-                found.append(DirectionTarget(function.direction, function.direction_type,
-                                             projector))
+                                    f"{function.direction}: they are numbered 0 to {count - 1}")
+                targets.append(DirectionTarget(function.direction, function.direction_type,
+                                               projector))
         elif move:
             for action in move.groups():
                 if action not in ACTION_NAMES:
@@ -232,24 +215,22 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
                                     f"{nearest(action, ACTION_NAMES)}")
             if move[1] == move[2]:
                 raise UserError(f"the target '{name}' moves from an action to itself")
-            found.append(MoveTarget(*map(ACTION_NAMES.index, move.groups())))
+            targets.append(MoveTarget(*map(ACTION_NAMES.index, move.groups())))
         elif name == POLICY or name in target_outputs():
-            found += map(OutputTarget, outputs_named([name]))
+            targets += map(OutputTarget, outputs_named([name]))
         elif colon or "." in name or name in (STATE, "gru"):
-            found += _unit_targets(policy, name, layer, unit, bool(colon))
+            targets += _unit_targets(policy, name, layer, unit if colon else None)
         else:
             known = (*target_outputs(), POLICY, f"{DIRECTION}_0", f"{STATE}:0",
                      "from_left_to_right")
             raise UserError(f"there is no target '{name}'{nearest(name, known)}")
-    by_name = {target.name: target for target in found}
-    return tuple(by_name.values())
+    return tuple({target.name: target for target in targets}.values())
 
 
-def _unit_targets(policy: Policy, name: str, layer_name: str, unit: str,
-                  single: bool) -> list[UnitTarget]:
+def _unit_targets(policy: Policy, name: str, layer_name: str, unit: str | None) -> list[UnitTarget]:
     layer = find_layer(policy, layer_name)
     what = "channels" if layer.is_map else "units"
-    if not single:
+    if unit is None:
         return [UnitTarget(layer, number) for number in range(layer.shape[0])]
     if not re.fullmatch(r"\d+", unit) or int(unit) >= layer.shape[0]:
         raise UserError(f"the target '{name}' does not exist: the {what} of {layer.name} are "

@@ -1,4 +1,4 @@
-"""Report and figure of starts made to order."""
+"""Report and figure of optimised starts."""
 
 from __future__ import annotations
 
@@ -19,31 +19,43 @@ from generative.start_optimisation.evaluation import (
     RECORDED,
     SCORE,
     SHOWN,
-    Counted,
-    share_text,
 )
 from generative.start_optimisation.recorded_starts import TYPICAL_SHARE
 from generative.start_optimisation.search import SearchContext
 from stats.effects import MIN_STARTS
-from stats.significance import LEVEL
+from stats.significance import LEVEL, share
 
 _COLOURS = (BLUE, VERMILION, ORANGE)
 _TITLES = {SCORE.name: "the best recorded start, in deviations",
            PERCENTILE.name: "0.5, percentile in the real game"}
 
 
-def report(ctx: SearchContext, counted: Counted, real_game: bool) -> str:
-    """The report as Markdown."""
-    best = counted.starts[counted.starts["best"]]
-    penalties = list(dict.fromkeys(best["penalty"]))
-    number, step = len(ctx.starts.windows), ctx.plan.step
+def report(context: SearchContext, starts: pd.DataFrame, effects: pd.DataFrame | None,
+           real_game: bool) -> str:
+    """Format the report as Markdown.
+
+    Args:
+        starts, effects: from ``evaluate``.
+        real_game: whether the starts were compared in the real game.
+    """
+    best = starts[starts["best"]]
+    by_penalty = {penalty: best[best["penalty"] == penalty] for penalty in best["penalty"].unique()}
+    titles = [f"penalty {penalty:g}" for penalty in by_penalty]
+    number, step = len(context.starts.windows), context.plan.step
+
+    def shares(column: str) -> list[str]:
+        return [_share(rows[column]) for rows in by_penalty.values()]
+
+    def medians(column: str) -> list[str]:
+        return [f"{rows[column].median():.2f}" for rows in by_penalty.values()]
+
     lines = [
         "# Starts made to order", "",
-        f"{len(ctx.orders)} orders, {ctx.num_starts} starts each, searched for "
-        f"{ctx.plan.iterations} iterations through {step + 1} simulated steps; a target is read "
-        f"at step {step}, counted from 0. Searches begin from the best of "
-        f"{number - ctx.best_of} recorded starts, and are compared with the best of "
-        f"{ctx.best_of} others. Scores are deviations of the target over all {number} recorded "
+        f"{len(context.objectives)} orders, {context.num_starts} starts each, searched for "
+        f"{context.plan.iterations} iterations through {step + 1} simulated steps; a target is "
+        f"read at step {step}, counted from 0. Searches begin from the best of "
+        f"{number - context.best_of} recorded starts, and are compared with the best of "
+        f"{context.best_of} others. Scores are deviations of the target over all {number} recorded "
         "starts, simulated, with the sign of the aim. Of each order the best start counts: score "
         "less penalty, which grows where no recorded starts lie and with the probability that the "
         "simulated episode has ended.", "",
@@ -55,57 +67,49 @@ def report(ctx: SearchContext, counted: Counted, real_game: bool) -> str:
         f"Beyond is by more than {LEAST} deviations, since units that saturate differ by rounding. "
         f"A start is typical if its density among recorded start vectors is above that of "
         f"{100 * TYPICAL_SHARE:.0f} % of them. Intervals of shares are Wilson's, 95 %.", "",
-        *markdown_table(("", *(f"penalty {penalty:g}" for penalty in penalties)), [
-            (title, *(of(best[best["penalty"] == penalty]) for penalty in penalties))
-            for title, of in (
-                (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
-                 lambda rows: share_text(rows["beyond_simulated"])),
-                (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
-                 lambda rows: share_text(rows["beyond_real"])),
-                (f"beyond the best of {ctx.best_of} recorded starts",
-                 lambda rows: share_text(rows["beyond_best"])),
-                ("typical start", lambda rows: share_text(rows["typical"])),
-                ("the simulated episode has ended by the step (probability of 0.5 or more)",
-                 lambda rows: share_text(rows["end"] >= 0.5)),
-                ("score, median", lambda rows: f"{rows['score'].median():.2f}"),
-                ("score at the beginning, median",
-                 lambda rows: f"{rows['begin_score'].median():.2f}"),
-                ("score of the best recorded start, median",
-                 lambda rows: f"{rows['recorded_score'].median():.2f}"),
-                ("score of the nearest recorded start, median",
-                 lambda rows: f"{rows['nearest_score'].median():.2f}"),
-                ("score with drawn latents, median",
-                 lambda rows: f"{rows['score_drawn'].median():.2f}"))])]
+        *markdown_table(("", *titles), [
+            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded starts, simulated",
+             *shares("beyond_simulated")),
+            (f"beyond the {100 * QUANTILE:.1f} % quantile of recorded values",
+             *shares("beyond_real")),
+            (f"beyond the best of {context.best_of} recorded starts", *shares("beyond_best")),
+            ("typical start", *shares("typical")),
+            ("the simulated episode has ended by the step (probability of 0.5 or more)",
+             *(_share(rows["end"] >= 0.5) for rows in by_penalty.values())),
+            ("score, median", *medians("score")),
+            ("score at the beginning, median", *medians("begin_score")),
+            ("score of the best recorded start, median", *medians("recorded_score")),
+            ("score of the nearest recorded start, median", *medians("nearest_score")),
+            ("score with drawn latents, median", *medians("score_drawn"))])]
     if number * (1 - QUANTILE) < 1:
         lines += [f"With {number} recorded starts the {100 * QUANTILE:.1f} % quantile lies between "
                   "the largest two.", ""]
     if real_game:
+        recorded = next(iter(by_penalty.values()))["recorded_percentile"]
         lines += ["## In the real game", "",
                   "The recording of the nearest recorded start is replayed up to it, then the "
                   f"agent plays on. Shown: its target at step {step} is beyond {100 * SHOWN:.0f} % "
                   f"of the recorded values; chance is {100 * (1 - SHOWN):.0f} %.", "",
-                  *markdown_table(
-                      ("", *(f"penalty {penalty:g}" for penalty in penalties),
-                       "best recorded start"), [
-                          ("shown", *(share_text(best[best["penalty"] == penalty]["real_percentile"]
-                                            >= SHOWN) for penalty in penalties),
-                           share_text(best[best["penalty"] == penalties[0]]["recorded_percentile"]
-                                 >= SHOWN)),
-                          ("percentile, median", *(
-                              f"{best[best['penalty'] == penalty]['real_percentile'].median():.2f}"
-                              for penalty in penalties),
-                           f"{best['recorded_percentile'].median():.2f}"),
-                          ("ended before the step", *(
-                              share_text(best[best["penalty"] == penalty]["ended"])
-                              for penalty in penalties), "")])]
-    return "\n".join([*lines, *_effects(counted.effects), *_orders(best), ""])
+                  *markdown_table(("", *titles, "best recorded start"), [
+                      ("shown", *(_share(rows["real_percentile"] >= SHOWN)
+                                  for rows in by_penalty.values()), _share(recorded >= SHOWN)),
+                      ("percentile, median", *medians("real_percentile"),
+                       f"{best['recorded_percentile'].median():.2f}"),
+                      ("ended before the step", *shares("ended"), "")])]
+    return "\n".join([*lines, *_effects(effects), *_objectives(best), ""])
+
+
+def _share(values: pd.Series) -> str:
+    """A share with Wilson's 95 % interval (1927), as text."""
+    value, low, high = share(int(values.astype(bool).sum()), len(values))
+    return (f"{100 * value:.0f} % ({100 * low:.0f} to {100 * high:.0f}; "
+            f"{round(value * len(values))} of {len(values)})")
 
 
 def _effects(table: pd.DataFrame | None) -> list[str]:
     if table is None:
         return ["## What may be claimed", "", f"Nothing: fewer than {MIN_STARTS} targets have no "
                 "interval.", ""]
-    own = table[~table["control"]]
     return ["## What may be claimed", "",
             "Mean and median over orders with 95 % bootstrap intervals over targets. **Claimed** "
             f"is what leaves 0 out of its interval and has p (Holm) and p (controls) <= {LEVEL}. "
@@ -119,11 +123,11 @@ def _effects(table: pd.DataFrame | None) -> list[str]:
                   f"{row.median_high_95:.3g})", f"{row.p_holm:.2g}",
                   f"{row.control_low:.3g} to {row.control_high:.3g}", f"{row.p_control:.2g}",
                   f"**{row.verdict}**" if row.claimed else row.verdict)
-                 for row in own.itertuples()])]
+                 for row in table[~table["control"]].itertuples()])]
 
 
-def _orders(best: pd.DataFrame) -> list[str]:
-    """A row for each order and penalty."""
+def _objectives(best: pd.DataFrame) -> list[str]:
+    """A row for each objective and penalty."""
     rows = []
     for row in best.sort_values(["order", "penalty"], ascending=[True, False]).itertuples():
         real = getattr(row, "real_percentile", np.nan)
@@ -138,32 +142,31 @@ def _orders(best: pd.DataFrame) -> list[str]:
          "nearest: episode, frame (cosine)", "percentile in the real game"), rows)]
 
 
-def plot(path: Path, counted: Counted) -> None:
-    """Scores of all orders beside those of recorded starts, and percentiles in the real game."""
-    best = counted.starts[counted.starts["best"]]
-    penalties = list(dict.fromkeys(best["penalty"]))
+def plot(path: Path, starts: pd.DataFrame) -> None:
+    """Plot the scores of all objectives next to those of recorded starts, and percentiles in the
+    real game."""
+    best = starts[starts["best"]]
+    penalties = best["penalty"].unique()
     first = best[best["penalty"] == penalties[0]].sort_values("recorded_score")
     order = first["order"].tolist()
     real = "real_percentile" in best
     figure = Figure(figsize=(15 if real else 8, 1.8 + 0.2 * len(order)), layout="constrained")
     panels = figure.subplots(1, 2 if real else 1, squeeze=False, sharey=True)[0]
-    rows = np.arange(len(order))
-    panels[0].plot(first["recorded_score"], rows, "|", color=DARK_GREY, markersize=10,
-                   markeredgewidth=2, label="best recorded start")
+    rows, bars = np.arange(len(order)), dict(color=DARK_GREY, markersize=10, markeredgewidth=2)
+    panels[0].plot(first["recorded_score"], rows, "|", label="best recorded start", **bars)
     if real:
-        panels[1].plot(first["recorded_percentile"], rows, "|", color=DARK_GREY, markersize=10,
-                       markeredgewidth=2)
+        panels[1].plot(first["recorded_percentile"], rows, "|", **bars)
         panels[1].axvline(0.5, color=DARK_GREY, linewidth=0.8)
         panels[1].axvspan(SHOWN, 1, color=GREEN, alpha=0.15, linewidth=0)
         panels[1].set_xlim(-0.02, 1.02)
         panels[1].set_xlabel("percentile of the target in the real game (green: shown)")
     for penalty, colour in zip(penalties, _COLOURS):
-        of = best[best["penalty"] == penalty].set_index("order").loc[order]
-        panels[0].plot(of["score"], rows, "o", color=colour, markersize=4,
+        points = best[best["penalty"] == penalty].set_index("order").loc[order]
+        panels[0].plot(points["score"], rows, "o", color=colour, markersize=4,
                        label=f"made to order, penalty {penalty:g}")
-        panels[0].plot(of["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
+        panels[0].plot(points["begin_score"], rows, ".", color=colour, markersize=3, alpha=0.4)
         if real:
-            panels[1].plot(of["real_percentile"], rows, "o", color=colour, markersize=4)
+            panels[1].plot(points["real_percentile"], rows, "o", color=colour, markersize=4)
     panels[0].set_yticks(rows, (first["aim"] + " " + first["target"]).tolist(), fontsize=7)
     panels[0].set_xlabel("score, in deviations of recorded starts (small points: at the beginning)")
     for axes in panels:

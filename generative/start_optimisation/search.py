@@ -1,32 +1,29 @@
-"""Gradient ascent on the start vector, through the simulated rollout.
+"""Optimise start vectors for all objectives by gradient ascent through the simulated rollout.
 
-Several starts of an order share a batch. What is maximised, of each start::
+Several starts of an objective share a batch. For each start, the search maximises::
 
     score - penalty * (excess + end),  score = sign * (target - mean) / deviation
 
 with mean and deviation of the target over recorded starts, the excess of ``RecordedDensity``, and
-the surprise, in nats, at an episode that has not ended by the step: the sum of -log(1 - P(end)).
-Without it the search finds the black frames behind an episode's end. For all starts together less
-diversity * ``vector_crowding``, which the simulator was trained with to spread its vectors.
-Nothing is drawn: latents take their most likely class, actions are the agent's likeliest, and both
-pass straight-through gradients. These are biased, so the vector that was best in the forward pass
-is kept, not the last one.
+the surprise, in nats, that the episode has not ended by the step: the sum of -log(1 - P(end)).
+Without it the search finds the black frames after an episode's end. For all starts together,
+diversity * ``vector_crowding`` is subtracted, the term that spreads the simulator's vectors in
+training. Nothing is sampled: latents take their most likely class, the agent takes its most likely
+actions, and both pass straight-through gradients. These are biased, so the vector that was best in
+the forward pass is kept, not the last one.
 
-Letters in shape comments: K starts, B rollouts, V bottleneck vector.
+An objective is searched by itself and its starts have fixed places in one batch, so its result does
+not depend on other objectives, nor on which files existed when the search was started.
 
-
-Searching the starts of all orders and writing them as samples, as far as they are not there.
-
-An order is searched by itself and its starts have their place in one batch, so what it gets does
-not depend on other orders, nor on what was there already when the command was given.
-
-Letters in shape comments: K starts of an order, N recorded starts, T simulated steps, B samples.
+Letters in shape comments: K starts of an objective, N recorded starts, T simulated steps, B
+samples, V bottleneck vector.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,19 +34,18 @@ from common.devices import Compute
 from common.errors import UserError
 from common.progress import Progress
 from common.signals import deferred_signals
-from common.video import enlarge, mark_action, side_by_side, write_strip
+from common.video import enlarge, mark_action, side_by_side, write_strip, write_video
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import vector_crowding
 from generative.networks import on_unit_sphere
-from generative.sample_files import SampleFolder, SampleOrigin, SampleWriter
+from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.sampling import FRAMES_PER_SECOND, VIDEO_SCALE, film, imagined_from
 from generative.simulator import Simulator
 from generative.start_optimisation.objectives import Objective, rollout
-from generative.start_optimisation.recorded_starts import (
-    MadeToOrderFolder,
-    RecordedDensity,
-    RecordedStarts,
-)
+from generative.start_optimisation.recorded_starts import RecordedDensity, RecordedStarts
+
+STRIP_SIZE = 96  # pixels per frame of a strip
+NEAREST_IN_STRIP = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +53,10 @@ class SearchPlan:
     """Settings of a search.
 
     Attributes:
-        step: of the rollout, from 0, at which the target is read.
+        step: step of the rollout, from 0, at which the target is read.
         iterations: steps of Adam.
-        learning_rate: of Adam, for the entries of the vectors.
-        diversity: factor of the crowding.
+        learning_rate: learning rate of Adam, for the entries of the vectors.
+        diversity: weight of the crowding.
     """
 
     step: int
@@ -77,40 +73,40 @@ class SearchPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Mean and deviation of a target over recorded starts."""
+    """Mean and standard deviation of a target over recorded starts."""
 
     mean: float
     deviation: float
 
     def score(self, values, sign: float):
-        """Values of the target in deviations from the mean, the better the larger."""
+        """Values of the target in deviations from the mean; larger is better."""
         return sign * (values - self.mean) / self.deviation
 
 
-def search(simulator: Simulator, compute: Compute, order: Objective, begin: Tensor, scale: Scale,
-           density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
-    """The best vector on each start's way (K, V).
+def search(simulator: Simulator, compute: Compute, objective: Objective, begin: Tensor,
+           scale: Scale, density: RecordedDensity, penalty: float, plan: SearchPlan) -> Tensor:
+    """Return the best vector of each search (K, V).
 
     Args:
-        begin: vectors to begin from (K, V).
-        penalty: factor of excess and end.
+        begin: initial vectors (K, V).
+        penalty: weight of excess and end.
 
     Raises:
         UserError: if the target or its gradient is not finite.
     """
     free = begin.clone().to(compute.device).requires_grad_()
     adam = torch.optim.Adam([free], lr=plan.learning_rate)
-    kept = on_unit_sphere(begin.to(compute.device))
+    kept = on_unit_sphere(begin.to(compute.device))  # (K, V)
     best = torch.full((len(begin),), -float("inf"), device=compute.device)
     for iteration in range(plan.iterations + 1):
-        vectors = on_unit_sphere(free)
+        vectors = on_unit_sphere(free)  # (K, V)
         with torch.set_grad_enabled(iteration < plan.iterations):
-            imagination, answers = rollout(simulator, compute, vectors, plan.step + 1,
-                                           order.target.layers)
-            score = scale.score(order.target(answers, plan.step), order.sign)  # (K,)
+            steps, rollouts = rollout(simulator, compute, vectors, plan.step + 1,
+                                      objective.target.layers)
+            score = scale.score(objective.target(rollouts, plan.step), objective.sign)  # (K,)
             ends = torch.stack([functional.softplus(step.terminal_logits.float())
-                                for step in imagination.steps]).sum(dim=0)  # (K,)
-            worth = score - penalty * (density.excess(vectors) + ends)
+                                for step in steps]).sum(dim=0)  # (K,)
+            worth = score - penalty * (density.excess(vectors) + ends)  # (K,)
         better = worth.detach() > best
         kept = torch.where(better.unsqueeze(-1), vectors.detach(), kept)
         best = torch.where(better, worth.detach(), best)
@@ -119,30 +115,28 @@ def search(simulator: Simulator, compute: Compute, order: Objective, begin: Tens
         adam.zero_grad()
         (plan.diversity * vector_crowding(vectors) - worth.sum()).backward()
         if not (torch.isfinite(worth).all() and torch.isfinite(free.grad).all()):
-            raise UserError(f"{order.name}: the target or its gradient holds NaN or infinity after "
-                            f"{iteration} iterations; a smaller --learning_rate may help")
+            raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
+                            f"after {iteration} iterations; a smaller --learning_rate may help")
         adam.step()
         with torch.no_grad():
             free.copy_(on_unit_sphere(free))
     return kept
 
 
-STRIP_SIZE = 96  # pixels of a frame in a picture
-NEAREST_IN_PICTURE = 3
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchContext:
-    """All that a search needs beside its order.
+    """Inputs shared by all searches.
 
     Attributes:
-        dataset: recorded rollouts, with windows as long as the rollouts that are shown.
-        starts: recorded ones.
-        best_of: the last so many of them are those that found starts are compared with; searches
-            begin from the others.
-        density: of all recorded starts.
+        dataset: recorded rollouts, with windows as long as the rollouts that are stored.
+        starts: recorded starts.
+        best_of: number of recorded starts, the last ones, that optimised starts are compared with;
+            searches begin from the others.
+        density: density of all recorded starts.
+        objectives: what to search for.
+        columns: column of each objective's target in ``starts``.
         num_starts: K.
-        num_steps: of the rollouts that are stored.
+        num_steps: length of the rollouts that are stored.
     """
 
     simulator: Simulator
@@ -151,106 +145,105 @@ class SearchContext:
     starts: RecordedStarts
     best_of: int
     density: RecordedDensity
-    orders: tuple[Objective, ...]
+    objectives: tuple[Objective, ...]
     columns: tuple[int, ...]
     plan: SearchPlan
     num_starts: int
     num_steps: int
 
-    def scale(self, order: int) -> Scale:
-        """Of an order's target over all recorded starts, simulated."""
-        values = self.starts.simulated[:, self.columns[order]].astype(np.float64)
+    def scale(self, number: int) -> Scale:
+        """Scale of an objective's target over all recorded starts, simulated."""
+        values = self.starts.simulated[:, self.columns[number]].astype(np.float64)
         return Scale(float(values.mean()), max(float(values.std()), 1e-9))
 
-    def scores(self, order: int) -> np.ndarray:
-        """Of the recorded starts, simulated (N,)."""
-        values = self.starts.simulated[:, self.columns[order]].astype(np.float64)
-        return self.scale(order).score(values, self.orders[order].sign)
+    def score(self, number: int, values: np.ndarray) -> np.ndarray:
+        """Scores for an objective of values of its target."""
+        return self.scale(number).score(values.astype(np.float64), self.objectives[number].sign)
 
-    def begins(self, order: int) -> np.ndarray:
-        """Recorded starts that the searches of an order begin from: the best of those that found
-        ones are not compared with, each of another episode as far as there are so many. (K,)"""
+    def scores(self, number: int) -> np.ndarray:
+        """Scores of the recorded starts for an objective, simulated (N,)."""
+        return self.score(number, self.starts.simulated[:, self.columns[number]])
+
+    def begins(self, number: int) -> np.ndarray:
+        """Recorded starts that the searches of an objective begin from (K,).
+
+        These are the best of the starts that optimised ones are not compared with, from different
+        episodes as far as possible.
+        """
         pool = len(self.starts.windows) - self.best_of
-        ranked = np.argsort(-self.scores(order)[:pool], kind="stable")
+        ranked = np.argsort(-self.scores(number)[:pool], kind="stable")
         _, first = np.unique(self.starts.episodes[ranked], return_index=True)
         apart = np.sort(first)  # the best of each episode, best first
-        rest = np.setdiff1d(np.arange(pool), apart)
-        return ranked[np.concatenate([apart, rest])[:self.num_starts]]
+        others = np.setdiff1d(np.arange(pool), apart)
+        return ranked[np.concatenate([apart, others])[:self.num_starts]]
 
-    def numbers(self, order: int) -> range:
-        """The samples of an order."""
-        return range(order * self.num_starts, (order + 1) * self.num_starts)
+    def numbers(self, number: int) -> range:
+        """Numbers of the samples of an objective."""
+        return range(number * self.num_starts, (number + 1) * self.num_starts)
 
 
-def make(ctx: SearchContext, writer: SampleWriter, penalty: float, with_videos: bool) -> int:
-    """Search and write what is not on disk yet, until the end or a signal to stop.
+def write_starts(context: SearchContext, folder: SampleFolder, penalty: float,
+                 with_videos: bool) -> int:
+    """Optimise start vectors and write the missing samples, until the end or a signal to stop.
 
     Returns:
-        0 when all is written, 128 + the signal's number when it was stopped.
+        0 when everything is written, 128 + the signal's number after a signal.
     """
-    waiting = [number for number in range(len(ctx.orders))
-               if not all(map(writer.has, ctx.numbers(number)))]
-    done = len(ctx.orders) - len(waiting)
+    total = len(context.objectives)
+    missing = [number for number in range(total) if not all(
+        folder.has("sample", sample) for sample in context.numbers(number))]
     with (deferred_signals("order") as received,
-          Progress(len(ctx.orders), "order", done) as progress):
-        for number in waiting:
+          Progress(total, "order", total - len(missing)) as progress):
+        for done, number in enumerate(missing, total - len(missing) + 1):
             if received:
                 return 128 + received[0]
-            begin = torch.from_numpy(ctx.starts.vectors[ctx.begins(number)])
-            found = search(ctx.simulator, ctx.compute, ctx.orders[number], begin,
-                           ctx.scale(number), ctx.density, penalty, ctx.plan)
-            arrays = imagined_from(ctx.simulator, ctx.compute, found, ctx.num_steps)
-            for sample, each in zip(ctx.numbers(number), arrays):
-                if not writer.has(sample):
-                    writer.add(sample, each, SampleOrigin(sample, None, None, None, None))
-            done += 1
+            begin = torch.from_numpy(context.starts.vectors[context.begins(number)])
+            vectors = search(context.simulator, context.compute, context.objectives[number], begin,
+                             context.scale(number), context.density, penalty, context.plan)
+            samples = imagined_from(context.simulator, context.compute, vectors, context.num_steps)
+            for sample, arrays in zip(context.numbers(number), samples):
+                if not folder.has("sample", sample):
+                    folder.add(sample, arrays, SampleOrigin(sample))
             progress.update(done)
         if with_videos:
-            for number in range(len(ctx.orders)):
+            for number in range(total):
                 if received:
                     return 128 + received[0]
-                _write_videos(ctx, writer, ctx.numbers(number))
+                _write_videos(context, folder, context.numbers(number))
     return 0
 
 
-def _write_videos(ctx: SearchContext, writer: SampleWriter, numbers: Sequence[int]) -> None:
-    missing = [number for number in numbers if not writer.folder.video_file(number).exists()]
+def _write_videos(context: SearchContext, folder: SampleFolder, numbers: Sequence[int]) -> None:
+    missing = [number for number in numbers if not folder.has("video", number)]
     if not missing:
         return
-    samples = writer.folder.stacked(missing)
-    rows = ctx.density.nearest(torch.from_numpy(samples.bottleneck_vec), 1)[0][:, 0]
-    near = imagined_from(ctx.simulator, ctx.compute,
-                         torch.from_numpy(ctx.starts.vectors[rows]), ctx.num_steps)
-    windows = ctx.dataset.batch(ctx.starts.windows[rows])
-    for place, number in enumerate(missing):
-        columns = {"made to order": np.stack(list(film(writer.folder.sample(number)))),
-                   "nearest, simulated": np.stack(list(film(near[place]))),
-                   "nearest, as recorded": np.stack(list(_as_recorded(ctx, windows, place)))}
-        frames = side_by_side({title: each[:, None] for title, each in columns.items()}, 1)
-        writer.add_video(number, frames, FRAMES_PER_SECOND)
+    samples = folder.stacked(missing)
+    rows = context.density.nearest(torch.from_numpy(samples.bottleneck_vec), 1)[0][:, 0]
+    nearest = imagined_from(context.simulator, context.compute,
+                            torch.from_numpy(context.starts.vectors[rows]), context.num_steps)
+    windows = context.dataset.batch(context.starts.windows[rows])
+    for row, number in enumerate(missing):
+        films = {"made to order": film(samples[row]), "nearest, simulated": film(nearest[row]),
+                 "nearest, as recorded": _recorded_film(context, windows, row)}
+        columns = {title: np.stack(list(frames))[:, None] for title, frames in films.items()}
+        write_video(folder.file_of("video", number), side_by_side(columns, 1), FRAMES_PER_SECOND)
 
 
-def _as_recorded(ctx: SearchContext, windows: Windows, row: int) -> Iterator[np.ndarray]:
-    """The recorded frames of the simulated steps, enlarged, with the action that entered each."""
-    first = ctx.dataset.num_init_steps - 1
+def _recorded_film(context: SearchContext, windows: Windows, row: int) -> Iterator[np.ndarray]:
+    """Recorded frames of the simulated steps, enlarged, with the action that entered each."""
+    first = context.dataset.num_init_steps - 1
     frames = windows.frames[first:, row].movedim(1, -1).numpy()  # (T, H, W, C)
     for frame, action in zip(frames, windows.actions[first - 1:, row].tolist()):
         yield mark_action(enlarge(frame, VIDEO_SCALE), action)
 
 
-def write_picture(ctx: SearchContext, folder: MadeToOrderFolder, order: int,
-                  best: dict[float, int]) -> None:
-    """A strip of the best start of an order with each penalty, and those of the recorded starts
-    that are nearest to the first of them.
-
-    Args:
-        best: sample by penalty.
-    """
-    samples = [SampleFolder(folder.samples(penalty)).sample(number)
-               for penalty, number in best.items()]
-    (rows,), _ = ctx.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
-                                      min(NEAREST_IN_PICTURE, len(ctx.starts.windows)))
-    windows = ctx.dataset.batch(ctx.starts.windows[rows])
-    shown = windows.frames[ctx.dataset.num_init_steps - 1:].movedim(2, -1).numpy()  # (T, B, …)
-    write_strip(folder.picture_file(order), [*(list(sample.frames) for sample in samples), *(
-        list(shown[:, row]) for row in range(len(rows)))], STRIP_SIZE)
+def write_best_starts(context: SearchContext, path: Path, samples: Sequence[SampleArrays]) -> None:
+    """Write a strip of an objective's best start with each penalty, and of the recorded starts that
+    are nearest to the first of them."""
+    (rows,), _ = context.density.nearest(torch.from_numpy(samples[0].bottleneck_vec[None]),
+                                         min(NEAREST_IN_STRIP, len(context.starts.windows)))
+    windows = context.dataset.batch(context.starts.windows[rows])
+    first = context.dataset.num_init_steps - 1
+    recorded = windows.frames[first:].movedim(2, -1).numpy()  # (T, B, H, W, C)
+    write_strip(path, [*(list(sample.frames) for sample in samples),
+                       *(list(recorded[:, row]) for row in range(len(rows)))], STRIP_SIZE)
