@@ -160,7 +160,7 @@ class NpyFolder(_Arrays):
             np.save(path / f"{name}.npy", array, allow_pickle=False)
 
     def read(self, path: Path, script: str) -> dict[str, np.ndarray]:
-        arrays = {name: read_array(path / f"{name}.npy", written_by=script)
+        arrays = {name: Npy(field).read(path / f"{name}.npy", script)
                   for name, field in self.fields.items()
                   if not field.optional or (path / f"{name}.npy").exists()}
         self.check(arrays)

@@ -297,7 +297,7 @@ def fewer_units(run):
 
 MISTAKES = {
     "nan in a sample": (lambda run: spoil(run.folder / UNALTERED / "sample_00004/agent_values.npy"),
-                        r"sample_00004 is damaged: 'agent_values' holds NaN"),
+                        r"sample_00004/agent_values.npy holds NaN"),
     "nan in a gradient": (lambda run: spoil(saliency_folder(run).file_of(
         "hidden_states", 4, "value")), r"grad_hx_value.npy holds NaN or infinity"),
     "too short a gradient": (lambda run: np.save(saliency_folder(run).file_of(
