@@ -25,8 +25,7 @@ from agents.layers import STATE
 from agents.networks import Policy
 from agents.patch import Array
 from agents.provenance import agent_sha256
-from agents.reference import played_reference
-from agents.reference_set import ReferenceSet, recorded_reference
+from agents.reference_set import ReferenceSet, played_reference, recorded_reference
 from agents.rollout_files import RolloutFolder
 from common.cli import Parser, add_compute_flags, add_parameter_set_flag, count, environments, seed
 from common.devices import Compute, resolve_compute

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
-from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.evaluation import evaluate
-from agents.likeness import described, likeness
+from agents.episodes import Episode, PlayOptions, evaluate, play_episodes
 from agents.provenance import agent_sha256
-from agents.reference import played_reference
+from agents.reference_set import played_reference
+from agents.similarity import compare_agents, format_similarity
 from attribution.failing.causes import causes_of, what_is_known
 from attribution.failing.playing import with_fates
 from common.cli import (
@@ -112,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         result = evaluate(with_progress(episodes, len(levels), "episode"))
     alike = {} if other is None else {"alike": {
         "other_agent_sha256": agent_sha256(args.other_agent),
-        **likeness(policy, other, compute, config, args.num_compared, args.seed, edit)}}
+        **compare_agents(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
     print(f"{args.model_file} on {words_of(config, edit)}{f', with {arm.name}' if arm else ''}: "
           f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
@@ -131,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
                   f"{100 * high:.2f})")
     if alike:
         print(f"against {args.other_agent} on {args.num_compared} frames: "
-              f"{described(alike['alike'])}")
+              f"{format_similarity(alike['alike'])}")
     if args.output:
         save_json(args.output, {
             "agent_file": args.model_file.name, "agent_sha256": agent_sha256(args.model_file),

@@ -10,7 +10,7 @@ from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
 from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
-from agents.reference import played_reference
+from agents.reference_set import played_reference
 from common.cli import (
     Parser,
     add_compute_flags,

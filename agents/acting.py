@@ -1,4 +1,4 @@
-"""Running an agent on observations.
+"""Acting: run an agent on observations and draw its actions, with optional action noise.
 
 Letters in shape comments: N environments, M frames, E embedding, H W C a frame, D hidden state,
 A actions.
@@ -6,21 +6,30 @@ A actions.
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from agents.hooks import chunk_of_batch
 from agents.networks import Policy, PolicyOutput, to_images
+from common.config import read_yaml, typed
 from common.devices import Compute
+from common.errors import UserError
+from common.game_constants import NUM_ACTIONS
 
-# Frames embedded at a time: a limit of memory. On two AMD cores 128 took a tenth longer than 1 024.
+# Frames embedded at a time, to limit memory. On two AMD cores 128 took a tenth longer than 1 024.
 CPU_CHUNK = 1024
 GPU_CHUNK = 1 << 20
+ACTION_NOISE_FILE = Path(__file__).parent.parent / "hyperparams" / "action_noise.yml"
+_OTHER_GAMES = "other_games"
 
 
 def reset_hidden(policy: Policy, hidden: Tensor, first: Tensor) -> Tensor:
-    """The state that enters the agent: ``hidden`` (N, D), or a new one where ``first`` (N,)."""
+    """Return the states that enter a step: ``hidden`` (N, D), or the initial state where ``first``
+    (N,)."""
     return torch.where(first.unsqueeze(-1), policy.initial_state().detach(), hidden)
 
 
@@ -40,7 +49,7 @@ def embed_frames(policy: Policy, frames: Tensor, compute: Compute) -> Tensor:
 @torch.no_grad()
 def run_policy(policy: Policy, compute: Compute, frames: np.ndarray | Tensor,
                hidden_in: Tensor) -> PolicyOutput:
-    """Run one step on uint8 frames (N, H, W, C) and the states that enter (N, D).
+    """Run one step on uint8 frames (N, H, W, C) and the states that enter it (N, D).
 
     Frames travel to the device as bytes and become floats there.
     """
@@ -61,3 +70,52 @@ def draw_actions(log_probs: Tensor, draws: Tensor) -> Tensor:
     cumulative = log_probs.exp().cumsum(dim=-1)
     chosen = (cumulative <= draws.unsqueeze(-1) * cumulative[:, -1:]).sum(dim=-1)
     return chosen.clamp(max=log_probs.shape[-1] - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionNoise:
+    """Changes of the logits before an action is drawn, so that recordings are more varied.
+
+    Attributes:
+        enabled: whether record.py uses them by default.
+        scale: factor of the logits, applied first.
+        lowest, highest: interval to which they are then clamped; None: not on this side.
+        fixed_logits: logits that replace those of single actions at the end.
+    """
+
+    enabled: bool
+    scale: float
+    lowest: float | None
+    highest: float | None
+    fixed_logits: dict
+
+    def __post_init__(self):
+        if self.lowest is not None and self.highest is not None and self.lowest > self.highest:
+            raise UserError(f"{ACTION_NOISE_FILE.name}: lowest ({self.lowest}) is above highest "
+                            f"({self.highest})")
+        for action, logit in self.fixed_logits.items():
+            if action not in range(NUM_ACTIONS) or not isinstance(logit, int | float):
+                raise UserError(f"{ACTION_NOISE_FILE.name}: fixed_logits must map actions 0 to "
+                                f"{NUM_ACTIONS - 1} to numbers, not {action!r} to {logit!r}")
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Return changed logits (N, A)."""
+        logits = logits * self.scale
+        if (self.lowest, self.highest) != (None, None):
+            logits = logits.clamp(self.lowest, self.highest)
+        actions = list(self.fixed_logits)
+        logits[:, actions] = torch.tensor([float(self.fixed_logits[a]) for a in actions]).to(logits)
+        return logits
+
+
+def load_action_noise(env_name: str) -> ActionNoise:
+    """Read the section of a game in ``hyperparams/action_noise.yml``, or that of all other games.
+
+    Raises:
+        UserError: if the file has neither, or a section is damaged.
+    """
+    path, sections = ACTION_NOISE_FILE, read_yaml(ACTION_NOISE_FILE)
+    name = env_name if env_name in sections else _OTHER_GAMES
+    if not isinstance(sections.get(name), dict):
+        raise UserError(f"{path.name} has no section '{env_name}', nor '{_OTHER_GAMES}'")
+    return typed(ActionNoise, sections[name], f"{path.name}, {name}")

@@ -22,13 +22,13 @@ import dataclasses
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agents.adam_state import in_order, moments, num_parameters
 from agents.edits import Edit, add_edit
 from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
 from common.errors import UserError
@@ -89,7 +89,7 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     names = [name for name, _ in policy.named_parameters()]
     order = [names.index(name) for name in _published_order(names)]
     save_tensors(path, {"model_state_dict": policy.state_dict(),
-                        "optimizer_state_dict": in_order(optimizer_state, order),
+                        "optimizer_state_dict": reorder_adam(optimizer_state, order),
                         "learned_initial_state": policy.learned_initial_state,
                         **({_EDITS: [(edit.layer, edit.directions.cpu(), edit.strength)
                                      for edit in policy.edits]} if policy.edits else {}),
@@ -190,7 +190,7 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     """
     content = load_tensors(path, "agent file")
     weights, optimizer = _weights_of(content), content.get("optimizer_state_dict")
-    count = num_parameters(optimizer)
+    count = num_adam_parameters(optimizer)
     if not count:
         raise UserError(f"the agent file {path} holds no state of an optimiser to go on with")
     shapes = {name: parameter.shape for name, parameter in policy.named_parameters()}
@@ -198,9 +198,10 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     if count != len(names):
         raise UserError(f"the optimiser's state in the agent file {path} is of {count} parameters; "
                         f"the agent has {len(names)}")
-    found = moments(optimizer, {name: shapes[name] for name in names}, f"the agent file {path}")
+    moments = adam_moments(optimizer, {name: shapes[name] for name in names},
+                           f"the agent file {path}")
     positions = {name: i for i, name in enumerate(shapes)}
-    return {positions[name]: entry for name, entry in zip(names, found, strict=True)
+    return {positions[name]: entry for name, entry in zip(names, moments, strict=True)
             if entry is not None}
 
 
@@ -242,6 +243,66 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
         hidden = width("gru.gru.weight_hh_l0") // 3
         _check_shape(state, "gru.gru.weight_hh_l0", (3 * max(hidden, 1), max(hidden, 1)), path)
     return Policy(embedder, hidden, learned_initial_state=learned_initial_state)
+
+
+def reorder_adam(state_dict: dict, order: Sequence[int | None]) -> dict:
+    """Return an Adam's state dict with its parameters in another order.
+
+    Args:
+        state_dict: state of an Adam with one group.
+        order: position in ``state_dict`` of each parameter of the result; None for one that
+            ``state_dict`` lacks, and that has no moments.
+    """
+    (group,) = state_dict["param_groups"]
+    return {"state": {new: state_dict["state"][old] for new, old in enumerate(order)
+                      if old in state_dict["state"]},
+            "param_groups": [{**group, "params": list(range(len(order)))}]}
+
+
+def num_adam_parameters(state_dict: Any) -> int:
+    """Number of parameters in an Adam's state dict, read from a file; 0 if it is none.
+
+    A state without any moments counts as none.
+    """
+    try:
+        (group,) = dict(state_dict)["param_groups"]
+        return len(group["params"]) if dict(state_dict["state"]) else 0
+    except (KeyError, IndexError, TypeError, ValueError):
+        return 0
+
+
+def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
+                 file: str) -> list[dict[str, Tensor] | None]:
+    """Return the steps and moments in an Adam's state dict that was read from a file.
+
+    Args:
+        state_dict: state of an Adam with as many parameters as there are shapes.
+        shapes: shapes of the parameters by name, in the file's order.
+        file: name of the file, for messages.
+
+    Returns:
+        ``step`` () and the moments ``exp_avg`` and ``exp_avg_sq`` of each parameter, in its shape;
+        None for one that has had no gradient.
+
+    Raises:
+        UserError: if one does not fit its parameter.
+    """
+    def entry(state: Any, name: str, shape: torch.Size) -> dict[str, Tensor]:
+        try:
+            moments = {"step": torch.as_tensor(state["step"], dtype=torch.float32),
+                       **{key: state[key] for key in ("exp_avg", "exp_avg_sq")}}
+            fits = all(torch.isfinite(tensor).all()
+                       and tensor.shape == (() if key == "step" else shape)
+                       for key, tensor in moments.items())
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError):
+            fits = False
+        if not fits:
+            raise UserError(f"the optimiser's state in {file} does not fit the tensor '{name}'")
+        return moments
+
+    state = state_dict["state"]
+    return [entry(state[number], name, shape) if number in state else None
+            for number, (name, shape) in enumerate(shapes.items())]
 
 
 def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:

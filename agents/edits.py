@@ -1,7 +1,7 @@
-"""Edits of an agent: directions that are taken out of what a layer gives, as a part of the network.
+"""Edits of an agent: directions projected out of a layer's output, as a part of the network.
 
-An edit is a hook of its layer, so all that runs the agent runs the edited one, and patches and
-recordings of ``interventions`` see what the edit leaves.
+An edit is a permanent hook of its layer. Everything that runs the agent runs the edited one, and
+patches and activation caches see the edited output.
 
 Letters in shape comments: C channels (or units) of a layer, M slots, F directions, R their rank.
 """
@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from agents.layers import STATE, all_layers
 from agents.networks import Policy
 from common.errors import UserError, nearest
-from common.game_constants import FRAME_SIZE
 
-_DEPENDENT = 1e-5  # of the largest singular value: what others make up already
-_CARRIED = ("gru", "hidden_state")  # of a recurrent agent, whose output enters the next step
+_DEPENDENT = 1e-5  # singular values below this share of the largest one count as 0
+_RECURRENT = ("gru", STATE)  # layers of an agent with a memory whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +34,8 @@ class Edit:
 
     Attributes:
         layer: path of the layer.
-        directions: float32 (F, M), none of them zero; scale and dependence make no difference.
-        strength: s; 1 takes the directions out.
+        directions: float32 (F, M), none of them zero; only their span matters.
+        strength: s; 1 removes the directions.
 
     Raises:
         UserError: if a direction is zero or not finite, or the strength is not.
@@ -66,25 +66,25 @@ class Edit:
         return rows[sizes > _DEPENDENT * sizes[0]].T.float()
 
     def signed(self, channels: int) -> bool:
-        """Whether the slots of a layer with so many channels are of signs."""
+        """Whether directions of a layer with ``channels`` channels have slots for both signs."""
         return self.directions.shape[1] == 2 * channels
 
     def back(self, channels: int) -> Tensor:
-        """The columns of the basis in channels (C, R)."""
+        """Columns of the basis mapped to channels (C, R)."""
         if self.signed(channels):
             return self.basis[:channels] - self.basis[channels:]
         return self.basis
 
     def changed(self, values: Tensor, dim: int) -> Tensor:
-        """The output of the layer that the edit leaves.
+        """Return the edited output of the layer.
 
         Args:
-            values: of any shape, with the channels in one dimension.
-            dim: that one.
+            values: output of any shape, with the channels in one dimension.
+            dim: dimension of the channels.
         """
         channels = values.shape[dim]
         exact = values if values.dtype == torch.float64 else values.float()
-        basis, back = (each.to(exact) for each in (self.basis, self.back(channels)))
+        basis, back = self.basis.to(exact), self.back(channels).to(exact)
         cells = exact.movedim(dim, -1)
         slots = (torch.cat([cells.relu(), (-cells).relu()], dim=-1) if self.signed(channels)
                  else cells)
@@ -96,12 +96,12 @@ class Edit:
 
 
 def _channel_dim(output: Tensor) -> int:
-    """Of maps (N, C, H, W), or of units (…, C)."""
+    """Dimension of the channels of maps (N, C, H, W), or of units (…, C)."""
     return 1 if output.ndim == 4 else -1
 
 
 def with_edits(policy: Policy, edits: Sequence[Edit]) -> Policy:
-    """A copy of an agent with further edits, behind those it has."""
+    """Return a copy of an agent with further edits, applied after its own."""
     edited = copy.deepcopy(policy)
     for edit in edits:
         add_edit(edited, edit)
@@ -115,36 +115,19 @@ def add_edit(policy: Policy, edit: Edit) -> None:
         UserError: if the agent has no such layer, one that the directions do not fit, or one whose
             output enters the next step.
     """
-    modules = {name: module for name, module in policy.named_modules()
-               if name and not any(module.children())}
-    if policy.recurrent:
-        if edit.layer in _CARRIED:
-            raise UserError(f"{edit.layer} is carried on by the agent's memory, so that an edit "
-                            "of it is none of a layer; the patches of compare_interventions.py "
-                            "change it at every step")
-        modules = {name: module for name, module in modules.items() if name not in _CARRIED
-                   and not name.startswith("gru.")}
-    if edit.layer not in modules:
+    num_channels = {layer.name: layer.shape[0] for layer in all_layers(policy)
+                    if not (policy.recurrent and layer.name in _RECURRENT)}
+    if policy.recurrent and edit.layer in _RECURRENT:
+        raise UserError(f"edits of {edit.layer} are not supported, because the agent's memory "
+                        "carries it to the next step; the patches of compare_interventions.py "
+                        "change it at every step")
+    if edit.layer not in num_channels:
         raise UserError(f"the agent has no layer '{edit.layer}' to edit"
-                        f"{nearest(edit.layer, modules)}")
-    channels = _channels(policy, edit.layer)
+                        f"{nearest(edit.layer, num_channels)}")
+    channels = num_channels[edit.layer]
     if edit.directions.shape[1] not in (channels, 2 * channels):
         raise UserError(f"the directions of an edit of {edit.layer} have "
                         f"{edit.directions.shape[1]} slots, but the layer has {channels} "
                         f"channels, so {channels} or, of both signs, {2 * channels} slots")
-    modules[edit.layer].register_forward_hook(edit._hook)
+    policy.get_submodule(edit.layer).register_forward_hook(edit._hook)
     policy.edits = (*policy.edits, edit)
-
-
-@torch.no_grad()
-def _channels(policy: Policy, layer: str) -> int:
-    """C of a layer, from a pass of one picture."""
-    found = []
-    handle = policy.get_submodule(layer).register_forward_hook(
-        lambda _module, _inputs, output: found.append(output.shape[_channel_dim(output)]))
-    picture = torch.zeros(1, 3, FRAME_SIZE, FRAME_SIZE, device=policy.device)
-    try:
-        policy.step(policy.embed(picture), policy.initial_states(1))
-    finally:
-        handle.remove()
-    return found[0]

@@ -1,21 +1,26 @@
-"""Playing whole episodes on chosen levels: for evaluation, rendering and recording.
+"""Play whole episodes on chosen levels, summarise them, and film them.
 
-An episode is decided by its level seed and its number alone (its actions are drawn from a
-generator of its own), not by how many are played at a time or in which order they end. Because
-rounding depends on the size of a batch, the agent runs on batches of one size, filled up where
-fewer episodes are being played.
+An episode depends only on its level seed and its number (its actions are drawn from a generator of
+its own), not on how many are played at a time or in which order they end. Because rounding depends
+on the size of a batch, the agent runs on batches of one size, filled up where fewer episodes are
+being played.
 
-Letters in shape comments: L rows of an episode, H W C a frame, D hidden state, A actions.
+Letters in shape comments: L rows of an episode, T steps of a film, H W C a frame, D hidden state,
+A actions.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from agents.acting import draw_actions, run_policy
@@ -23,35 +28,39 @@ from agents.hooks import active_patches, batch_info
 from agents.networks import Policy, PolicyOutput
 from agents.patch import BatchInfo
 from common.devices import Compute
+from common.video import mark_action, side_by_side, write_video
 from envs.procgen_env import EnvConfig, LevelEdit, LevelSlots
+from stats.significance import share
 
 FRAMES_PER_BATCH = 16
+FILM_SIZE = 256  # pixels a side
+Z_95 = 1.959963984540054  # 97.5 % quantile of the standard normal distribution
 
-Watch = Callable[[int, int, Callable[[], bytes]], None]
-"""Called before each step of an episode with the episode's number, the number of steps taken, and a
-function that reads the state of its level."""
+Watch = Callable[[int, int, Callable[[], bytes | None]], None]
+"""Called before each step of an episode with its number, the number of steps taken, and a function
+that reads the state of its level."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One episode, row by row.
+    """One episode.
 
     The last row is the terminal step: ``dones`` 1, the final reward and a black frame. A reward
     is in the row of the frame it arrived with, so the first is 0.
 
     Attributes:
-        number: place in the list of levels.
+        number: number of the episode in the list of levels.
         level_seed: seed of its level.
         frames: uint8 (L, H, W, C).
         hidden_states: float32 (L + 1, D); row t enters the agent at frame t, row t + 1 leaves it.
-        log_probs: log-probabilities the actions were drawn from, float32 (L, A).
+        log_probs: log-probabilities that the actions were drawn from, float32 (L, A).
         values: float32 (L,).
         actions: int64 (L,); that of the last row was never taken.
         rewards: float32 (L,).
         dones: bool (L,).
         level_complete: whether the game counts the level as solved.
-        person_views: L frames, uint8 (512, 512, C), if asked for.
-        positions: of the player in cells, x and y, float32 (L, 2) if asked for, else (L, 0); NaN in
+        person_views: L views, uint8 (512, 512, C), or none.
+        positions: x and y of the player in cells, float32 (L, 2), or (L, 0) if not kept; NaN in
             the last row.
     """
 
@@ -182,18 +191,18 @@ def play_episodes(policy: Policy, compute: Compute, config: EnvConfig,
                 logits = options.alter_logits(logits)
             log_probs = torch.log_softmax(logits, dim=-1)
             if options.greedy:
-                actions = log_probs.argmax(dim=-1)
+                chosen = log_probs.argmax(dim=-1)
             else:
                 draws = torch.tensor([playing[slot].rng.random() for slot in active])
-                actions = draw_actions(log_probs, draws.to(log_probs))
-            hidden_out, log_probs, values, actions = (
-                x.cpu().numpy() for x in (output.hidden_states, log_probs, output.values, actions))
+                chosen = draw_actions(log_probs, draws.to(log_probs))
+            hidden_out, log_probs_out, values, actions = (
+                x.cpu().numpy() for x in (output.hidden_states, log_probs, output.values, chosen))
 
             for i, slot in enumerate(active):
                 episode = playing[slot]
                 episode.hidden_states.append(hidden_out[i])
                 episode.rows.append((
-                    slots.frames[slot].copy() if options.keep_frames else (), log_probs[i],
+                    slots.frames[slot].copy() if options.keep_frames else (), log_probs_out[i],
                     values[i], actions[i], episode.reward, episode.ended,
                     positions[i, 1::-1] if options.keep_positions else ()))
                 if options.keep_person_views:
@@ -229,3 +238,97 @@ def _run_in_batches(policy: Policy, compute: Compute, frames: np.ndarray, hidden
             outputs.append(run_policy(policy, compute, frames[rows], hidden[rows]))
     return PolicyOutput(*(torch.cat([getattr(output, name) for output in outputs])[:number]
                           for name in ("logits", "values", "hidden_states")))
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results over episodes, one per level, with 95 % intervals.
+
+    Attributes:
+        success_rate: share of levels that the game counts as solved, with Wilson's interval (1927).
+        mean_return: mean sum of raw rewards, with the normal interval of the mean (None for a
+            single episode).
+        mean_length: mean number of environment steps.
+    """
+
+    num_episodes: int
+    success_rate: float
+    success_interval: tuple[float, float]
+    mean_return: float
+    return_interval: tuple[float, float] | None
+    mean_length: float
+
+    def __str__(self) -> str:
+        interval = ""
+        if self.return_interval:
+            interval = " ({:.2f} to {:.2f})".format(*self.return_interval)
+        return (f"success rate {100 * self.success_rate:.1f} % "
+                f"(95 % interval {100 * self.success_interval[0]:.1f} to "
+                f"{100 * self.success_interval[1]:.1f}), mean return {self.mean_return:.2f}"
+                f"{interval}, mean length {self.mean_length:.1f} steps over "
+                f"{self.num_episodes} levels")
+
+
+def evaluate(episodes: Iterable[Episode]) -> Evaluation:
+    """Summarise one or more episodes."""
+    episodes = list(episodes)
+    n = len(episodes)
+    successes = int(sum(episode.level_complete for episode in episodes))
+    rate, low, high = share(successes, n)
+    returns = np.array([episode.total_reward for episode in episodes])
+    interval = None
+    if n > 1:
+        error = Z_95 * returns.std(ddof=1) / math.sqrt(n)
+        interval = float(returns.mean() - error), float(returns.mean() + error)
+    return Evaluation(
+        n, rate, (low, high), float(returns.mean()), interval,
+        float(np.mean([episode.length for episode in episodes])))
+
+
+def small_film(episode: Episode, max_steps: int) -> np.ndarray:
+    """Return the views for people with the actions taken, uint8 (T, FILM_SIZE, FILM_SIZE, 3)."""
+    return np.stack([small_picture(view, action) for view, action in zip(
+        episode.person_views[:-1][:max_steps], episode.actions)])
+
+
+def small_picture(view: np.ndarray, action: int) -> np.ndarray:
+    """Return a view for people with the action taken, uint8 (FILM_SIZE, FILM_SIZE, 3)."""
+    image = Image.fromarray(view).resize((FILM_SIZE, FILM_SIZE), Image.Resampling.BOX)
+    return mark_action(np.asarray(image), action)
+
+
+def last_steps(config: EnvConfig, level: int, actions: Sequence[int], number: int,
+               edit: LevelEdit | None = None, edit_every_step: bool = False) -> np.ndarray:
+    """Film the last steps of an episode, uint8 (T, FILM_SIZE, FILM_SIZE, 3).
+
+    Args:
+        level: seed of the level.
+        actions: actions of the whole episode.
+        number: maximal number of steps.
+        edit, edit_every_step: edit of the level, as in ``LevelSlots``.
+    """
+    film = []
+    with contextlib.closing(LevelSlots(config, 1, True, edit, edit_every_step)) as slots:
+        slots.start(0, level)
+        for step, action in enumerate(actions):
+            if step >= len(actions) - number:
+                film.append(small_picture(slots.person_view(0), action))
+            slots.step(0, action)
+    return np.stack(film)
+
+
+def beside(films: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Frames of films next to each other, by title, each uint8 (T, FILM_SIZE, FILM_SIZE, 3).
+
+    An episode that has ended keeps its last frame, darkened.
+    """
+    longest = max(map(len, films.values()))
+    columns = {name: np.concatenate([frames, np.repeat(frames[-1:] // 2, longest - len(frames),
+                                                       axis=0)])[:, None]
+               for name, frames in films.items()}
+    return side_by_side(columns, 1)
+
+
+def write_beside(path: Path, films: Mapping[str, np.ndarray], fps: int) -> None:
+    """Write films next to each other, see ``beside``."""
+    write_video(path, beside(films), fps)

@@ -3,9 +3,9 @@
 Every module is a named attribute made once, so a forward hook can reach every activation, and
 the state-dict keys are those of the published files.
 
-The *hidden state* of an agent is the vector that its policy and value are read off: the state of
-the GRU, or without one the embedding, which then remembers nothing. All that looks at hidden states
-or alters them works for both kinds of agent.
+The *hidden state* of an agent is the vector that its policy and value heads read: the state of the
+GRU, or without one the embedding, which then remembers nothing. Everything that reads or changes
+hidden states works for both kinds of agent.
 
 Letters in shape comments: N frames, T time steps, B sequences, C H W a frame, E embedding,
 D hidden state, A actions.
@@ -14,6 +14,7 @@ D hidden state, A actions.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -26,11 +27,11 @@ from common.game_constants import NUM_ACTIONS
 
 ARCHITECTURES = ("impala", "nature", "clear")
 HiddenChange = Callable[[Tensor, Tensor], Tensor]
-"""(state that enters a step, state that leaves it), each (B, D), to the state to leave with."""
+"""Map the states that enter and leave a step, each (B, D), to the state that is to leave."""
 
 
 class ResidualAdd(nn.Module):
-    """Addition as a module, so that a hook can see and alter the sum."""
+    """Addition as a module, so that a hook can read and change the sum."""
 
     def forward(self, out: Tensor, x: Tensor) -> Tensor:
         return out + x
@@ -77,7 +78,21 @@ class ImpalaBlock(nn.Module):
         return self.res2(self.res1(self.maxpool(self.conv(x))))
 
 
-class ImpalaEmbedder(nn.Module):
+class Embedder(nn.Module):
+    """Base class of the embeddings: images in [0, 1] (N, C, H, W) to (N, ``output_dim``)."""
+
+    output_dim: int
+
+    def initialise(self, draw: Callable[[Tensor], object]) -> None:
+        """Initialise the weights by a function that fills a tensor, and the biases with 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                draw(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
+class ImpalaEmbedder(Embedder):
     """The convolutional network of Espeholt et al. (2018), "IMPALA", figure 3.
 
     Args:
@@ -95,14 +110,14 @@ class ImpalaEmbedder(nn.Module):
         self.fc = nn.Linear(channels[2] * 8 * 8, output_dim)
         self.relufc = nn.ReLU()
         self.output_dim = output_dim
-        _xavier(self)
+        self.initialise(nn.init.xavier_uniform_)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.block3(self.block2(self.block1(x)))  # (N, C, 8, 8)
         return self.relufc(self.fc(self.flatten(self.relu3(x))))  # (N, E)
 
 
-class NatureEmbedder(nn.Module):
+class NatureEmbedder(Embedder):
     """The convolutional network of Mnih et al. (2015), "Human-level control", for 64x64 frames."""
 
     def __init__(self, output_dim: int = 512):
@@ -117,10 +132,8 @@ class NatureEmbedder(nn.Module):
         self.fc = nn.Linear(64 * 4 * 4, output_dim)
         self.relufc = nn.ReLU()
         self.output_dim = output_dim
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.orthogonal_(module.weight, gain=nn.init.calculate_gain("relu"))
-                nn.init.zeros_(module.bias)
+        self.initialise(functools.partial(nn.init.orthogonal_,
+                                          gain=nn.init.calculate_gain("relu")))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu1(self.conv1(x))
@@ -139,7 +152,7 @@ class L2Pool(nn.AvgPool2d):
         return (super().forward(x.square()) + 1e-8).sqrt()
 
 
-class ClearEmbedder(nn.Module):
+class ClearEmbedder(Embedder):
     """The convolutional network of Hilton et al. (2020), "Understanding RL Vision", for 64x64
     frames: few convolutions, no residual units, and L2 pools as wide as their stride."""
 
@@ -165,7 +178,7 @@ class ClearEmbedder(nn.Module):
         self.fc = nn.Linear(256, output_dim)
         self.relufc = nn.ReLU()
         self.output_dim = output_dim
-        _xavier(self)
+        self.initialise(nn.init.xavier_uniform_)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool1(self.relu1a(self.conv1a(x)))  # (N, 16, 32, 32)
@@ -175,14 +188,6 @@ class ClearEmbedder(nn.Module):
         x = self.pool4(self.relu4a(self.conv4a(x)))  # (N, 32, 4, 4)
         x = self.relufc1(self.fc1(self.flatten(x)))  # (N, 256)
         return self.relufc(self.fc(x))  # (N, E)
-
-
-def _xavier(embedder: nn.Module) -> None:
-    """Draw the weights of a new network Xavier-uniform, and set its biases to 0."""
-    for module in embedder.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
 
 
 class Memory(nn.Module):
@@ -224,10 +229,10 @@ class Memory(nn.Module):
 
 
 class HiddenState(nn.Module):
-    """The hidden state that leaves, as a module, so that a hook can see and alter it."""
+    """Identity on the hidden state that leaves a step, so that a hook can read and change it."""
 
     def forward(self, entering: Tensor, leaving: Tensor) -> Tensor:
-        """The state that leaves (…, D), whatever entered (B, D)."""
+        """Return the state that leaves (…, D); hooks also see the one that enters (B, D)."""
         return leaving
 
 
@@ -262,18 +267,19 @@ class Policy(nn.Module):
             feed-forward agent has no such vector and nothing reads the state it starts from.
 
     Attributes:
-        edits: of its layers, in order, as of ``agents.edits``, which adds them.
+        edits: permanent edits of its layers, in order; ``agents.edits.add_edit`` adds them.
     """
 
-    def __init__(self, embedder: nn.Module, hidden_state_size: int | None,
+    def __init__(self, embedder: Embedder, hidden_state_size: int | None,
                  num_actions: int = NUM_ACTIONS, learned_initial_state: bool = True):
         super().__init__()
-        self.edits = ()
+        self.edits: tuple = ()
         self.embedder = embedder
         self.recurrent = hidden_state_size is not None
         self.learned_initial_state = learned_initial_state
-        self.hidden_state_size = hidden_state_size if self.recurrent else embedder.output_dim
-        if self.recurrent:
+        self.hidden_state_size: int = (embedder.output_dim if hidden_state_size is None
+                                       else hidden_state_size)
+        if hidden_state_size is not None:
             self.gru = Memory(embedder.output_dim, hidden_state_size)
             self.init_hx = nn.Parameter(0.1 * torch.randn(hidden_state_size))
         self.hidden_state = HiddenState()
@@ -288,18 +294,18 @@ class Policy(nn.Module):
         return self.fc_value.weight.device
 
     def initial_state(self) -> Tensor:
-        """The state in which an episode starts (D,)."""
+        """State in which an episode starts (D,)."""
         if self.recurrent and self.learned_initial_state:
             return self.init_hx
         return torch.zeros(self.hidden_state_size, device=self.device)
 
     def initial_states(self, num: int) -> Tensor:
-        """The same for ``num`` environments (num, D), without gradient."""
+        """Initial state for ``num`` environments (num, D), without gradient."""
         return self.initial_state().detach().expand(num, -1).clone()
 
     def to_state(self, numbers: Tensor) -> Tensor:
-        """Any numbers (…, D) to the range of hidden states, smoothly, for a network that predicts
-        them: between -1 and 1 for a GRU, above 0 for an embedding, which ends in a ReLU."""
+        """Map numbers (…, D) smoothly to the range of hidden states, for networks that predict
+        them: (-1, 1) for a GRU, above 0 for an embedding, which ends in a ReLU."""
         return torch.tanh(numbers) if self.recurrent else functional.softplus(numbers)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -353,6 +359,7 @@ def build_policy(architecture: str, hidden_state_size: int, recurrent: bool,
     without a GRU, as in the published feed-forward agents. ``width`` multiplies the channels of
     IMPALA's blocks: 4 in the published agents of hard mazes.
     """
+    embedder: Embedder
     if architecture == "nature":
         embedder = NatureEmbedder()
     elif architecture == "clear":

@@ -1,6 +1,6 @@
-"""Named outputs of an agent at one step, each one number: what gradients and attributions explain.
+"""Named scalar outputs of an agent at one step, which gradients and attributions explain.
 
-Saliency and the analyses of influences have the few of ``ANSWERS``; attributions have all.
+Saliency and the analyses of influences use the few of ``ANSWERS``; attributions use all.
 
 Letters in shape comments: A actions; … any leading dimensions.
 """
@@ -21,7 +21,7 @@ VALUE, TAKEN, STILL = "value", "taken", "still"
 POLICY = "policy"  # stands for the log-probabilities of actions and directions
 PUBLISHED_POLICY = "published_policy"  # stands for the logits and their sums
 _LEFTWARDS = [ACTION_NAMES.index(name) for name in ("downleft", "left", "upleft")]
-# Of an agent's values (…,) and log_probs (…, A).
+# Functions of an agent's values (…,) and log_probs (…, A).
 ANSWERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     VALUE: lambda values, log_probs: values,
     "action": lambda values, log_probs: log_probs.max(dim=-1).values,
@@ -52,23 +52,23 @@ _GROUPS = {POLICY: tuple(_LOG_PROBS), PUBLISHED_POLICY: tuple(_LOGITS)}
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A scalar of a step.
+    """A scalar output.
 
     Attributes:
-        name: one of ``names``.
+        name: one of ``output_names``.
     """
 
     name: str
 
     def __call__(self, output: PolicyOutput, actions: Tensor) -> Tensor:
-        """The scalar of each row.
+        """Compute the scalar of each row.
 
         Args:
-            output: of the agent, with leading dimensions (…).
-            actions: that were taken, int64 (…,).
+            output: outputs of the agent, with leading dimensions (…).
+            actions: actions taken, int64 (…,).
 
         Returns:
-            The scalars (…,): the value in the agent's unit, logarithms in nats.
+            Scalars (…,): the value in the agent's unit, logarithms in nats.
         """
         if self.name in ANSWERS:
             return ANSWERS[self.name](output.values, output.log_probs)
@@ -80,24 +80,24 @@ class Output:
 
 
 def output_names() -> tuple[str, ...]:
-    """The names of all outputs."""
+    """Return the names of all outputs."""
     return (VALUE, *_LOG_PROBS, TAKEN, *(name for name in ANSWERS if name != VALUE), *_LOGITS)
 
 
 def outputs_named(names: Sequence[str]) -> tuple[Output, ...]:
-    """The outputs that names ask for, each once.
+    """Return outputs by name, each once.
 
     Args:
-        names: of ``output_names``; ``policy`` stands for all log-probabilities of actions and
+        names: names of ``output_names``; ``policy`` stands for all log-probabilities of actions and
             directions, ``published_policy`` for all logits and their sums.
 
     Raises:
         UserError: if there is no such output, naming the nearest.
     """
     known = output_names()
-    found = []
+    expanded: list[str] = []
     for name in names:
         if name not in known and name not in _GROUPS:
             raise UserError(f"there is no output '{name}'{nearest(name, (*_GROUPS, *known))}")
-        found += _GROUPS.get(name, (name,))
-    return tuple(map(Output, dict.fromkeys(found)))
+        expanded += _GROUPS.get(name, (name,))
+    return tuple(map(Output, dict.fromkeys(expanded)))

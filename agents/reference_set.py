@@ -1,40 +1,46 @@
-"""A reference set: pictures of other levels, over which means and spreads of activations are taken.
+"""Reference sets: frames of other levels, for means and standard deviations of activations.
 
-Letters in shape comments: n pictures of the set, C channels and P cells of a layer, D hidden state.
+Letters in shape comments: n frames of the set, C channels and P cells of a layer, D hidden state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.hooks import cached, disabled
 from agents.layers import Layer
 from agents.networks import Policy, to_images
 from agents.rollout_files import RolloutFolder
+from common.devices import Compute
 from common.errors import UserError
+from common.progress import with_progress
+from envs.procgen_env import EnvConfig, LevelEdit
 
-PICTURES_A_PASS = 256
+FRAMES_PER_BATCH = 256
 MIN_PICTURES = 2
+_NUM_SLOTS = 16
 
 
 @torch.no_grad()
 def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence[str],
                    hidden_states: np.ndarray | Tensor | None = None) -> dict[str, Tensor]:
-    """Outputs of layers on frames, of the network without patches and in float32.
+    """Compute activations of layers on frames, without patches and in float32.
 
     Args:
         frames: uint8 (n, H, W, 3).
-        layers: their names.
-        hidden_states: that enter the agent at these frames (n, D); that of an episode's start if
+        layers: names of the layers.
+        hidden_states: states that enter the agent at these frames (n, D); the initial state if
             not given.
 
     Returns:
-        By name, (n, *shape), where the policy is.
+        Activations (n, *shape) by name, on the policy's device.
     """
     frames = torch.as_tensor(frames)
     if hidden_states is None:
@@ -42,20 +48,20 @@ def activations_of(policy: Policy, frames: np.ndarray | Tensor, layers: Sequence
     hidden_states = torch.as_tensor(hidden_states, device=policy.device)
     with (disabled(policy), cached(policy, layers, on=policy.device) as activations,
           torch.autocast(policy.device.type, enabled=False)):
-        for some, entering in zip(frames.split(PICTURES_A_PASS),
-                                  hidden_states.split(PICTURES_A_PASS)):
-            policy.step(policy.embed(to_images(some.to(policy.device))), entering)
+        for batch, states in zip(frames.split(FRAMES_PER_BATCH),
+                                 hidden_states.split(FRAMES_PER_BATCH)):
+            policy.step(policy.embed(to_images(batch.to(policy.device))), states)
     return dict(activations)
 
 
 class ReferenceSet:
-    """Pictures to compare activations with: of levels that are not those measured.
+    """Frames to compare activations with, of levels other than those measured.
 
     Args:
         frames: uint8 (n, H, W, 3), n at least 2.
-        hidden_states: that enter the agent at these frames (n, D); that of an episode's start if
+        hidden_states: states that enter the agent at these frames (n, D); the initial state if
             not given, which is far from the later ones of an agent with a GRU.
-        description: where they come from, for metadata.
+        description: origin of the frames, for metadata.
 
     Raises:
         UserError: if there are fewer than two, or not as many states.
@@ -74,7 +80,7 @@ class ReferenceSet:
         self._moments: WeakKeyDictionary[Policy, dict] = WeakKeyDictionary()
 
     def mean(self, policy: Policy, layer: Layer) -> Tensor:
-        """Mean of each unit over the pictures, of the layer's shape."""
+        """Mean of each unit over the frames, of the layer's shape."""
         return self._of(policy, layer)[0]
 
     def std(self, policy: Policy, layer: Layer) -> Tensor:
@@ -86,43 +92,43 @@ class ReferenceSet:
         return self._of(policy, layer)[2]
 
     def channel_means(self, policy: Policy, layer: Layer) -> Tensor:
-        """Mean of each channel over pictures and cells (C, 1)."""
+        """Mean of each channel over frames and cells (C, 1)."""
         return self.mean(policy, layer).reshape(layer.shape[0], -1).mean(dim=1, keepdim=True)
 
     def channel_stds(self, policy: Policy, layer: Layer) -> Tensor:
-        """Standard deviation of each channel over pictures and cells (C, 1)."""
-        # Of all values: the mean variance of the cells and the variance of their means.
+        """Standard deviation of each channel over frames and cells (C, 1)."""
+        # Law of total variance: mean variance of the cells plus variance of their means.
         mean, std = (values.reshape(layer.shape[0], -1) for values in (
             self.mean(policy, layer), self.std(policy, layer)))
         variance = std.square().mean(dim=1) + mean.var(dim=1, correction=0)
         return variance.sqrt().unsqueeze(1)
 
     def drawn(self, number: int, size: int, seed: int) -> np.ndarray:
-        """Pictures drawn for one target, with replacement: uint8 (size, H, W, 3).
+        """Draw frames for one target, with replacement: uint8 (size, H, W, 3).
 
         Args:
-            number: of the target, such as its level seed; with ``seed`` decides the draw.
+            number: number of the target, such as its level seed; with ``seed`` decides the draw.
         """
         rng = np.random.default_rng([seed, number])
         return self.frames[rng.integers(len(self.frames), size=size)]
 
     def _of(self, policy: Policy, layer: Layer) -> tuple[Tensor, Tensor, float]:
-        found = self._moments.setdefault(policy, {})
-        if layer.name not in found:
+        moments = self._moments.setdefault(policy, {})
+        if layer.name not in moments:
             values = activations_of(policy, self.frames, [layer.name],
                                     self.hidden_states)[layer.name].double()
-            found[layer.name] = (values.mean(dim=0).float(),
-                                 values.std(dim=0, correction=0).float(),
-                                 float(values.square().mean().sqrt()))
-        return found[layer.name]
+            moments[layer.name] = (values.mean(dim=0).float(),
+                                   values.std(dim=0, correction=0).float(),
+                                   float(values.square().mean().sqrt()))
+        return moments[layer.name]
 
 
 def recorded_reference(folder: RolloutFolder, without: Collection[int], size: int,
                        seed: int) -> ReferenceSet:
-    """Random pictures of a recording.
+    """Draw random frames of a recording.
 
     Args:
-        without: numbers of episodes whose pictures are measured, of which none is used.
+        without: numbers of the episodes that are measured, which are left out.
 
     Raises:
         UserError: if the recording is missing or damaged, or has no other episodes.
@@ -140,3 +146,49 @@ def recorded_reference(folder: RolloutFolder, without: Collection[int], size: in
         hidden_states.append(episode.hidden_states[step])
     return ReferenceSet(np.stack(frames), np.stack(hidden_states),
                         {"of": "episodes of the recording", "seed": seed})
+
+
+def played_reference(policy: Policy, compute: Compute, env: EnvConfig, measured: Collection[int],
+                     size: int, seed: int, edit: LevelEdit | None = None) -> ReferenceSet:
+    """Draw one frame of each of ``size`` levels, at a random step of an episode of the agent.
+
+    Args:
+        policy: the agent, without patches.
+        measured: seeds of the levels that are measured, which are left out.
+        seed: seed of levels, actions and steps.
+        edit: edit of every level, as in the episodes that are measured.
+
+    Raises:
+        UserError: if the mode has no other levels.
+    """
+    anywhere = dataclasses.replace(env, start_level=0, num_levels=0)
+    if len(anywhere.levels) < size + len(measured):
+        raise UserError(f"the mode {env.distribution_mode} has one level alone, so there are no "
+                        "others for a reference set")
+    excluded = set(measured)
+    drawn = anywhere.draw_levels(size + len(excluded), seed)
+    levels = list(enumerate([level for level in drawn if level not in excluded][:size]))
+    frames, hidden_states = [], []
+    for episode, step in random_steps(policy, compute, env, levels, seed, "reference", edit):
+        frames.append(episode.frames[step])
+        hidden_states.append(episode.hidden_states[step])
+    return ReferenceSet(np.stack(frames), np.stack(hidden_states),
+                        {"of": "episodes on other levels", "seed": seed})
+
+
+def random_steps(policy: Policy, compute: Compute, env: EnvConfig,
+                 levels: Sequence[tuple[int, int]], seed: int, what: str,
+                 edit: LevelEdit | None = None) -> Iterator[tuple[Episode, int]]:
+    """Yield an episode of the agent on each level, and a random step of it, in order of numbers.
+
+    Args:
+        levels, edit: see ``play_episodes``.
+        seed: seed of actions and steps.
+        what: kind of episode, for the progress bar.
+    """
+    episodes = play_episodes(policy, compute, env, levels, seed, _NUM_SLOTS,
+                             PlayOptions(edit=edit))
+    for episode in sorted(with_progress(episodes, len(levels), f"{what} episode"),
+                          key=lambda episode: episode.number):
+        yield episode, int(np.random.default_rng([seed, episode.number, 1]).integers(
+            max(episode.length, 1)))

@@ -1,14 +1,17 @@
-"""Recorded episodes, played once more in the real game from their level seed and actions.
+"""Recorded episodes played again in the real game: their level states, and masks of objects.
 
-Every frame is compared with the recorded one.
+Every replayed frame is compared with the recorded one. The mask of a kind of object in a frame is
+the set of pixels that change when objects of this kind are not rendered; occluded parts are
+excluded.
 
-Letters in shape comments: H W C a frame.
+Letters in shape comments: K kinds of object, T frames, H W C a frame.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+import dataclasses
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -16,16 +19,17 @@ from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import versions
 from envs.level_state import LevelState
-from envs.procgen_env import EnvConfig, LevelSlots
+from envs.objects import GameObject, in_view, undrawn
+from envs.procgen_env import EnvConfig, LevelSlots, StateView
 
 _EDITED = "cheese_region"  # key of a recording on edited levels
 
 
 def recorded_game(folder: RolloutFolder) -> EnvConfig:
-    """The game of a recording.
+    """Return the game of a recording.
 
     Raises:
-        UserError: if it does not say, or its levels were edited.
+        UserError: if the recording does not name it, or its levels were edited.
     """
     description = folder.description()
     if description.get(_EDITED):
@@ -40,10 +44,10 @@ def recorded_game(folder: RolloutFolder) -> EnvConfig:
 
 def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, last: int
            ) -> Iterator[int]:
-    """Play a recorded episode once more in a slot.
+    """Play a recorded episode again in a slot.
 
     Args:
-        last: row at which the slot is left, not the terminal one.
+        last: row at which to stop, not the terminal one.
 
     Yields:
         Each row up to the last, when the slot shows its frame.
@@ -60,41 +64,105 @@ def replay(slots: LevelSlots, slot: int, folder: RolloutFolder, episode: int, la
     slots.start(slot, int(steps["level_seed"].iloc[0]))
     for row, action in enumerate(steps["action"].iloc[:last + 1]):
         if not np.array_equal(slots.frames[slot], recorded[row]):
-            raise _differs(folder, episode, row)
+            raise _mismatch(folder, episode, row)
         yield row
         if row < last and slots.step(slot, int(action))[1]:
-            raise _differs(folder, episode, row + 1)
+            raise _mismatch(folder, episode, row + 1)
 
 
 def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
              ) -> Iterator[tuple[int, LevelState]]:
-    """States of a recorded episode.
+    """Yield the level states of some rows of a recorded episode, in ascending order.
 
     Args:
-        rows: those whose state is wanted, none of them the terminal one.
+        rows: rows other than the terminal one.
 
     Yields:
-        Each of the rows, ascending, and the state that its frame shows.
+        A row, and the state that its frame shows.
 
     Raises:
         UserError: see ``replay`` and ``recorded_game``.
     """
-    wanted, config = set(rows), recorded_game(folder)
-    if not wanted:
+    rows, config = set(rows), recorded_game(folder)
+    if not rows:
         return
     with contextlib.closing(LevelSlots(config, 1)) as slots:
-        for row in replay(slots, 0, folder, episode, max(wanted)):
-            if row in wanted:
+        for row in replay(slots, 0, folder, episode, max(rows)):
+            if row in rows:
                 yield row, LevelState.parse(slots.state(0))
 
 
-def _differs(folder: RolloutFolder, episode: int, row: int) -> UserError:
-    """That the game shows something else than the recording."""
-    made = folder.description().get("versions") or {}
-    changed = [f"{name} {made[name]} then and {found} now" for name, found in versions().items()
-               if name in made and made[name] != found]
+def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:
+    """Error for a game that shows something else than the recording."""
+    recorded = folder.description().get("versions") or {}
+    changed = [f"{name} {recorded[name]} then and {version} now"
+               for name, version in versions().items()
+               if name in recorded and recorded[name] != version]
     reason = (f"it was made with other versions: {', '.join(changed)}" if changed else
               "its frames, actions or level seeds were changed, or its recording.json has other "
               "options of the game than it was made with")
     return UserError(f"{folder.path} cannot be played again: episode {episode} differs from the "
                      f"real game at step {row}; likely {reason}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectPictures:
+    """A state, rendered with and without each of K kinds of object.
+
+    Attributes:
+        frame: uint8 (H, W, C).
+        without: the frame without each kind, uint8 (K, H, W, C).
+    """
+
+    frame: np.ndarray
+    without: np.ndarray
+
+    @property
+    def masks(self) -> np.ndarray:
+        """The pixels of each kind, bool (K, H, W)."""
+        return (self.without != self.frame).any(axis=-1)
+
+
+class ObjectPainter:
+    """Renders states of a game without single kinds of object.
+
+    Args:
+        config: the game.
+        kinds: K kinds of object.
+    """
+
+    def __init__(self, config: EnvConfig, kinds: Sequence[GameObject]):
+        self.kinds = tuple(kinds)
+        self._view = StateView(config)
+
+    def draw(self, state: LevelState) -> ObjectPictures:
+        """Render a state; kinds that are not in view are not rendered again."""
+        frame = self._view.draw(state.to_bytes())
+        return ObjectPictures(frame, np.stack([
+            self._view.draw(undrawn(state, kind).to_bytes()) if in_view(state, kind) else frame
+            for kind in self.kinds]))
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._view.close()
+
+
+def recorded_without(folder: RolloutFolder, painter: ObjectPainter, episode: int, first: int,
+                     frames: np.ndarray) -> np.ndarray:
+    """Render consecutive frames of a recorded episode without each kind of object.
+
+    Args:
+        painter: a painter of K kinds in the game of the recording.
+        first: row of the first frame.
+        frames: recorded frames, without the terminal one, uint8 (T, C, H, W).
+
+    Returns:
+        uint8 (T, K, C, H, W).
+
+    Raises:
+        UserError: see ``replayed``.
+    """
+    without = np.repeat(frames[:, None], len(painter.kinds), axis=1)
+    for row, state in replayed(folder, episode, range(first, first + len(frames))):
+        without[row - first] = np.moveaxis(painter.draw(state).without, -1, 1)
+    return without

@@ -1,6 +1,6 @@
-"""How alike two agents are: their policies, and the outputs of their layers.
+"""Similarity of two agents: of their policies, values and activations.
 
-Letters in shape comments: n pictures, F and G entries of two layers, A actions.
+Letters in shape comments: n frames, F and G entries of two layers, A actions, D hidden state.
 """
 
 from __future__ import annotations
@@ -9,46 +9,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agents.layers import all_layers
+from agents.acting import embed_frames
+from agents.layers import HEADS, all_layers
 from agents.networks import Policy
-from agents.reference_set import activations_of
+from agents.reference_set import activations_of, random_steps
+from common.devices import Compute
 from common.errors import UserError
+from envs.procgen_env import EnvConfig, LevelEdit
 
-LAYERS = ("resadd", "fc", "hidden_state")  # endings of those that are compared
-_LOGITS, _VALUE = "fc_policy", "fc_value"
+LAYERS = ("resadd", "fc", "hidden_state")  # last parts of the names of compared layers
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear centred kernel alignment of two sets of outputs on the same pictures.
+    """Linear centred kernel alignment of two sets of activations (Kornblith et al. 2019, eq. 3).
 
-    1 for the same up to rotation and one scale, 0 for unrelated ones (Kornblith et al. 2019,
-    eq. 3). Few pictures of many entries make it larger.
+    1 for the same up to rotation and scale, 0 for unrelated ones. It is biased upwards for few
+    frames of many entries.
 
     Args:
         x, y: (n, F) and (n, G).
 
     Returns:
-        NaN if one of them never varies.
+        NaN if one of them is constant.
     """
-    x, y = (each.double() - each.double().mean(dim=0) for each in (x, y))
-    one, other = x @ x.T, y @ y.T  # (n, n)
-    norms = one.norm() * other.norm()
-    return float((one * other).sum() / norms) if norms > 0 else float("nan")
+    x, y = (values.double() - values.double().mean(dim=0) for values in (x, y))
+    gram_x, gram_y = x @ x.T, y @ y.T  # (n, n)
+    norms = gram_x.norm() * gram_y.norm()
+    return float((gram_x * gram_y).sum() / norms) if norms > 0 else float("nan")
 
 
 def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states: np.ndarray,
-               of_other: np.ndarray) -> dict:
-    """How alike two agents are on the same pictures.
+               other_states: np.ndarray) -> dict:
+    """Compare two agents on the same frames.
 
     Args:
-        frames: uint8 (n, H, W, 3), one an episode.
-        hidden_states: that enter the agent at these frames (n, D).
-        of_other: those that enter the other one.
+        frames: uint8 (n, H, W, 3), one per episode.
+        hidden_states: states that enter the agent at these frames (n, D).
+        other_states: states that enter the other agent.
 
     Returns:
         ``kl`` and ``kl_of_other``: mean of KL(agent ‖ other) and KL(other ‖ agent) in nats;
-        ``same_action``: share of pictures with the same likeliest action; ``value_correlation``;
-        ``cka``: by layer, see :func:`linear_cka`, of layers that both have.
+        ``same_action``: share of frames with the same most likely action; ``value_correlation``;
+        ``cka``: :func:`linear_cka` of each layer that both agents have.
 
     Raises:
         UserError: if the agents have other numbers of actions.
@@ -56,16 +58,62 @@ def similarity(policy: Policy, other: Policy, frames: np.ndarray, hidden_states:
     if policy.fc_policy.out_features != other.fc_policy.out_features:
         raise UserError(f"the agents have {policy.fc_policy.out_features} and "
                         f"{other.fc_policy.out_features} actions")
-    theirs = {layer.name for layer in all_layers(other)}
+    other_layers = {layer.name for layer in all_layers(other)}
     names = [layer.name for layer in all_layers(policy)
-             if layer.name in theirs and layer.name.rpartition(".")[2] in LAYERS]
-    ours, others = (activations_of(each, frames, [*names, _LOGITS, _VALUE], states)
-                    for each, states in ((policy, hidden_states), (other, of_other)))
-    p, q = (torch.log_softmax(each[_LOGITS].double(), dim=1) for each in (ours, others))  # (n, A)
-    values = np.stack([each[_VALUE].double().flatten().cpu().numpy() for each in (ours, others)])
+             if layer.name in other_layers and layer.name.rpartition(".")[2] in LAYERS]
+    ours, theirs = (activations_of(agent, frames, [*names, *HEADS], states)
+                    for agent, states in ((policy, hidden_states), (other, other_states)))
+    policy_head, value_head = HEADS
+    p, q = (torch.log_softmax(outputs[policy_head].double(), dim=1)
+            for outputs in (ours, theirs))  # (n, A)
+    values = np.stack([outputs[value_head].double().flatten().cpu().numpy()
+                       for outputs in (ours, theirs)])
     return {"kl": float((p.exp() * (p - q)).sum(dim=1).mean()),
             "kl_of_other": float((q.exp() * (q - p)).sum(dim=1).mean()),
             "same_action": float((p.argmax(dim=1) == q.argmax(dim=1)).double().mean()),
             "value_correlation": float(np.corrcoef(values)[0, 1]),
-            "cka": {name: linear_cka(ours[name].flatten(1), others[name].flatten(1))
+            "cka": {name: linear_cka(ours[name].flatten(1), theirs[name].flatten(1))
                     for name in names}}
+
+
+def compare_agents(policy: Policy, other: Policy, compute: Compute, env: EnvConfig,
+                   num_levels: int, seed: int, edit: LevelEdit | None = None) -> dict:
+    """Compare two agents on one frame per level, at a random step of an episode of ``policy``.
+
+    Each agent has the memory of the steps before.
+
+    Args:
+        seed: seed of levels, actions and steps.
+        edit: edit of every level before it is played.
+
+    Returns:
+        See :func:`similarity`.
+
+    Raises:
+        UserError: if the agents have other numbers of actions.
+    """
+    levels = list(enumerate(env.draw_levels(num_levels, seed)))
+    frames, states, other_states = [], [], []
+    for episode, step in random_steps(policy, compute, env, levels, seed, "compared", edit):
+        frames.append(episode.frames[step])
+        states.append(episode.hidden_states[step])
+        other_states.append(_state_after(other, compute, episode.frames[:step]))
+    return similarity(policy, other, np.stack(frames), np.stack(states), np.stack(other_states))
+
+
+@torch.no_grad()
+def _state_after(policy: Policy, compute: Compute, frames: np.ndarray) -> np.ndarray:
+    """Return the state of an agent (D,) after the first frames of an episode, (T, H, W, 3)."""
+    state = policy.initial_states(1)
+    if policy.recurrent and len(frames):
+        embeddings = embed_frames(policy, torch.as_tensor(frames).to(compute.device), compute)
+        state = policy.sequence(embeddings.unsqueeze(1), state, None).hidden_states[-1]
+    return state[0].cpu().numpy()
+
+
+def format_similarity(measures: dict) -> str:
+    """Format the measures of :func:`similarity` in a line."""
+    layers = ", ".join(f"{name} {value:.3f}" for name, value in measures["cka"].items())
+    return (f"KL {measures['kl']:.3f} and {measures['kl_of_other']:.3f} nats, the same likeliest "
+            f"action in {100 * measures['same_action']:.1f} %, correlation of values "
+            f"{measures['value_correlation']:.3f}; CKA: {layers}")

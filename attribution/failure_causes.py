@@ -14,8 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from agents.env_flags import add_env_flags, env_config
-from agents.reference import played_reference
-from agents.reference_set import MIN_PICTURES
+from agents.reference_set import MIN_PICTURES, played_reference
 from attribution.failing.arms import (
     FailureArm,
     invisible_hazards,

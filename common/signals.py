@@ -13,7 +13,7 @@ from collections.abc import Iterator
 # Ctrl-C, and what batch systems send before they kill a job (LSF at its run limit: SIGUSR2).
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
-# A batch system tells every process of a job to stop, and so do those that passed it on.
+# A batch system signals every process of a job, and some processes forward the signal.
 SECONDS_OF_ONE_REQUEST = 1.0
 
 _PR_SET_PDEATHSIG = 1  # of Linux
@@ -22,8 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def signal_at_death_of_parent(number: int) -> None:
-    """Have the system send this process a signal when the one that started it ends, also if that
-    is killed. Where the system cannot, nothing happens."""
+    """Have the system send this process a signal when its parent ends, even if it is killed.
+
+    Does nothing on systems that cannot.
+    """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
@@ -32,15 +34,15 @@ def signal_at_death_of_parent(number: int) -> None:
 def deferred_signals(until: str, second_acts: bool = True) -> Iterator[list[int]]:
     """Collect the signals that ask to stop in a list; a second one acts at once.
 
-    Signals within a second of the first are the same request, which came on several ways.
+    Signals within a second of the first count as the same request, delivered several times.
 
     Args:
-        until: what is finished first, for the message: "stopping after this update".
-        second_acts: False where others send the same signal on, as torchrun does: a second one
-            then has no effect.
+        until: work that is finished first, for the message: "stopping after this update".
+        second_acts: False where others forward the signal, as torchrun does: a second one then
+            has no effect.
     """
     received: list[int] = []
-    previous = {}
+    previous: dict = {}
     first = 0.0  # when it was received
 
     def note(number, _frame):

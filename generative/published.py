@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agents.adam_state import in_order, moments, num_parameters
+from agents.agent_file import adam_moments, num_adam_parameters, reorder_adam
 from agents.networks import Policy
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
@@ -198,7 +198,7 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
     else:
         keys = list(state)
     save_tensors(path, {**(more or {}), _KEY: state,
-                        _OPTIMIZER: in_order(optimizer_state, [*map(positions.get, keys)])})
+                        _OPTIMIZER: reorder_adam(optimizer_state, [*map(positions.get, keys)])})
 
 
 def _file_name(simulator: Simulator, name: str) -> str:
@@ -218,11 +218,11 @@ def _moments(simulator: Simulator, optimizer: object, path: Path) -> dict | None
     layout = shapes
     if not simulator.config.is_spatial:
         layout = _in_published_order({**shapes, **_unused_shapes(simulator)})
-    if num_parameters(optimizer) == len(shapes):  # our files from before they had this layout
+    if num_adam_parameters(optimizer) == len(shapes):  # our files from before they had this layout
         layout = shapes
-    elif num_parameters(optimizer) != len(layout):
+    elif num_adam_parameters(optimizer) != len(layout):
         return None
-    found = moments(optimizer, layout, f"the simulator file {path}")
+    found = adam_moments(optimizer, layout, f"the simulator file {path}")
     return {positions[key]: entry for key, entry in zip(layout, found, strict=True)
             if entry is not None and key in positions}
 

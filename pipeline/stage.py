@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.action_noise import load_action_noise
+from agents.acting import load_action_noise
 from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.run_folder import newest_run

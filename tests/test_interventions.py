@@ -24,8 +24,7 @@ from scipy.stats import permutation_test
 
 import compare_interventions
 import record
-from agents.acting import run_policy
-from agents.action_noise import load_action_noise
+from agents.acting import load_action_noise, run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import patched

@@ -10,7 +10,7 @@ from conftest import FLOAT32, record_arguments, tiny_policy
 
 import envs.procgen_env
 import record
-from agents.action_noise import load_action_noise
+from agents.acting import load_action_noise
 from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
 from analysis.hidden_states.figures import _colourings

@@ -17,8 +17,7 @@ import torch
 from conftest import FLOAT32, ROOT, at_work_in, record_arguments, tiny_policy
 
 import record
-from agents.acting import run_policy
-from agents.action_noise import load_action_noise
+from agents.acting import load_action_noise, run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.errors import UserError

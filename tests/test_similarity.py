@@ -11,8 +11,7 @@ from scipy.stats import ortho_group
 import evaluate
 from agents.agent_file import save_agent
 from agents.episodes import play_episodes
-from agents.likeness import likeness
-from agents.similarity import linear_cka, similarity
+from agents.similarity import compare_agents, linear_cka, similarity
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 
@@ -51,7 +50,7 @@ def test_each_agent_has_the_memory_of_the_steps_before():
     with torch.no_grad():
         other.gru.gru.weight_hh_l0 *= 0.5
     env = EnvConfig("maze", "easy")
-    found = likeness(policy, other, FLOAT32, env, 3, 0)
+    found = compare_agents(policy, other, FLOAT32, env, 3, 0)
     frames, states, of_other = [], [], []
     levels = list(enumerate(env.draw_levels(3, 0)))
     for episode in sorted(play_episodes(policy, FLOAT32, env, levels, 0, 3),

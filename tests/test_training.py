@@ -48,8 +48,7 @@ from agents.agent_file import (
     read_origin,
     save_agent,
 )
-from agents.episodes import PlayOptions, play_episodes
-from agents.evaluation import evaluate
+from agents.episodes import PlayOptions, evaluate, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
 from common.errors import NonFiniteLoss, UserError

@@ -12,7 +12,7 @@ from PIL import Image
 import evaluate
 import render
 from agents.episodes import Episode, PlayOptions, play_episodes
-from agents.evaluation import evaluate as evaluation_of
+from agents.episodes import evaluate as evaluation_of
 from common.video import enlarge, mark_action
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from agents.episodes import PlayOptions, play_episodes
-from agents.films import last_steps, write_beside
+from agents.episodes import PlayOptions, last_steps, play_episodes, write_beside
 from attribution.failing.arms import FailureArm
 from attribution.failing.files import SOLVED
 from common.devices import Compute

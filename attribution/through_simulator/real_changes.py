@@ -16,9 +16,8 @@ import torch
 
 from agents.acting import run_policy
 from agents.networks import Policy
-from agents.object_masks import ObjectPainter
 from agents.outputs import Output
-from agents.replay import recorded_game, replayed
+from agents.replay import ObjectPainter, recorded_game, replayed
 from agents.rollout_files import RolloutFolder
 from attribution.recordings import RecordedFrames
 from attribution.through_simulator.maps import BLOCK

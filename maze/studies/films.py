@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.episodes import PlayOptions, play_episodes
-from agents.films import beside, small_film, write_beside
+from agents.episodes import PlayOptions, beside, play_episodes, small_film, write_beside
 from agents.hooks import patched
 from agents.networks import Policy
 from agents.patch import Patch
