@@ -23,7 +23,7 @@ from agents.agent_file import load_agent
 from agents.env_flags import add_env_flags, env_config
 from agents.layers import STATE
 from agents.networks import Policy
-from agents.patch import Array
+from agents.patch import Array, Patch
 from agents.provenance import agent_sha256
 from agents.reference_set import ReferenceSet, played_reference, recorded_reference
 from agents.rollout_files import RolloutFolder
@@ -56,11 +56,11 @@ from interventions.flags import (
     add_direction_flags,
     add_direction_ids_flag,
     add_patch_flags,
-    asked_arms,
     directions_folder,
+    patch_arms,
     patched_precision,
 )
-from interventions.patch_text import Opening, PatchArm
+from interventions.patch_text import Opening
 from interventions.projector import Projector
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
@@ -177,9 +177,9 @@ def main(argv: list[str] | None = None) -> None:
         folder.join(lambda divided: print_claims(folder, write_results_of(folder, divided)))
         print(f"all arms are joined in {folder.path}")
         return
-    common, asked = parameters.common, asked_arms(args)
+    common, asked = parameters.common, patch_arms(args)
     compute = resolve_compute(common.device, common.gpu_device,
-                              patched_precision(args.precision, next(iter(asked), None)))
+                              patched_precision(args.precision, asked))
     check_starts(args.num_episodes, "--num_episodes")
     if args.num_controls < 2:
         raise UserError("--num_controls must be at least 2, so that a control has others to be "
@@ -263,7 +263,8 @@ def of_directions(args: argparse.Namespace, parameters: ParameterSet, policy: Po
                     f"{args.num_controls} random directions of equal size as controls")
 
 
-def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place) -> Compared:
+def of_patches(args: argparse.Namespace, asked: Mapping[str, Sequence[Patch]],
+               place: Place) -> Compared:
     """Lists of patches."""
     reference = functools.cache(lambda: place.reference(args.reference_size, args.reference_seed))
     conditions = patch_conditions(
@@ -271,7 +272,7 @@ def of_patches(args: argparse.Namespace, asked: Sequence[PatchArm], place: Place
         args.seed, args.patch_controls, args.control_vectors)
     controls = (f"{args.num_controls} controls of each list of patches"
                 f"{describe_unmatched(conditions)}")
-    seen = count_vector_levels(asked, place.levels)
+    seen = count_vector_levels(asked.values(), place.levels)
     if seen:
         controls += (f"; a vector was made on {seen} of these levels, so that they are no evidence "
                      "beyond them: another --seed draws others")

@@ -34,7 +34,8 @@ from common.devices import resolve_compute
 from common.errors import script_main
 from common.files import save_json, versions
 from common.progress import with_progress
-from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
+from interventions.patch_text import arm_name
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
     add_cheese_region_flag,
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     check_output(args.output, lambda path: {"agent_sha256", "success_rate"}
                  <= read_description(path).keys(), args.overwrite)
     register_maze_words()
-    arm = asked_arm(args)
+    arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args, args.model_file)
     if not args.training_levels:
@@ -113,7 +114,8 @@ def main(argv: list[str] | None = None) -> None:
         "other_agent_sha256": agent_sha256(args.other_agent),
         **compare_agents(policy, other, compute, config, args.num_compared, args.seed, edit)}}
     steps = result.mean_length * result.num_episodes
-    print(f"{args.model_file} on {words_of(config, edit)}{f', with {arm.name}' if arm else ''}: "
+    with_patches = f", with {arm_name(arm)}" if arm else ""
+    print(f"{args.model_file} on {words_of(config, edit)}{with_patches}: "
           f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
     failures = {}
     if args.causes:

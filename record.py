@@ -34,11 +34,12 @@ from interventions.flags import (
     add_alter_from_flag,
     add_patch_flags,
     add_swap_flags,
-    asked_arm,
     directions_folder,
     open_arm,
+    patch_arm,
     patched_precision,
 )
+from interventions.patch_text import arm_name
 from interventions.swaps import open_swap
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import (
@@ -109,7 +110,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{args.num_episodes} episodes are in {data.path}")
         return
     register_maze_words()
-    arm = asked_arm(args)
+    arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args, args.model_file)
     edit = cheese_region(config, args.cheese_region, args.model_file)
@@ -167,8 +168,9 @@ def main(argv: list[str] | None = None) -> None:
     print(f"wrote {len(levels)} episodes, {frames} frames, to {writer.folder.path} at "
           f"{rate:.0f} steps/s")
     if levels:
+        with_patches = f", with {arm_name(arm)}" if arm else ""
         print(f"{args.model_file} on {words_of(config, edit)}, "
-              f"{'with' if noise else 'no'} action noise{f', with {arm.name}' if arm else ''}: "
+              f"{'with' if noise else 'no'} action noise{with_patches}: "
               f"success rate {100 * solved / len(levels):.1f} %, mean length "
               f"{frames / len(levels):.1f} frames")
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from agents.hooks import patched
+from agents.patch import Patch
 from agents.provenance import agent_sha256
 from agents.reference_set import recorded_reference
 from agents.rollout_files import RolloutFolder
@@ -34,12 +36,12 @@ from interventions.config import DirectionFilesConfig, DirectionsConfig, SwapCon
 from interventions.flags import (
     add_patch_flags,
     add_swap_flags,
-    asked_arm,
     directions_folder,
     open_arm,
+    patch_arm,
     patched_precision,
 )
-from interventions.patch_text import PatchArm
+from interventions.patch_text import arm_name
 from interventions.swaps import asked_name, open_swap
 from maze.level.patch_words import register_maze_words
 
@@ -82,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     args, explicit, parameters = read_simulator_flags(parser(), argv)
     common, max_samples = parameters.common, parameters.get(RecordConfig).max_samples
     register_maze_words()
-    arm, save_dir = asked_arm(args), args.data_save_dir or Path(common.generated_data_dir)
+    arm, save_dir = patch_arm(args), args.data_save_dir or Path(common.generated_data_dir)
     if args.join:
         plan = make_plan(args, explicit, parameters)
         for name in folder_names(args, parameters, plan, arm):
@@ -162,11 +164,11 @@ class SamplerRun:
 
 
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
-                 arm: PatchArm | None) -> list[str]:
+                 arm: Sequence[Patch]) -> list[str]:
     """The folders of samples that are asked for: as it is, with a swap, with patches."""
     swapped = asked_name(parameters.get(SwapConfig), args.random_directions)
     return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
-            *([f"{plan.folder_name}_patched_{arm.name}"] if arm else [])]
+            *([f"{plan.folder_name}_patched_{arm_name(arm)}"] if arm else [])]
 
 
 def make_plan(args: argparse.Namespace, explicit: set[str], parameters: ParameterSet,

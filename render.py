@@ -26,7 +26,7 @@ from common.errors import script_main
 from common.files import save_json, versions
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
 from common.video import FRAMES_PER_SECOND, enlarge, mark_action, write_strip, write_video
-from interventions.flags import add_patch_flags, asked_arm, open_arm, patched_precision
+from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
 from maze.level.patch_words import register_maze_words
 from maze.level.regions import add_cheese_region_flag, cheese_region, region_described
 
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     register_maze_words()
-    arm = asked_arm(args)
+    arm = patch_arm(args)
     compute = resolve_compute(args.device, args.gpu_device, patched_precision(args.precision, arm))
     config = env_config(args, args.model_file)
     edit = cheese_region(config, args.cheese_region, args.model_file)

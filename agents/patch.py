@@ -229,7 +229,7 @@ class Patch:
             UserError: if the layer has no such channel or cell; the bounds are named.
         """
         if self.words and self.written is None:
-            raise UserError(f"the patch at {self.layer} has the word '{self.words[0][0]}', which "
+            raise UserError(f"the patch at {self.layer} has the option '{self.words[0][0]}', which "
                             "must be opened first (interventions.patch_text.open_patches)")
         what = "channels" if layer.is_map else "units"
         for channel in self.channels or ():

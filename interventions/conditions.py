@@ -7,7 +7,7 @@ A swap is text on the command line: ``10:12`` puts what direction 10 would have 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.files import sha256
 from interventions.controls import OTHERS, controls_of
 from interventions.flags import direction
-from interventions.patch_text import Opening, PatchArm, files_of, open_patches, to_text
+from interventions.patch_text import Opening, files_of, open_patches, to_text
 from interventions.patches import ChangeState
 from interventions.projector import Projector
 from interventions.swaps import swap_name
@@ -94,11 +94,13 @@ def _parse_swap(text: str) -> _Swap:
     return swap
 
 
-def patch_conditions(arms: Sequence[PatchArm], opening: Opening, num_controls: int, seed: int,
-                     kind: str | None, vector_files: Sequence[Path]) -> list[PatchedCondition]:
+def patch_conditions(arms: Mapping[str, Sequence[Patch]], opening: Opening, num_controls: int,
+                     seed: int, kind: str | None,
+                     vector_files: Sequence[Path]) -> list[PatchedCondition]:
     """Return each list of patches, then the controls of each.
 
     Args:
+        arms: lists of patches by name.
         seed: seed of the controls.
         kind: kind of the controls, one of ``interventions.controls.KINDS``; None for those of each
             patch type.
@@ -112,18 +114,17 @@ def patch_conditions(arms: Sequence[PatchArm], opening: Opening, num_controls: i
                         "does; give --control_vectors with it")
     conditions: list[PatchedCondition] = []
     controls: list[PatchedCondition] = []
-    for arm in arms:
-        patches = open_patches(arm.patches, opening)
-        named = [path for patch in arm.patches for path in files_of(patch)]
-        settings = {"patches": [*map(to_text, arm.patches)],
+    for name, arm in arms.items():
+        patches = open_patches(arm, opening)
+        named = [path for patch in arm for path in files_of(patch)]
+        settings = {"patches": [*map(to_text, arm)],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
-        conditions.append(Condition(f"patch_{arm.name}", arm.name, arm.name, False, patches,
-                                    settings))
+        conditions.append(Condition(f"patch_{name}", name, name, False, patches, settings))
         others = [_vectors_by_layer(path, opening.policy, patches) for path in vector_files]
         for number, control in enumerate(controls_of(opening.policy, patches, num_controls, seed,
                                                      opening.reference(), kind, others)):
             controls.append(Condition(
-                f"control_{number:03d}_{arm.name}", f"control {number}", arm.name, True,
+                f"control_{number:03d}_{name}", f"control {number}", name, True,
                 control.patches, {**settings, "drawn": list(control.drawn),
                                   "matched": control.matched}, control.matched))
     return conditions + controls
@@ -148,9 +149,9 @@ def standard_deviations(conditions: Sequence[PatchedCondition], policy: Policy,
     return {name: reference.std(policy, layer) for name, layer in layers.items()}
 
 
-def count_vector_levels(arms: Sequence[PatchArm], levels: Collection[int]) -> int:
+def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:
     """Number of the levels that a steering vector of the patches was made on."""
-    vectors = [vector for arm in arms for patch in arm.patches for path in files_of(patch)
+    vectors = [vector for arm in arms for patch in arm for path in files_of(patch)
                if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(levels) & {level for vector in vectors for level in vector.levels})
 

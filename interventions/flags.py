@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from common.files import sha256
 from common.parameters import ParameterSet
 from interventions.patch_text import (
     Opening,
-    PatchArm,
+    arm_name,
     files_of,
     open_patches,
     parse_patch,
@@ -109,60 +109,64 @@ def add_alter_from_flag(parser: Parser, default: int) -> None:
 
 
 def add_patch_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that patch layers of the agent."""
+    """Add the flags that patch layers of the agent."""
     parser.add_argument("--patch", action=EachTime, default=[], metavar="PATCH",
-                        help="a patch of a layer, kind@layer[:channels][=value]{,word=value}, such "
-                             "as zero@embedder.block2.res1.resadd:55; several are applied in order")
+                        help="a patch of a layer, kind@layer[:channels][=value]{,option=value}, "
+                             "such as zero@embedder.block2.res1.resadd:55, or "
+                             "interchange@embedder.block2.res1.resadd:55,source=7/8, which takes "
+                             "the channel from the first frames of other levels; several are "
+                             "applied in order")
     parser.add_argument("--patch_file", type=Path,
                         help="the same as YAML: a list of mappings with kind, layer, channels, "
-                             "value and the words")
+                             "value and the options")
     parser.add_argument("--reference_size", type=whole(MIN_PICTURES, 10_000),
                         default=REFERENCE_SIZE,
-                        help="pictures of other levels over which a patch takes means and spreads")
-    parser.add_argument("--reference_seed", type=seed, default=0, help="of those pictures")
+                        help="frames of other levels over which a patch takes means and spreads")
+    parser.add_argument("--reference_seed", type=seed, default=0, help="seed of these frames")
 
 
-def asked_arms(args: argparse.Namespace) -> list[PatchArm]:
-    """The arms that ``add_patch_flags`` means: one of all ``--patch``, and those of the file.
+def patch_arms(args: argparse.Namespace) -> dict[str, tuple[Patch, ...]]:
+    """Return the arms of ``add_patch_flags`` by name: one of all ``--patch``, and those of the
+    file.
 
     Raises:
-        UserError: if a patch does not parse.
+        UserError: if a patch does not parse, or two arms are the same.
     """
-    arms = [PatchArm(tuple(map(parse_patch, args.patch)))] if args.patch else []
+    arms = [tuple(map(parse_patch, args.patch))] if args.patch else []
     arms += read_patch_file(args.patch_file) if args.patch_file else []
-    names = [arm.name for arm in arms]
+    names = [arm_name(arm) for arm in arms]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"the patches {name} are asked for twice")
-    return arms
+    return dict(zip(names, arms))
 
 
-def asked_arm(args: argparse.Namespace) -> PatchArm | None:
-    """The same for a script that plays one arm; None without patches.
+def patch_arm(args: argparse.Namespace) -> tuple[Patch, ...]:
+    """Return the patches of a script that plays one arm; none without the flags.
 
     Raises:
-        UserError: if there are several, or a patch does not parse.
+        UserError: if there are several arms, or a patch does not parse.
     """
-    arms = asked_arms(args)
+    arms = patch_arms(args)
     if len(arms) > 1:
         raise UserError(f"--patch and --patch_file mean {len(arms)} arms, and here is room for "
                         "one; leave sweeps out, or give one of the flags alone")
-    return arms[0] if arms else None
+    return next(iter(arms.values()), ())
 
 
-def patched_precision(precision: str, arm: PatchArm | None) -> str:
-    """``--precision`` of a script with patches: float32 unless another is asked for, because the
-    difference of two activations loses most of its digits in bfloat16."""
-    return "float32" if arm and precision == "auto" else precision
+def patched_precision(precision: str, patches: Collection) -> str:
+    """Return ``--precision`` of a script with patches: float32 by default, because the difference
+    of two activations loses most of its digits in bfloat16."""
+    return "float32" if patches and precision == "auto" else precision
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenedPatches:
-    """The patches of a script, for its agent.
+    """The patches of a script, opened for its agent.
 
     Attributes:
-        patches: for ``agents.hooks.patched``; none if none were asked for.
-        metadata: an entry for the description of what is written, or nothing without patches.
+        patches: for ``agents.hooks.patched``.
+        metadata: an entry for the settings of what is written; empty without patches.
     """
 
     patches: list[Patch]
@@ -170,13 +174,13 @@ class OpenedPatches:
 
     @contextlib.contextmanager
     def scope(self, policy: Policy, *before: Patch) -> Iterator[ActivePatches]:
-        """A scope with them, behind others; it says at the end which patch was never in force."""
-        with patched(policy, [*before, *self.patches]) as scope:
-            yield scope
-        warn_of_unused(scope)
+        """Apply the patches, after others; warn at the end of each patch that never acted."""
+        with patched(policy, [*before, *self.patches]) as active:
+            yield active
+        warn_of_unused(active)
 
 
-def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
+def open_arm(patches: Sequence[Patch], args: argparse.Namespace, policy: Policy,
              env: EnvConfig | None, reference: Callable[[int, int], ReferenceSet],
              edit: LevelEdit | None = None) -> OpenedPatches:
     """Open the patches of a script.
@@ -184,26 +188,26 @@ def open_arm(arm: PatchArm | None, args: argparse.Namespace, policy: Policy,
     Args:
         args: with the flags of ``add_patch_flags``.
         env: the game; None in the simulator.
-        reference: size and seed to a reference set; called if a patch needs one.
-        edit: of every level before it is played.
+        reference: maps a size and a seed to a reference set; called if a patch needs one.
+        edit: edit of every level before it is played.
 
     Raises:
         UserError: see ``interventions.patch_text.open_patches``.
     """
-    if arm is None:
+    if not patches:
         return OpenedPatches([], {})
-    made = []
+    references = []
 
     @functools.cache
-    def make() -> ReferenceSet:
-        made.append(reference(args.reference_size, args.reference_seed))
-        return made[0]
+    def make_reference() -> ReferenceSet:
+        references.append(reference(args.reference_size, args.reference_seed))
+        return references[0]
 
-    patches = open_patches(arm.patches, Opening(policy, env, make, edit))
-    with patched(policy, patches):  # refuses what does not fit before anything is written
+    opened = open_patches(patches, Opening(policy, env, make_reference, edit))
+    with patched(policy, opened):  # refuses what does not fit before anything is written
         pass
-    metadata = {"name": arm.name, "patches": [*map(to_text, arm.patches)],
-                "reference": made[0].description if made else None,
-                "files_sha256": {str(path): sha256(path) for patch in arm.patches
+    metadata = {"name": arm_name(patches), "patches": [*map(to_text, patches)],
+                "reference": references[0].description if references else None,
+                "files_sha256": {str(path): sha256(path) for patch in patches
                                  for path in files_of(patch)}}
-    return OpenedPatches(patches, {"patches": metadata})
+    return OpenedPatches(opened, {"patches": metadata})

@@ -1,18 +1,22 @@
-"""Patches written down: on the command line, and as YAML.
+"""Patches as text on the command line and as YAML, and how they are opened for an agent.
 
 A patch is text::
 
-    kind @ layer [: channels] [= value] {, word = value}
+    kind@layer[:channels][=value]{,option=value}
 
     zero@embedder.block2.res1.resadd:55
     set@embedder.block2.res1.resadd:8,55,70-77=2.3,cell=5.10,others=-0.2
     add@embedder.block2.res1.resadd=vectors/cheese_0.npz,coefficient=-1,steps=0:20
+    interchange@embedder.block2.res1.resadd:55,source=7/8
 
 The same in YAML is a list of mappings with the keys ``kind``, ``layer``, ``channels``, ``value``
-and the words. There a list of values is a sweep, which makes an arm each; a plain list of
-``channels`` is one set of channels, and a list of lists a sweep.
+and the options. There a list of values is a sweep, which makes an arm for each value; a plain list
+of ``channels`` is one set of channels, and a list of lists a sweep.
 
-Words for what one game alone has are registered by the room that knows it, see ``register_word``.
+Every patch takes ``cell`` (row.column from the top left, several with ``/``), ``steps`` (from:to)
+and ``levels``. ``_TYPES`` has the value and further options of each kind. Packages register options
+that have a meaning for one game alone, see ``register_option``; ``source`` of ``interchange`` names
+levels: a level s takes the entries from the first frame of the source number s mod n.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from agents.hooks import ActivePatches
 from agents.layers import ALL, layers_named
 from agents.networks import Policy
 from agents.patch import Patch
-from agents.reference_set import ReferenceSet
+from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError, nearest
 from common.files import MAX_REASON, check_nested, read_array, read_bytes
 from interventions import patches as kinds
@@ -47,355 +51,265 @@ logger = logging.getLogger(__name__)
 
 MAX_ARMS = 1000
 MAX_NAME = 80
-_PLACE = ("kind", "layer", "channels", "value")
-_NUMBERS = r"\d+(?:-\d+)?"
 _MAX_NUMBERS = 100_000  # of a list
+_USAGE = "kind@layer[:channels][=value]{,option=value}, such as zero@embedder.block2.res1.resadd:55"
+_PATCH = re.compile(r"""
+    ([^@]*)@([^:=,]*)                                        # kind, layer
+    (?: :([^=,]* (?:,\s*\d+(?:-\d+)?\s*(?=[,=]|$))*) )?      # channels
+    (?: =((?: [^,] | ,(?![^,=]*=) )*) )?                     # value: up to the first option
+    ((?: ,[^,=]*=[^,]* )*)                                   # options
+    """, re.VERBOSE)
+_FLOAT = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 
 
 @dataclasses.dataclass(frozen=True)
-class PatchArm:
-    """A list of patches that are applied together.
+class _Form:
+    """Text form of a value.
 
     Attributes:
-        patches: in order.
+        expected: description of the text, for messages.
+        parse: raises ValueError or KeyError for any other text.
+        format: the way back.
     """
 
-    patches: tuple[Patch, ...]
-
-    @property
-    def name(self) -> str:
-        """For folders, reports and figures."""
-        return short_name(self.patches)
+    expected: str
+    parse: Callable[[str], Any]
+    format: Callable[[Any], str] = str
 
 
-@dataclasses.dataclass(frozen=True)
-class Opening:
-    """Agent, game and reference pictures for which patches are opened.
-
-    Attributes:
-        policy: that they will act on.
-        env: the game, or None in the simulator.
-        reference: makes the reference set; called if a patch needs one.
-        edit: of every level before it is played, if there is one.
-    """
-
-    policy: Policy
-    env: EnvConfig | None
-    reference: Callable[[], ReferenceSet]
-    edit: LevelEdit | None = None
+def _match(pattern: str, text: str) -> re.Match[str]:
+    match = re.fullmatch(pattern, text)
+    if match is None:
+        raise ValueError
+    return match
 
 
-OpenWord = Callable[[Patch, str, Opening], Patch]
-"""A patch, a word's value and what the patch is opened for, to the patch with what the word
-says."""
-
-_registered: dict[str, OpenWord] = {}
-
-
-def register_word(name: str, open_word: OpenWord) -> None:
-    """Let every kind of patch take a further word.
-
-    Args:
-        open_word: see there; it raises a ``UserError`` for a value, kind or game that the word is
-            not for.
-    """
-    _registered[name] = open_word
-
-
-@dataclasses.dataclass(frozen=True)
-class _Word:
-    """A word of a kind: the field of the patch, and the way there and back."""
-
-    field: str
-    read: Callable[[str], Any]
-    write: Callable[[Any], str]
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+def _parse_number(text: str) -> float:
+    value = float(_match(_FLOAT, text)[0])
     if not math.isfinite(value):
-        raise ValueError("a number")
+        raise ValueError
     return value
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"\d{1,9}", text):
-        raise ValueError("a whole number from 0")
-    return int(text)
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    """Of ``8,55,70-77``; ``/`` in place of the comma."""
-    numbers: list[int] = []
-    for part in re.split("[,/]", text):
-        if not re.fullmatch(_NUMBERS, part.strip()):
-            raise ValueError("whole numbers and ranges such as 8,55,70-77 (a word has / for ,)")
-        first, _, last = part.strip().partition("-")
-        if int(last or first) - int(first) + len(numbers) >= _MAX_NUMBERS:
-            raise ValueError(f"at most {_MAX_NUMBERS} numbers")
-        numbers += range(int(first), int(last or first) + 1)
-    if not numbers:
-        raise ValueError("ranges from a smaller to a larger number")
-    return tuple(numbers)
-
-
-def _cells(text: str) -> tuple[tuple[int, int], ...]:
-    parts = [re.fullmatch(r"(\d{1,3})\.(\d{1,3})", part) for part in text.split("/")]
-    if not all(parts):
-        raise ValueError("row.column from the top left, such as 5.10, or several, 5.10/5.11")
-    return tuple((int(part[1]), int(part[2])) for part in parts)
-
-
-def _steps(text: str) -> tuple[int, int | None]:
-    found = re.fullmatch(r"(\d{1,9})?:(\d{1,9})?", text)
-    if not found or (found[2] and int(found[1] or 0) >= int(found[2])):
-        raise ValueError("from:to, such as 0:20, the first step and the one it ends before")
-    return int(found[1] or 0), int(found[2]) if found[2] else None
-
-
-def _one_of(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(" or ".join(choices))
-        return text
-    return read
-
-
-def _yes_or_no(text: str) -> bool:
-    return _one_of("yes", "no")(text) == "yes"
-
-
-def _shown(value: float) -> str:
-    """A number with all digits that it needs."""
+def _format_number(value: float) -> str:
+    """Format a number with all digits that it needs."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """The numbers with ``-`` for three or more that follow each other."""
-    parts = []
-    for _, run in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0]):
-        run = [number for _, number in run]
+def _parse_numbers(text: str) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for part in re.split("[,/]", text):
+        first, last = _match(r"(\d{1,10})(?:-(\d{1,10}))?", part.strip()).groups()
+        size = int(last or first) - int(first) + 1
+        if size < 1 or size + len(numbers) > _MAX_NUMBERS:
+            raise ValueError
+        numbers += range(int(first), int(last or first) + 1)
+    return tuple(numbers)
+
+
+def _format_numbers(numbers: Sequence[int], separator: str = "/") -> str:
+    """Join numbers, with ``-`` for three or more that follow each other."""
+    parts: list[str] = []
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
         parts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
-    return "/".join(parts)
+    return separator.join(parts)
 
 
-_WORDS = {
-    "cell": _Word("cells", _cells, lambda cells: "/".join(f"{i}.{j}" for i, j in cells)),
-    "steps": _Word("steps", _steps, lambda steps: f"{steps[0]}:"
-                   + ("" if steps[1] is None else str(steps[1]))),
-    "levels": _Word("levels", _whole_numbers, _ranges)}
-_SEED = _Word("seed", _whole, str)
+def _parse_steps(text: str) -> tuple[int, int | None]:
+    begin, end = _match(r"(\d{1,9})?:(\d{1,9})?", text).groups()
+    if end and int(begin or 0) >= int(end):
+        raise ValueError
+    return int(begin or 0), int(end) if end else None
+
+
+def _choice(*names: str) -> _Form:
+    return _Form(" or ".join(names), dict(zip(names, names)).__getitem__)
+
+
+_NUMBER = _Form("a number", _parse_number, _format_number)
+_NUMBERS = _Form("whole numbers and ranges such as 8,55,70-77, in options 8/55/70-77",
+                 _parse_numbers, _format_numbers)
+_SEED = _Form("a whole number from 0", lambda text: int(_match(r"\d{1,9}", text)[0]))
+_YES_NO = _Form("yes or no", {"yes": True, "no": False}.__getitem__,
+                lambda value: "yes" if value else "no")
+_OPTIONS = {  # of every patch
+    "cell": _Form("row.column from the top left, such as 5.10, or several, 5.10/5.11",
+                  lambda text: tuple(
+                      (int(cell[1]), int(cell[2])) for cell in
+                      (_match(r"(\d{1,3})\.(\d{1,3})", part) for part in text.split("/"))),
+                  lambda cells: "/".join(f"{row}.{column}" for row, column in cells)),
+    "steps": _Form("from:to, such as 0:20, the first step and the one it ends before",
+                   _parse_steps, lambda steps: ":".join(
+                       "" if step is None else str(step) for step in steps)),
+    "levels": _NUMBERS}
+
+
+def _format_field(value: float | Path | None) -> str:
+    return "" if value is None else str(value) if isinstance(value, Path) else _format_number(value)
+
+
+def _value(expected: str, pattern: str, template: str, short: str = "",
+           parse: Callable[[str], Any] = _parse_number) -> _Form:
+    """Text form of the value of a patch. Each group of the pattern is a field of the patch.
+
+    Args:
+        template: format string with the fields.
+        short: the same for a patch in which one of them is None or False.
+        parse: turns the text of a group into a field.
+    """
+    def format_value(patch: Patch) -> str:
+        fields = {name: getattr(patch, name) for name in re.compile(pattern).groupindex}
+        is_short = short and any(value is None or value is False for value in fields.values())
+        return (short if is_short else template).format_map(
+            {name: _format_field(value) for name, value in fields.items()})
+
+    return _Form(expected, lambda text: {
+        name: parse(group) for name, group in _match(pattern, text).groupdict().items()
+        if group is not None}, format_value)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kind:
-    """A kind of patch as text.
+class _Type:
+    """Text form of a patch type.
 
     Attributes:
-        patch: its class.
-        takes: the value that it needs, in words; None for none.
-        read: the value to fields of the class.
-        write: a patch to the value.
-        words: of its own.
+        cls: the class.
+        value: its value, if it has one.
+        options: further options, which are fields of the class.
     """
 
-    patch: type[Patch]
-    takes: str | None = None
-    read: Callable[[str], dict] = lambda text: {}
-    write: Callable[[Any], str] = lambda patch: ""
-    words: Mapping[str, _Word] = dataclasses.field(default_factory=dict)
+    cls: type[Patch]
+    value: _Form | None = None
+    options: Mapping[str, _Form] = dataclasses.field(default_factory=dict)
 
 
-def _read_set(text: str) -> dict:
-    return {"value": Path(text) if text.endswith(".npy") else _number(text)}
-
-
-def _read_multiply(text: str) -> dict:
-    both = re.fullmatch(r"positive:([^,]+),negative:([^,]+)", text)
-    if both:
-        return {"positive": _number(both[1]), "negative": _number(both[2])}
-    return {"positive": _number(text)}
-
-
-def _write_multiply(patch: kinds.Multiply) -> str:
-    if patch.negative is None:
-        return _shown(patch.positive)
-    return f"positive:{_shown(patch.positive)},negative:{_shown(patch.negative)}"
-
-
-def _read_vector(text: str) -> dict:
-    if not text.endswith(".npz"):
-        raise ValueError("an .npz file of a steering vector")
-    return {"vector": Path(text)}
-
-
-def _read_clamp(text: str) -> dict:
-    low, colon, high = text.partition(":")
-    if not colon or not (low or high):
-        raise ValueError("low:high, of which one may be left out")
-    return {"low": _number(low) if low else None, "high": _number(high) if high else None}
-
-
-def _read_shift(text: str) -> dict:
-    found = re.fullmatch(r"(-?\d{1,3})\.(-?\d{1,3})", text)
-    if not found:
-        raise ValueError("down.right in cells, such as 0.-2")
-    return {"down": int(found[1]), "right": int(found[2])}
-
-
-def _bound(value: float | None) -> str:
-    return "" if value is None else _shown(value)
-
-
-_VECTOR = "the .npz file of a steering vector"
-KINDS = {kind.patch.kind: kind for kind in (
-    _Kind(kinds.Zero),
-    _Kind(kinds.SetTo, "a number, or an .npy file of numbers that fit the layer", _read_set,
-          lambda patch: str(patch.value) if isinstance(patch.value, Path) else _shown(patch.value),
-          {"others": _Word("others", _number, _shown),
-           "override": _Word("override", _yes_or_no, lambda value: "yes" if value else "no")}),
-    _Kind(kinds.Mean, words={"over": _Word("over", _one_of("cells", "channels"), str)}),
-    _Kind(kinds.Resample, words={"draw": _Word("draw", _one_of("joint", "channel"), str),
-                                 "seed": _SEED}),
-    _Kind(kinds.Noise, "sigma, a number, or with sd behind it of standard deviations of the "
-          "channel (0.5sd)",
-          lambda text: {"sigma": _number(text.removesuffix("sd")),
-                        "reference_sd": text.endswith("sd")},
-          lambda patch: _shown(patch.sigma) + ("sd" if patch.reference_sd else ""),
-          {"draw": _Word("draw", _one_of("once", "picture"), str), "seed": _SEED}),
-    _Kind(kinds.Add, _VECTOR, _read_vector, lambda patch: str(patch.vector),
-          {"coefficient": _Word("coefficient", _number, _shown)}),
-    _Kind(kinds.Multiply, "a number, or positive:a,negative:b", _read_multiply, _write_multiply),
-    _Kind(kinds.Project, _VECTOR, _read_vector, lambda patch: str(patch.vector),
-          {"to": _Word("to", lambda text: text if text == kinds.MEAN else _number(text),
-                       lambda to: to if to == kinds.MEAN else _shown(to))}),
-    _Kind(kinds.Clamp, "low:high, of which one may be left out", _read_clamp,
-          lambda patch: f"{_bound(patch.low)}:{_bound(patch.high)}"),
-    _Kind(kinds.Shift, "down.right in cells, such as 0.-2", _read_shift,
-          lambda patch: f"{patch.down}.{patch.right}"),
-    _Kind(kinds.Interchange))}
+_VECTOR = _value("the .npz file of a steering vector", r"(?P<vector>.+\.npz)", "{vector}",
+                 parse=Path)
+_TYPES = {form.cls.kind: form for form in (
+    _Type(kinds.Zero),
+    _Type(kinds.SetTo, _value(
+        "a number, or an .npy file of numbers that fit the layer",
+        rf"(?P<value>{_FLOAT}|.+\.npy)", "{value}",
+        parse=lambda text: Path(text) if text.endswith(".npy") else _parse_number(text)),
+        {"others": _NUMBER, "override": _YES_NO}),
+    _Type(kinds.Mean, None, {"over": _choice("cells", "channels")}),
+    _Type(kinds.Resample, None, {"draw": _choice("joint", "channel"), "seed": _SEED}),
+    _Type(kinds.Noise, _value(
+        "sigma, a number, or with sd after it of standard deviations of the channel (0.5sd)",
+        rf"(?P<sigma>{_FLOAT})(?P<reference_sd>sd)?", "{sigma}sd", "{sigma}",
+        lambda text: text == "sd" or _parse_number(text)),
+        {"draw": _choice("once", "picture"), "seed": _SEED}),
+    _Type(kinds.Add, _VECTOR, {"coefficient": _NUMBER}),
+    _Type(kinds.Multiply, _value(
+        "a number, or positive:a,negative:b",
+        rf"(?:positive:)?(?P<positive>{_FLOAT})(?:,negative:(?P<negative>{_FLOAT}))?",
+        "positive:{positive},negative:{negative}", "{positive}")),
+    _Type(kinds.Project, _VECTOR, {"to": _Form(
+        "a number or mean", lambda text: text if text == kinds.MEAN else _parse_number(text),
+        lambda to: to if to == kinds.MEAN else _format_number(to))}),
+    _Type(kinds.Clamp, _value(
+        "low:high, of which one may be left out",
+        rf"(?=.*\d)(?P<low>{_FLOAT})?:(?P<high>{_FLOAT})?", "{low}:{high}")),
+    _Type(kinds.Shift, _value(
+        "down.right in cells, such as 0.-2", r"(?P<down>-?\d{1,3})\.(?P<right>-?\d{1,3})",
+        "{down}.{right}", parse=int)),
+    _Type(kinds.Interchange))}
 
 
 def parse_patch(text: str) -> Patch:
-    """The patch that a text means.
+    """Parse a patch.
 
     Raises:
-        UserError: pointing at the part that does not parse, or saying what the kind takes.
+        UserError: naming the part that does not parse, and what is expected there.
     """
     where = f"the patch '{text}'"
-    kind, at, rest = text.partition("@")
-    if not at:
-        raise UserError(f"{where} has no @; a patch is kind@layer[:channels][=value]"
-                        "{,word=value}, such as zero@embedder.block2.res1.resadd:55")
-    head, *parts = rest.split(",")
-    place, has_value, value = head.partition("=")
-    layer, has_channels, channels = place.partition(":")
-    entries = {"kind": kind.strip(), "layer": layer.strip()}
-    words: dict[str, str] = {}
-    for part in parts:
-        word, equals, of_word = part.partition("=")
-        if has_channels and not has_value and re.fullmatch(_NUMBERS, word.strip()):
-            channels, has_value, value = f"{channels},{word}", equals, of_word
-        elif equals:
-            if word.strip() in words:
-                raise UserError(f"{where} has the word '{word.strip()}' twice")
-            words[word.strip()] = of_word.strip()
-        elif has_value and not words:
-            value += f",{part}"
-        else:
-            raise UserError(f"{where}: '{part}' is neither a channel nor a word with a value, such "
-                            "as steps=0:20")
-    if has_channels:
-        entries["channels"] = channels.strip()
-    if has_value:
-        entries["value"] = value.strip()
-    if clash := set(words) & set(_PLACE):
-        raise UserError(f"{where} has no word '{clash.pop()}'; its place is in "
-                        "kind@layer:channels=value")
-    return _patch_of({**entries, **words}, where)
+    match = _PATCH.match(text)
+    if match is None:
+        raise UserError(f"{where} has no @; a patch is {_USAGE}")
+    if rest := text[match.end():].strip(","):
+        raise UserError(f"{where}: '{rest}' is neither a channel nor an option with a value, such "
+                        "as steps=0:20")
+    kind, layer, channels, value, options = match.groups()
+    entries = {"kind": kind, "layer": layer, "channels": channels, "value": value}
+    entries = {name: entry for name, entry in entries.items() if entry is not None}
+    for option in options.split(",")[1:]:
+        name, _, setting = (part.strip() for part in option.partition("="))
+        if name in entries:
+            raise UserError(f"{where} has '{name}' twice")
+        entries[name] = setting
+    return _make_patch({name: entry.strip() for name, entry in entries.items()}, where)
+
+
+def _make_patch(entries: Mapping[str, str], where: str) -> Patch:
+    """Make the patch of a mapping with the keys of YAML."""
+    for name in ("kind", "layer"):
+        if not entries.get(name):
+            raise UserError(f"{where} names no {name}; a patch is {_USAGE}")
+    kind = entries["kind"]
+    if kind not in _TYPES:
+        raise UserError(f"{where}: there is no kind '{kind}'{nearest(kind, _TYPES)}")
+    form = _TYPES[kind]
+    takes = f"{kind} takes " + (f"{form.value.expected}, as in {kind}@layer=value" if form.value
+                                else "no value")
+    if form.value and not entries.get("value"):
+        raise UserError(f"{where} lacks its value: {takes}")
+    if "value" in entries and not form.value:
+        raise UserError(f"{where} has the value '{entries['value']}', but {takes}")
+    forms = {"channels": _NUMBERS, **_OPTIONS, **form.options}
+    if form.value:
+        forms["value"] = form.value
+    fields: dict[str, Any] = {}
+    registered = []
+    for name, text in entries.items():
+        if name in forms:
+            try:
+                parsed = forms[name].parse(text)
+            except (ValueError, KeyError):
+                raise UserError(f"{where}: '{text}' as {name} is not {forms[name].expected}"
+                                ) from None
+            fields |= parsed if name == "value" else {_field(name): parsed}
+        elif name in _registered:
+            registered.append((name, text))
+        elif name not in ("kind", "layer"):
+            raise UserError(f"{where}: {kind} has no option '{name}'"
+                            f"{nearest(name, [*forms, *_registered])}")
+    return form.cls(entries["layer"], **fields, words=tuple(registered))
+
+
+def _field(option: str) -> str:
+    """Field of a patch that an option sets."""
+    return "cells" if option == "cell" else option
 
 
 def to_text(patch: Patch) -> str:
-    """The text of a patch, as ``parse_patch`` takes it."""
-    entries = to_entries(patch)
-    text = f"{entries.pop('kind')}@{entries.pop('layer')}"
-    if "channels" in entries:
-        text += f":{entries.pop('channels')}"
-    if "value" in entries:
-        text += f"={entries.pop('value')}"
-    return ",".join([text, *(f"{word}={value}" for word, value in entries.items())])
-
-
-def to_entries(patch: Patch) -> dict[str, str]:
-    """A patch as a mapping of YAML.
+    """Format a patch as ``parse_patch`` takes it.
 
     Raises:
-        UserError: if it is one that only Python can make.
+        UserError: if only Python can make such a patch.
     """
     patch = patch.written or patch
-    kind = KINDS.get(patch.kind)
-    value = getattr(patch, "vector", getattr(patch, "value", 0.0))
-    if kind is None or patch.conditions or not isinstance(value, float | int | Path):
+    form = _TYPES.get(patch.kind)
+    contents = [getattr(patch, name, None) for name in ("vector", "value", "sources", "pairs")]
+    if form is None or patch.conditions or not all(
+            isinstance(content, float | int | Path | None) for content in contents):
         raise UserError(f"a patch of {patch.layer} of the kind {patch.kind} that was made in "
                         "Python cannot be written down")
-    entries = {"kind": patch.kind, "layer": patch.layer}
+    text = f"{patch.kind}@{patch.layer}"
     if patch.channels is not None:
-        entries["channels"] = _ranges(patch.channels).replace("/", ",")
-    if kind.takes:
-        entries["value"] = kind.write(patch)
+        text += f":{_format_numbers(patch.channels, ',')}"
+    if form.value:
+        text += f"={form.value.format(patch)}"
     defaults = {field.name: field.default for field in dataclasses.fields(patch)}
-    for name, word in {"cell": _WORDS["cell"], **kind.words, **_WORDS}.items():
-        if (value := getattr(patch, word.field)) != defaults[word.field]:
-            entries[name] = word.write(value)
-    return {**entries, **dict(patch.words)}
+    options = {"cell": _OPTIONS["cell"], **form.options, **_OPTIONS}
+    values = {name: getattr(patch, _field(name)) for name in options}
+    settings = [(name, option.format(values[name])) for name, option in options.items()
+                if values[name] != defaults[_field(name)]]
+    return ",".join([text, *(f"{name}={setting}" for name, setting in (*settings, *patch.words))])
 
 
-def _patch_of(entries: Mapping[str, str], where: str) -> Patch:
-    """The patch of a mapping of texts."""
-    for name in ("kind", "layer"):
-        if not entries.get(name):
-            raise UserError(f"{where} names no {name}; a patch is kind@layer, such as "
-                            "zero@embedder.block2.res1.resadd:55")
-    kind = KINDS.get(entries["kind"])
-    if kind is None:
-        raise UserError(f"{where}: there is no kind '{entries['kind']}'"
-                        f"{nearest(entries['kind'], KINDS)}")
-    name = kind.patch.kind
-    takes = f"{name} takes " + (f"{kind.takes}, as in {name}@layer=value" if kind.takes
-                                else "no value")
-    if kind.takes and not entries.get("value"):
-        raise UserError(f"{where} lacks its value: {takes}")
-    if "value" in entries and not kind.takes:
-        raise UserError(f"{where} has the value '{entries['value']}', but {takes}")
-
-    def read(part: str, reader: Callable[[str], Any]) -> Any:
-        try:
-            return reader(entries[part])
-        except ValueError as error:
-            raise UserError(f"{where}: '{entries[part]}' as {part} is not {error}") from None
-
-    fields, words = {}, {**_WORDS, **kind.words}
-    if "channels" in entries:
-        fields["channels"] = read("channels", _whole_numbers)
-    if kind.takes:
-        fields |= read("value", kind.read)
-    others = []
-    for word, value in entries.items():
-        if word in words:
-            fields[words[word].field] = read(word, words[word].read)
-        elif word in _registered:
-            others.append((word, value))
-        elif word not in _PLACE:
-            raise UserError(f"{where}: {name} has no word '{word}'"
-                            f"{nearest(word, [*words, *_registered])}")
-    return kind.patch(entries["layer"], **fields, words=tuple(others))
-
-
-def read_patch_file(path: Path) -> list[PatchArm]:
-    """The arms of a YAML file: one, or several where it has sweeps.
+def read_patch_file(path: Path) -> list[tuple[Patch, ...]]:
+    """Read the arms of a YAML file: one list of patches, or several if it has sweeps.
 
     Raises:
         UserError: if the file is missing or damaged; or naming the part that is wrong.
@@ -410,41 +324,36 @@ def read_patch_file(path: Path) -> list[PatchArm]:
         raise UserError(f"the patch file {path} is not valid YAML: {reason}") from None
     check_nested(content, path)
     if not isinstance(content, list) or not content or not all(
-            isinstance(each, dict) for each in content):
+            isinstance(entries, dict) for entries in content):
         raise UserError(f"the patch file {path} must hold a list of patches, each a mapping with "
                         "a kind and a layer")
-    options = [_variants(entries, f"{path}, patch {number}")
+    options = [_expand_sweeps(entries, f"{path}, patch {number}")
                for number, entries in enumerate(content, 1)]
     if math.prod(map(len, options)) > MAX_ARMS:
         raise UserError(f"the sweeps of {path} make {math.prod(map(len, options))} arms, more "
                         f"than {MAX_ARMS}; divide it into several files")
-    return [PatchArm(patches) for patches in itertools.product(*options)]
+    return list(itertools.product(*options))
 
 
-def _variants(entries: dict, where: str) -> list[Patch]:
-    """The patches of a mapping, several if it has sweeps."""
+def _expand_sweeps(entries: dict, where: str) -> list[Patch]:
+    """Make the patches of a mapping, several if it has sweeps."""
     choices = []
     for key, value in entries.items():
         is_set = key == "channels" and isinstance(value, list) and not any(
-            isinstance(each, list) for each in value)
+            isinstance(channels, list) for channels in value)
         values = [value] if is_set or not isinstance(value, list) else value
-        texts = [",".join(each) if key == "channels" and isinstance(each, list) else each
-                 for each in values]
+        texts = [",".join(text) if key == "channels" and isinstance(text, list) else text
+                 for text in values]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise UserError(f"{where}: '{key}' must be one value, or a list of values, which is a "
                             "sweep")
         choices.append([(key, text) for text in texts])
-    return [_patch_of(dict(choice), where) for choice in itertools.product(*choices)]
+    return [_make_patch(dict(choice), where) for choice in itertools.product(*choices)]
 
 
-def to_yaml(patches: Sequence[Patch]) -> str:
-    """The text of a YAML file with these patches, as ``read_patch_file`` takes it."""
-    return yaml.safe_dump([to_entries(patch) for patch in patches], sort_keys=False)
-
-
-def short_name(patches: Sequence[Patch]) -> str:
-    """A name of a list of patches that may be that of a file; longer ones are cut, and told apart
-    by a checksum."""
+def arm_name(patches: Sequence[Patch]) -> str:
+    """Return a name of a list of patches for folders, reports and figures; long ones are cut, and
+    told apart by a checksum."""
     texts = []
     for patch in patches:
         text = to_text(patch).replace("embedder.", "")
@@ -459,52 +368,110 @@ def short_name(patches: Sequence[Patch]) -> str:
 
 
 def files_of(patch: Patch) -> list[Path]:
-    """The files that a patch names."""
+    """Files that a patch names."""
     patch = patch.written or patch
     values = getattr(patch, "vector", None), getattr(patch, "value", None)
     return [value for value in values if isinstance(value, Path)]
 
 
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """Agent, game and reference frames for which patches are opened.
+
+    Attributes:
+        policy: agent that they will act on.
+        env: the game, or None in the simulator.
+        reference: returns the reference set; called if a patch needs one.
+        edit: edit of every level before it is played, if there is one.
+    """
+
+    policy: Policy
+    env: EnvConfig | None
+    reference: Callable[[], ReferenceSet]
+    edit: LevelEdit | None = None
+
+
+OpenOption = Callable[[Patch, str, Opening], Patch]
+"""Maps a patch, an option's text and the opening to the patch with the option applied. Raises
+UserError for a text, kind of patch or game that the option is not for."""
+
+_registered: dict[str, OpenOption] = {}
+
+
+def register_option(name: str, open_option: OpenOption) -> None:
+    """Let patches take a further option, which is given a meaning when they are opened."""
+    _registered[name] = open_option
+
+
 def open_patches(patches: Sequence[Patch], opening: Opening) -> list[Patch]:
-    """Read what patches name and find what their words mean, for one agent.
+    """Read the files that patches name and apply their registered options, for one agent.
 
     Raises:
-        UserError: if a layer, channel or cell is none of the agent's, a file is missing or damaged
-            or of another agent, layer or shape, or a word means nothing here.
+        UserError: if the agent has no such layer, channel or cell, a file is missing or damaged
+            or of another agent, layer or shape, or an option does not apply here.
     """
-    return [_opened(patch, opening) for patch in patches]
+    return [_open_patch(patch, opening) for patch in patches]
 
 
-def _opened(patch: Patch, opening: Opening) -> Patch:
+def _open_patch(patch: Patch, opening: Opening) -> Patch:
     policy = opening.policy
     opened = dataclasses.replace(patch, written=patch.written or patch)
     for layer in layers_named(policy, patch.layer):
         opened.select(policy, layer)
-    if isinstance(patch, kinds.Add | kinds.Project) and isinstance(patch.vector, Path):
-        opened = dataclasses.replace(opened, vector=_vector(patch, policy))
-    if isinstance(patch, kinds.SetTo) and isinstance(patch.value, Path):
-        opened = dataclasses.replace(opened, value=read_array(patch.value))
-    for word, value in patch.words:
-        opened = _registered[word](opened, value, opening)
-    if opened.needs_reference:
-        opened = dataclasses.replace(opened, reference=opening.reference())
-    return opened
+    if isinstance(opened, kinds.Add | kinds.Project) and isinstance(opened.vector, Path):
+        opened = dataclasses.replace(opened, vector=_read_vector(opened.vector, patch.layer,
+                                                                 policy))
+    if isinstance(opened, kinds.SetTo) and isinstance(opened.value, Path):
+        opened = dataclasses.replace(opened, value=read_array(opened.value))
+    for name, text in patch.words:
+        opened = _registered[name](opened, text, opening)
+    reference: dict[str, Any] = {"reference": opening.reference()} if opened.needs_reference else {}
+    return dataclasses.replace(opened, **reference)
 
 
-def warn_of_unused(scope: ActivePatches) -> None:
-    """Say which of the patches that were written down was never in force."""
-    for patch in scope.never_applied():
-        if patch.kind in KINDS:
-            logger.warning("the patch %s was never in force", to_text(patch))
-
-
-def _vector(patch: kinds.Add | kinds.Project, policy: Policy) -> Any:
-    """The numbers of a vector's file, by layer."""
-    found, agent = read_vectors(patch.vector), weights_sha256(policy)
+def _read_vector(path: Path, layer_name: str, policy: Policy) -> Any:
+    """Read the vector of a file for a layer, or those of all layers by their names."""
+    by_layer, agent = read_vectors(path), weights_sha256(policy)
     vectors = {}
-    for layer in layers_named(policy, patch.layer):
-        # A file of one layer is compared with the layer that is asked for, which names both.
-        vector = found.get(layer.name, next(iter(found.values())))
+    for layer in layers_named(policy, layer_name):
+        # The vector of a file of one layer is checked against any layer: the message names both.
+        vector = by_layer.get(layer.name, next(iter(by_layer.values())))
         vector.check_for(agent, layer.name, layer.shape)
         vectors[layer.name] = vector.vector
-    return vectors if patch.layer == ALL else next(iter(vectors.values()))
+    return vectors if layer_name == ALL else next(iter(vectors.values()))
+
+
+def _open_source(patch: Patch, text: str, opening: Opening) -> Patch:
+    """Let ``interchange`` take its entries from the first frames of source levels."""
+    from envs.procgen_env import MAX_LEVEL, LevelSlots  # the simulator runs without Procgen
+    if not isinstance(patch, kinds.Interchange):
+        raise UserError(f"source={text} names levels whose entries interchange takes; {patch.kind} "
+                        "takes none")
+    if opening.env is None:
+        raise UserError(f"source={text} names levels of the game, which the simulator does not "
+                        "have; leave the patch out")
+    try:
+        levels = _NUMBERS.parse(text)
+    except ValueError:
+        raise UserError(f"source={text} is not {_NUMBERS.expected}") from None
+    layer, *others = layers_named(opening.policy, patch.layer)
+    if others or max(levels) >= MAX_LEVEL:
+        raise UserError(f"source={text} takes one layer, not {patch.layer}" if others else
+                        f"source={text}: levels are numbered 0 to {MAX_LEVEL - 1}")
+    slots = LevelSlots(opening.env, len(levels), edit=opening.edit)
+    for slot, level in enumerate(levels):
+        slots.start(slot, level)
+    frames = slots.frames.copy()
+    slots.close()
+    outputs = activations_of(opening.policy, frames, [layer.name])[layer.name]
+    return dataclasses.replace(patch, pairs=lambda info: outputs[info.level % len(outputs)])
+
+
+register_option("source", _open_source)
+
+
+def warn_of_unused(active: ActivePatches) -> None:
+    """Warn of each written patch that never acted."""
+    for patch in active.never_applied():
+        if patch.kind in _TYPES:
+            logger.warning("the patch %s was never in force", to_text(patch))

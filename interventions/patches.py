@@ -307,8 +307,8 @@ class Clamp(Patch):
 
     kind: ClassVar[str] = "clamp"
 
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
     def bind(self, selection: Selection) -> PatchFn:
         if self.low is not None and self.high is not None and self.low > self.high:
@@ -377,7 +377,8 @@ class Interchange(Patch):
 
     def bind(self, selection: Selection) -> PatchFn:
         if self.pairs is None:
-            raise UserError("interchange needs to know which pictures are paired")
+            raise UserError("interchange needs to know which pictures are paired; name levels to "
+                            "take the entries from, as in source=7/8")
 
         def change(entries: Tensor, context: PatchContext) -> Tensor:
             paired = torch.as_tensor(self.pairs(context.required_info))

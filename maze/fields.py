@@ -29,7 +29,7 @@ from common.errors import UserError, script_main
 from common.files import versions
 from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
-from interventions.flags import OpenedPatches, add_patch_flags, asked_arms, open_arm
+from interventions.flags import OpenedPatches, add_patch_flags, open_arm, patch_arms
 from maze.field.fields import MEMORIES, START, reference_frames
 from maze.field.plots import (
     Style,
@@ -95,10 +95,10 @@ def main(argv: list[str] | None = None) -> None:
     levels = by_name(levels_of(args))
     env = game_of(levels.values())
     register_maze_words()
-    asked = {arm.name: arm for arm in asked_arms(args)}
+    patches = patch_arms(args)
     steered = {name.replace(" ", "_"): patch
                for name, patch in own_vectors(args, policy, [*levels.values()]).items()}
-    arms = [UNPATCHED, *steered, *asked]
+    arms = [UNPATCHED, *steered, *patches]
     if COEFFICIENTS in args.films and len(arms) < 3:
         raise UserError(f"--films {COEFFICIENTS} needs several arms: give several --vectors, "
                         "or --patch_file with a list of coefficients")
@@ -123,9 +123,9 @@ def main(argv: list[str] | None = None) -> None:
         reference_frames, env, {state.level_seed for state in everywhere}))
     found, moved = {}, []
     for name in arms:
-        opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}, True
+        opened = OpenedPatches([steered[name]], {"own_vector": name, "layer": args.layer}
                                ) if name in steered else open_arm(
-            asked.get(name), args, policy, env, reference,
+            patches.get(name, ()), args, policy, env, reference,
             functools.partial(as_played, everywhere))
         std = {layer.name: reference(args.reference_size, args.reference_seed).std(policy, layer)
                for patch in opened.patches for layer in layers_named(policy, patch.layer)}
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     drawn = list(levels)[:args.num_pictures]
     views = {name: draw([levels[name]], person_view=True)[0] for name in drawn}
     for arm, fields in found.items():
-        marked = marked_squares(asked[arm].patches) if arm in asked else ()
+        marked = marked_squares(patches.get(arm, ()))
         draw_arm(store, arm, fields, found[UNPATCHED], views,
                  dataclasses.replace(style, marked=marked))
     for film, name in itertools.product(args.films, drawn):

@@ -24,7 +24,7 @@ from common.files import versions
 from common.progress import with_progress
 from common.results import Entry, File, Json, ResultStore, Schema, Table
 from common.video import FRAMES_PER_SECOND
-from interventions.flags import add_patch_flags, asked_arms, open_arm
+from interventions.flags import add_patch_flags, open_arm, patch_arms
 from maze.field.fields import reference_frames
 from maze.field.results import UNPATCHED
 from maze.level.flags import add_agent_flags, add_output_flags, levels_of
@@ -59,8 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
     register_maze_words()
-    asked = asked_arms(args)
-    if not asked and not args.vectors:
+    patches = patch_arms(args)
+    if not patches and not args.vectors:
         raise UserError("films show arms beside the agent as it is; give --vectors, --patch or "
                         "--patch_file")
     compute = resolve_compute(args.device, args.gpu_device, args.precision)
@@ -73,10 +73,11 @@ def main(argv: list[str] | None = None) -> None:
     steered = own_vectors(args, policy, states)
     if args.dry_run:
         print(f"levels: {', '.join(map(str, seeds))}")
-        print(f"arms: {', '.join([UNPATCHED, *steered, *(arm.name for arm in asked)])}")
+        print(f"arms: {', '.join([UNPATCHED, *steered, *patches])}")
         return
     reference = functools.cache(functools.partial(reference_frames, env, set(seeds)))
-    opened = {arm.name: open_arm(arm, args, policy, env, reference, edit) for arm in asked}
+    opened = {name: open_arm(arm, args, policy, env, reference, edit)
+              for name, arm in patches.items()}
     arms = {UNPATCHED: (), **{name: (patch,) for name, patch in steered.items()},
             **{name: tuple(each.patches) for name, each in opened.items()}}
     store = ResultStore(args.output_dir, FILM_FILES)

@@ -21,18 +21,17 @@ from agents.patch import Apply, BatchInfo
 from agents.reference_set import ReferenceSet
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
-from envs.procgen_env import EnvConfig
+from envs.procgen_env import EnvConfig, LevelSlots
 from generative.sample_files import SampleFolder
 from interventions import patches as kinds
 from interventions.patch_text import (
     Opening,
+    arm_name,
     open_patches,
     parse_patch,
     read_patch_file,
-    register_word,
-    short_name,
+    register_option,
     to_text,
-    to_yaml,
 )
 from interventions.vectors import PROBE, SteeringVector, save_vectors
 from maze.level.patch_words import register_maze_words
@@ -306,17 +305,13 @@ TEXTS = [
     "add@embedder.block2.res1.resadd=vectors/cheese_0.npz,coefficient=-1,steps=0:20",
     "multiply@embedder.block2.res1.resadd:55=positive:2,negative:0",
     "multiply@gru=-0.3333333333333333,steps=5:",
-    "project@a=v.npz,to=mean", "clamp@a=0:", "clamp@a=-1.5:2", "shift@a=1.-2", "interchange@a:3"]
+    "project@a=v.npz,to=mean", "clamp@a=0:", "clamp@a=-1.5:2", "shift@a=1.-2",
+    "interchange@a:3,source=7/8"]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_patch_is_the_same_after_text_and_yaml(text, tmp_path):
-    patch = parse_patch(text)
-    assert to_text(patch) == text
-    file = tmp_path / "patches.yml"
-    file.write_text(to_yaml([patch, patch]))
-    (arm,) = read_patch_file(file)
-    assert [to_text(each) for each in arm.patches] == [text, text]
+def test_a_patch_is_the_same_after_text(text):
+    assert to_text(parse_patch(text)) == text
 
 
 def test_text_says_where_and_what():
@@ -329,17 +324,17 @@ def test_text_says_where_and_what():
 
 @pytest.mark.parametrize(("text", "message"), [
     ("zero", "has no @"), ("zero@", "names no layer"), ("zerro@a", "did you mean 'zero'"),
-    ("zero@a:5x", "'5x' as channels"), ("zero@a:5,x", "'x' is neither a channel nor a word"),
+    ("zero@a:5x", "'5x' as channels"), ("zero@a:5,x", "'x' is neither a channel nor an option"),
     ("zero@a=3", "has the value '3', but zero takes no value"),
     ("set@a", "lacks its value: set takes a number"), ("set@a=x", "'x' as value is not a number"),
     ("set@a=inf", "'inf' as value is not a number"),
-    ("set@a=1,cel=3.1", "set has no word 'cel'.*did you mean 'cell'"),
+    ("set@a=1,cel=3.1", "set has no option 'cel'.*did you mean 'cell'"),
     ("set@a=1,cell=3", "'3' as cell is not row.column"),
     ("zero@a,steps=5:3", "'5:3' as steps is not from:to"),
-    ("zero@a,steps=1:2,steps=3:4", "the word 'steps' twice"),
-    ("add@a=x", "'x' as value is not an .npz file"), ("clamp@a=1", "'1' as value is not low:high"),
+    ("zero@a,steps=1:2,steps=3:4", "has 'steps' twice"),
+    ("add@a=x", "'x' as value is not the .npz file"), ("clamp@a=1", "'1' as value is not low:high"),
     ("mean@a,over=rows", "'rows' as over is not cells or channels"),
-    ("zero@a,layer=b", "has no word 'layer'"), ("zero@a:9-3", "'9-3' as channels")])
+    ("zero@a,layer=b", "has 'layer' twice"), ("zero@a:9-3", "'9-3' as channels")])
 def test_what_does_not_parse_is_pointed_at(text, message):
     with pytest.raises(UserError, match=message) as error:
         parse_patch(text)
@@ -354,9 +349,9 @@ def test_lists_in_a_file_are_sweeps_and_channels_are_one_set(tmp_path):
 - {kind: zero, layer: z, channels: [[1, 2], [3]]}
 """)
     arms = read_patch_file(file)
-    assert [to_text(patch) for patch in arms[1].patches] == [
+    assert [to_text(patch) for patch in arms[1]] == [
         "add@x=v/c.npz,coefficient=-3,steps=1:20", "zero@y:1,2,5-7,cell=5.10", "zero@z:3"]
-    assert [arm.name for arm in arms] == [
+    assert [arm_name(arm) for arm in arms] == [
         f"add_x_c_coefficient_{coefficient}_steps_1_20+zero_y_1_2_5-7_cell_5.10+zero_z_{channels}"
         for coefficient in ("-3", "0.5") for channels in ("1_2", "3")]
 
@@ -375,7 +370,7 @@ def test_a_patch_file_that_is_wrong_is_refused(tmp_path, text, message):
 
 
 def test_long_names_differ_although_they_are_cut():
-    names = {short_name([parse_patch(f"zero@{LAYER}:{','.join(map(str, range(0, 200, step)))}")])
+    names = {arm_name([parse_patch(f"zero@{LAYER}:{','.join(map(str, range(0, 200, step)))}")])
              for step in (2, 3, 4)}
     assert len(names) == 3 and all(len(name) <= 80 for name in names)
 
@@ -386,7 +381,7 @@ def test_rooms_above_add_words_and_unopened_ones_are_refused():
             raise UserError(f"parity={value} means nothing")
         return dataclasses.replace(patch, conditions=(lambda rows: rows.step % 2 == 0,))
 
-    register_word("parity", only_even)
+    register_option("parity", only_even)
     policy = small_policy()
     opening = Opening(policy, None, reference)
     patch = parse_patch(f"zero@{LAYER},parity=even")
@@ -420,6 +415,37 @@ def test_vectors_come_from_files_of_this_agent_and_layer(tmp_path):
     file.write_bytes(b"damaged")
     with pytest.raises(UserError, match="truncated"):
         open_patches([parse_patch(f"add@{LAYER}={file}")], opening)
+
+
+@pytest.mark.parametrize("game", ["maze", "coinrun"])
+def test_interchange_takes_entries_from_the_first_frames_of_source_levels(game):
+    policy, env = small_policy(), EnvConfig(game, "easy")
+    text = f"interchange@{LAYER}:1,4,source=7/8"
+    (opened,) = open_patches([parse_patch(text)], Opening(policy, env, reference))
+    assert to_text(opened) == text
+    slots = LevelSlots(env, 2)
+    for slot, level in enumerate((7, 8)):
+        slots.start(slot, level)
+    sources = outputs(policy, slots.frames, [LAYER])[LAYER]
+    slots.close()
+    frames, info = random_frames(3), BatchInfo(np.arange(3), np.arange(3), np.array([4, 6, 9]))
+    with (patched(policy, [opened]), cached(policy, [LAYER], before=True) as before,
+          cached(policy, [LAYER]) as after, batch_info(policy, info), torch.no_grad()):
+        embed_frames(policy, torch.from_numpy(frames), FLOAT32)
+    expected = before[LAYER].numpy().copy()
+    expected[:, [1, 4]] = sources[[0, 0, 1]][:, [1, 4]]
+    np.testing.assert_allclose(after[LAYER], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("text", "env", "message"), [
+    (f"zero@{LAYER}:1,source=7", EnvConfig("maze", "easy"), "zero takes none"),
+    (f"interchange@{LAYER},source=7", None, "which the simulator does not have"),
+    (f"interchange@{LAYER},source=x", EnvConfig("maze", "easy"), "source=x is not whole numbers"),
+    ("interchange@all,source=7", EnvConfig("maze", "easy"), "takes one layer, not all"),
+    (f"interchange@{LAYER},source=2147483647", EnvConfig("maze", "easy"), "numbered 0 to")])
+def test_sources_are_levels_of_the_game(text, env, message):
+    with pytest.raises(UserError, match=message):
+        open_patches([parse_patch(text)], Opening(small_policy(), env, reference))
 
 
 # Words of mazes.
@@ -511,13 +537,14 @@ def evaluate_arguments(agent_path, tmp_path, *more):
 def test_an_evaluation_with_patches_says_so(agent_path, tmp_path, capsys):
     patch = "mean@hidden_state,steps=0:3"
     never = "zero@embedder.block1.conv,steps=100000:"
+    source = "interchange@embedder.block2.res1.resadd:1,source=3/4,steps=:2"
     assert evaluate.main(evaluate_arguments(agent_path, tmp_path, "--patch", patch, "--patch",
-                                            never)) == 0
+                                            never, "--patch", source)) == 0
     result = json.loads((tmp_path / "out.json").read_text())
-    assert result["patches"]["patches"] == [patch, never]
+    assert result["patches"]["patches"] == [patch, never, source.replace("=:2", "=0:2")]
     assert result["patches"]["reference"]["pictures"] == 2
     assert result["precision"] == "float32"
-    assert [size["pictures"] for size in result["moved"]] == [6, 0]
+    assert [size["pictures"] for size in result["moved"]] == [6, 0, 4]
     error = capsys.readouterr().err
     assert f"{never} was never in force" in error and f"{patch} was never" not in error
 

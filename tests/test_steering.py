@@ -21,7 +21,7 @@ from envs.procgen_env import EnvConfig
 from interventions.comparison import collect_runs, comparison_store, read_runs
 from interventions.conditions import count_vector_levels
 from interventions.hidden_states_folder import hidden_state_results
-from interventions.patch_text import PatchArm, parse_patch
+from interventions.patch_text import parse_patch
 from interventions.patches import Add
 from interventions.vectors import read_vector, read_vectors, save_vectors
 
@@ -321,7 +321,7 @@ def test_patches_that_cannot_be_compared_are_one_sentence(steered, runner, tmp_p
 def test_levels_that_a_vector_was_made_on_are_counted(steered):
     path, _ = steered
     levels = read_vector(path / "jump.npz", "gru").levels
-    arms = [PatchArm((parse_patch(text),)) for text in (
+    arms = [(parse_patch(text),) for text in (
         f"add@gru={path / 'jump.npz'},coefficient=2", "zero@gru:3")]
     assert count_vector_levels(arms, [*levels[:3], -1]) == 3
     assert count_vector_levels(arms[1:], levels) == 0

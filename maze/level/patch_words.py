@@ -26,7 +26,7 @@ from agents.layers import layers_named
 from agents.patch import BatchInfo, Patch
 from common.errors import UserError, nearest
 from envs.procgen_env import MAX_LEVEL, EnvConfig
-from interventions.patch_text import Opening, register_word
+from interventions.patch_text import Opening, register_option
 from interventions.patches import Resample
 from maze.level.grid import CHEESE, FREE, Grid, Square
 from maze.level.state import GAME, WORLD_DIMS, MazeState, draw, stock_state
@@ -41,7 +41,7 @@ def register_maze_words() -> None:
     """Let patches take the words of this module."""
     for name, open_word in (("square", _square), ("mapping", _mapping), ("squares", _squares),
                             ("at", _at), ("facing", _facing), ("condition", _condition)):
-        register_word(name, functools.partial(open_word, name))
+        register_option(name, functools.partial(open_word, name))
 
 
 def marked_squares(patches: Sequence[Patch]) -> list[Square]:
