@@ -537,11 +537,11 @@ def evaluate_arguments(agent_path, tmp_path, *more):
 def test_an_evaluation_with_patches_says_so(agent_path, tmp_path, capsys):
     patch = "mean@hidden_state,steps=0:3"
     never = "zero@embedder.block1.conv,steps=100000:"
-    source = "interchange@embedder.block2.res1.resadd:1,source=3/4,steps=:2"
+    source = "interchange@embedder.block2.res1.resadd:1,steps=0:2,source=3/4"
     assert evaluate.main(evaluate_arguments(agent_path, tmp_path, "--patch", patch, "--patch",
                                             never, "--patch", source)) == 0
     result = json.loads((tmp_path / "out.json").read_text())
-    assert result["patches"]["patches"] == [patch, never, source.replace("=:2", "=0:2")]
+    assert result["patches"]["patches"] == [patch, never, source]
     assert result["patches"]["reference"]["pictures"] == 2
     assert result["precision"] == "float32"
     assert [size["pictures"] for size in result["moved"]] == [6, 0, 4]
