@@ -3,23 +3,23 @@
 Layout, as published::
 
     data/episode_00000/{ob,hx,lp}.npy    frames uint8 (L, 3, 64, 64), states (L + 1, D), (L, A)
-    data/data_gen_model_00000.csv        one row a frame, see STEP_COLUMNS; in some recordings (*)
+    data/data_gen_model_00000.csv        one row per frame, see STEP_COLUMNS; in some recordings
                                          with the player's position in cells, POSITION_COLUMNS: x
                                          to the right, y upwards from the lower left corner of the
                                          level; empty in the last row, whose frame shows no level
     data/sample_00000.mp4                optional
-    data/idx_to_episode.csv              global_step, episode: one row for every frame, in order
-    data/recording.json                  what made the data and, once it is complete, digests of
-                                         its episodes, see ``agents.provenance``
+    data/idx_to_episode.csv              global_step, episode: one row per frame, in order
+    data/recording.json                  settings of the recording and, once it is complete,
+                                         digests of its episodes, see ``agents.provenance``
 
-Episodes are numbered in the order in which they start. A finished one gets its folder at once
-(that is what makes it finished), but its CSV and its place in the index only when all earlier
-ones have theirs, because only then is its global step known. A kill at any moment therefore
-loses no finished episode and leaves none half-written in the index.
+Episodes are numbered in the order in which they start. A finished episode gets its folder at once,
+which makes it finished; its rows wait in ``.steps_00000.csv``, because their global steps are known
+only when all earlier episodes are in the index. A kill at any moment therefore loses no finished
+episode and leaves none half-written in the index.
 
-A recording can be divided among shards, see ``common.shards``. Each records every N-th episode, as
-far as is known before the others are there: arrays, videos and ``.steps_00000.csv``. CSVs, index
-and ``recording.json`` follow when the shards are joined, by whoever opens the folder first.
+A recording can be divided among shards, see ``common.shards``. Each records every N-th episode:
+arrays, videos and waiting rows. CSVs, index and ``recording.json`` are written when the shards are
+joined, by whichever process opens the folder first.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _STEP_KINDS = {"level_seed": int, "episode": int, "global_step": int, "episode_s
 STEP_COLUMNS = tuple(_STEP_KINDS)
 POSITION_COLUMNS = ("player_x", "player_y")
 FRAME_SHAPE = (3, FRAME_SIZE, FRAME_SIZE)
-# Everything of a data folder that is read again.
+# Files of a data folder that readers use.
 PATTERNS = ("recording.json", "idx_to_episode.csv", "data_gen_model_*.csv", "episode_*/*.npy")
-_INDEXED = b",level_seed,"  # begins a CSV whose rows are numbered
-_PLACE = 1 + STEP_COLUMNS.index("global_step")  # of a cell in such a row
+_NUMBERED = b",level_seed,"  # first columns of rows with an index; earlier versions wrote none
+_GLOBAL_STEP = 1 + STEP_COLUMNS.index("global_step")  # its position in such a row
 _INDEX_HEADER = "global_step,episode\n"
 _ALL_PATTERNS = (*PATTERNS, "sample_*.mp4", ".steps_*.csv")
 
@@ -68,13 +68,13 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeArrays:
-    """One episode; on disk the channels of its frames come first, as published.
+    """One episode. On disk, the channels of its frames come first, as published.
 
     Attributes:
         frames: uint8 (L, 64, 64, 3).
         hidden_states: float32 (L + 1, D): row t enters the agent at frame t, row t + 1 leaves.
         log_probs: float32 (L, A).
-        steps: one row a frame, columns STEP_COLUMNS, in some recordings also POSITION_COLUMNS.
+        steps: one row per frame, columns STEP_COLUMNS, in some recordings also POSITION_COLUMNS.
     """
 
     frames: np.ndarray
@@ -85,7 +85,7 @@ class EpisodeArrays:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeFiles:
-    """The arrays of ``EpisodeArrays`` before they are read; frames as on disk (L, 3, 64, 64)."""
+    """Files of the arrays of an episode; frames are stored as (L, 3, 64, 64)."""
 
     frames: ArrayFile
     hidden_states: ArrayFile
@@ -93,11 +93,11 @@ class EpisodeFiles:
 
 
 class RolloutFolder:
-    """Names and readers of one ``data`` folder.
+    """File names and readers of one ``data`` folder.
 
     Args:
-        path: the folder. Shards that recorded in it are joined.
-        joined: False for the names alone, whatever the folder holds.
+        path: the folder. Shards that recorded in it are joined first.
+        joined: False for the file names alone, whatever the folder holds.
 
     Raises:
         UserError: if a shard is missing.
@@ -120,14 +120,14 @@ class RolloutFolder:
         return self.path / f"episode_{number:05d}"
 
     def waiting_steps_file(self, number: int) -> Path:
-        """The rows of an episode before its global steps are known."""
+        """File of an episode's rows before their global steps are known."""
         return self.path / f".steps_{number:05d}.csv"
 
     def steps_file(self, number: int) -> Path:
         return self.path / f"data_gen_model_{number:05d}.csv"
 
     def files_of(self, number: int) -> list[Path]:
-        """The files of an episode that are read again."""
+        """Files of an episode that readers use."""
         folder = self.episode_folder(number)
         return [*(folder / f"{name}.npy" for name in ("ob", "hx", "lp")), self.steps_file(number)]
 
@@ -135,13 +135,13 @@ class RolloutFolder:
         return self.path / f"sample_{number:05d}.mp4"
 
     def description(self) -> dict:
-        """Settings that made the data; empty for published data, which does not store them."""
-        found = read_description(self.description_file)
-        found.pop(CONTENTS, None)
-        return found
+        """Settings of the recording; empty for published data, which lacks them."""
+        description = read_description(self.description_file)
+        description.pop(CONTENTS, None)
+        return description
 
     def digests(self, check_contents: bool = False) -> EpisodeDigests:
-        """Return the digests of the episodes, as far as ``recording.json`` has them.
+        """Return the digests of the episodes that ``recording.json`` has.
 
         Args:
             check_contents: read all files, whatever is stored.
@@ -168,16 +168,16 @@ class RolloutFolder:
         return hashlib.sha256("".join(file_sha256([path]) for path in files).encode()).hexdigest()
 
     def check_agent(self, agent_file: Path) -> None:
-        """Check that the recording is of this agent; warn if it does not say.
+        """Check that the recording is of this agent; warn if that is not known.
 
         Raises:
-            UserError: if it is another's.
+            UserError: if it is of another agent.
         """
         check_agent(self.description().get("agent_sha256"), agent_file,
                     f"{self.path} was recorded", "record this one with record.py")
 
     def index(self) -> pd.DataFrame:
-        """The columns global_step and episode of every frame, int64, in order.
+        """Read the columns global_step and episode of every frame, int64, in order.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -188,7 +188,7 @@ class RolloutFolder:
         return read_table(self.index_file, {"global_step": int, "episode": int}).astype(np.int64)
 
     def steps(self, number: int) -> pd.DataFrame:
-        """The rows of an episode.
+        """Read the rows of an episode.
 
         Raises:
             UserError: if the file is missing or damaged.
@@ -197,9 +197,9 @@ class RolloutFolder:
         return _read_steps(self.steps_file(number), content)
 
     def all_steps(self, numbers: Iterable[int]) -> pd.DataFrame:
-        """The rows of several episodes below each other, as ``steps`` would give them.
+        """Read the rows of several episodes, concatenated.
 
-        Files with the same header are parsed in one go, which takes a twentieth of the time.
+        Files with the same header are parsed together, which takes a twentieth of the time.
 
         Raises:
             UserError: if a file is missing or damaged.
@@ -217,11 +217,11 @@ class RolloutFolder:
         return pd.concat([self.steps(number) for number in numbers], ignore_index=True)
 
     def array_files(self, number: int) -> EpisodeFiles:
-        """The arrays of an episode as files of which any rows can be read.
+        """Open the arrays of an episode as files of which any rows can be read.
 
         Raises:
-            UserError: if a file is missing, truncated or of another type or shape than
-                ``EpisodeArrays`` says.
+            UserError: if a file is missing, truncated, or differs in type or shape from
+                ``EpisodeArrays``.
         """
         folder = self.episode_folder(number)
         files = EpisodeFiles(open_array(folder / "ob.npy", np.uint8, 4),
@@ -238,7 +238,7 @@ class RolloutFolder:
         return files
 
     def episode(self, number: int) -> EpisodeArrays:
-        """A whole episode.
+        """Read a whole episode.
 
         Raises:
             UserError: see ``array_files`` and ``steps``.
@@ -251,7 +251,7 @@ class RolloutFolder:
                              self.steps(number))
 
     def finished(self) -> list[int]:
-        """The episodes that have a folder, in ascending order."""
+        """Numbers of the episodes that have a folder, in ascending order."""
         return sorted(int(match[1]) for path in self.path.glob("episode_*")
                       if (match := re.fullmatch(r"episode_(\d{5,})", path.name)))
 
@@ -260,12 +260,11 @@ class RolloutWriter:
     """Adds episodes to a data folder; survives being killed at any moment.
 
     Args:
-        path: the data folder; made if missing.
-        description: what makes the data. If the folder already holds a recording it must be
-            the same, and the recording goes on.
-        overwrite: throw away what the folder holds.
-        shard: which one this process records.
-        num_episodes: of all shards together.
+        path: the data folder; created if missing.
+        description: settings of the recording. A recording with the same settings is resumed.
+        overwrite: delete what the folder holds.
+        shard: shard that this process records.
+        num_episodes: number of episodes of all shards together.
 
     Raises:
         UserError: see ``SharedFolder``; or if a finished episode of the recording is damaged.
@@ -273,17 +272,21 @@ class RolloutWriter:
 
     def __init__(self, path: Path, description: dict, overwrite: bool = False,
                  shard: Shard = WHOLE, num_episodes: int = 0):
-        is_whole = shard == WHOLE
-        self.folder = RolloutFolder(path, joined=is_whole and not overwrite)
-        self._description, digests = description, self.folder.digests()
+        self._is_whole, self._description = shard == WHOLE, description
+        self.folder = RolloutFolder(path, joined=self._is_whole and not overwrite)
+        self._stored_digests = self.folder.digests()
         self._shared = SharedFolder(
             self.folder.description_file, description, _ALL_PATTERNS, "a recording", "--logdir",
             overwrite, ("versions", CONTENTS), shard=shard, divided={"num_episodes": num_episodes},
             is_done=lambda: all(self.has(number) and self.folder.steps_file(number).exists()
                                 for number in range(num_episodes)))
-        _check_finished(self.folder, self.folder.finished() if is_whole else
+        _check_finished(self.folder, self.folder.finished() if self._is_whole else
                         [number for number in shard.of(range(num_episodes)) if self.has(number)])
-        self._indexed = _Indexed(self.folder, digests) if is_whole else None
+        self._num_indexed, self._global_step = 0, 0
+        self._digests: dict[str, list[int | str]] = {}
+        if self._is_whole:
+            with atomic_path(self.folder.index_file) as temporary:
+                temporary.write_text(_INDEX_HEADER + self._place_finished())
 
     def has(self, number: int) -> bool:
         """Whether an episode is complete on disk."""
@@ -294,7 +297,7 @@ class RolloutWriter:
         """Store a finished episode.
 
         Args:
-            arrays: its contents; ``steps`` may lack the columns episode and global_step.
+            arrays: the episode; ``steps`` may lack the columns episode and global_step.
             video: frames (H, W, C) of ``sample_<number>.mp4``, or None for no video.
 
         Raises:
@@ -302,12 +305,8 @@ class RolloutWriter:
         """
         self._shared.check()
         folder = self.folder
-        waiting = folder.waiting_steps_file(number)
-        steps = arrays.steps.to_csv(index=False).encode()
-        if self._indexed is None:  # so that there is less to do when shards are joined
-            steps = _from_zero(waiting, steps, number)
-        with atomic_path(waiting) as temporary:
-            temporary.write_bytes(steps)
+        with atomic_path(folder.waiting_steps_file(number)) as temporary:
+            temporary.write_bytes(_numbered_csv(arrays.steps, number))
         if video is not None:
             write_video(folder.video_file(number), video)
         frames = np.ascontiguousarray(np.moveaxis(arrays.frames, -1, 1))
@@ -316,51 +315,28 @@ class RolloutWriter:
         with atomic_folder(folder.episode_folder(number), size) as temporary:
             for name, array in files.items():
                 np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-        if self._indexed is not None:
-            self._indexed.go_on()
+        if self._is_whole:
+            rows = self._place_finished()
+            if rows:
+                append_or_nothing(folder.index_file, rows)
 
     def finish(self) -> None:
-        """Note that all episodes of this process are there."""
-        if self._indexed is not None:
+        """Record that this process has written all its episodes."""
+        if self._is_whole:
             save_json(self.folder.description_file,
-                      {**self._description, CONTENTS: self._indexed.digests})
+                      {**self._description, CONTENTS: self._digests})
         self._shared.finish()
 
-
-class _Indexed:
-    """The episodes that have their CSV and their place in the index, from the first one on.
-
-    The index is written from what is on disk, and appended to by ``go_on``.
-
-    Args:
-        stored: digests of episodes that were there before.
-
-    Attributes:
-        digests: of the episodes, see ``EpisodeDigests.of``.
-    """
-
-    def __init__(self, folder: RolloutFolder, stored: EpisodeDigests):
-        self._folder, self._stored = folder, stored
-        self.digests = {}
-        self._number, self._global_step = 0, 0
-        with atomic_path(folder.index_file) as temporary:
-            temporary.write_text(_INDEX_HEADER + self._add_finished())
-
-    def go_on(self) -> None:
-        """Add the episodes that have been finished since, up to the first that is missing."""
-        rows = self._add_finished()
-        if rows:
-            append_or_nothing(self._folder.index_file, rows)
-
-    def _add_finished(self) -> str:
-        folder, rows, number, global_step = self._folder, [], self._number, self._global_step
-        while folder.episode_folder(number).exists():
-            length = _place_steps(folder, number, global_step)
-            folder.waiting_steps_file(number).unlink(missing_ok=True)
-            rows.append(_index_rows(number, global_step, length))
-            self.digests |= self._stored.of([number])
-            number, global_step = number + 1, global_step + length
-        self._number, self._global_step = number, global_step
+    def _place_finished(self) -> str:
+        """Write the CSVs of episodes up to the first that is missing; returns rows of the index."""
+        rows = []
+        while self.has(self._num_indexed):
+            number = self._num_indexed
+            length = _place_steps(self.folder, number, self._global_step)
+            self.folder.waiting_steps_file(number).unlink(missing_ok=True)
+            rows.append(_index_rows(number, self._global_step, length))
+            self._digests |= self._stored_digests.of([number])
+            self._num_indexed, self._global_step = number + 1, self._global_step + length
         return "".join(rows)
 
 
@@ -368,67 +344,55 @@ def _index_rows(number: int, global_step: int, length: int) -> str:
     return "".join(f"{global_step + i},{number}\n" for i in range(length))
 
 
-def _place_steps(folder: RolloutFolder, number: int, global_step: int,
-                 through: Path | None = None) -> int:
-    """Write the CSV of a finished episode if it is not there yet; returns the episode's length.
-
-    Args:
-        through: see ``atomic_path``.
-    """
-    length = folder.array_files(number).log_probs.shape[0]
-    if not folder.steps_file(number).exists():
-        waiting = folder.waiting_steps_file(number)
-        try:
-            content = _from_zero(waiting, read_bytes(waiting), number)
-        except UserError:
-            if folder.steps_file(number).exists():  # another process has joined in between
-                return length
-            raise
-        with atomic_path(folder.steps_file(number), through=through) as temporary:
-            temporary.write_bytes(_shifted(waiting, content, length, global_step))
-    return length
-
-
-def _from_zero(path: Path, content: bytes, number: int) -> bytes:
-    """The CSV of an episode as if it was the first in the index.
-
-    Args:
-        content: of the rows that wait, or already the result.
-
-    Raises:
-        UserError: if it is damaged; ``path`` is its file.
-    """
-    if content.startswith(_INDEXED):
-        return content
-    steps = _read_steps(path, content, leave_out=("episode", "global_step"))
-    steps["done"] = steps["done"].astype(int)
-    steps["episode"] = number
-    steps["global_step"] = np.arange(len(steps))
+def _numbered_csv(steps: pd.DataFrame, number: int) -> bytes:
+    """Format the rows of an episode as a CSV whose global steps begin at 0."""
+    steps = steps.assign(done=steps["done"].astype(int), episode=number,
+                         global_step=np.arange(len(steps)))
     columns = [*STEP_COLUMNS, *(name for name in POSITION_COLUMNS if name in steps)]
     return steps[columns].to_csv().encode()
 
 
-def _shifted(path: Path, content: bytes, length: int, global_step: int) -> bytes:
-    """A CSV from ``_from_zero`` whose global steps begin at another number.
+def _place_steps(folder: RolloutFolder, number: int, global_step: int,
+                 through: Path | None = None) -> int:
+    """Write the CSV of a finished episode if it is missing; returns the episode's length.
+
+    Args:
+        through: see ``atomic_path``.
 
     Raises:
-        UserError: if it is damaged; ``path`` is its file.
+        UserError: if the episode is damaged.
     """
+    length = folder.array_files(number).log_probs.shape[0]
+    if folder.steps_file(number).exists():
+        return length
+    waiting = folder.waiting_steps_file(number)
+    try:
+        content = read_bytes(waiting)
+    except UserError:
+        if folder.steps_file(number).exists():  # another process has joined in between
+            return length
+        raise
+    if not content.startswith(_NUMBERED):  # of an earlier version, or damaged
+        content = _numbered_csv(_read_steps(waiting, content, leave_out=("episode", "global_step")),
+                                number)
     header, *lines = content.splitlines(keepends=True)
-    rows = [line.split(b",", _PLACE + 1) for line in lines]
-    if [cells[_PLACE:_PLACE + 1] for cells in rows] != [[b"%d" % row] for row in range(length)]:
-        raise UserError(f"{path} is damaged, or its episode is: its rows are not numbered from 0 "
-                        f"to {length - 1}")
+    rows = [line.split(b",", _GLOBAL_STEP + 1) for line in lines]
+    if [cells[_GLOBAL_STEP:_GLOBAL_STEP + 1] for cells in rows] != [
+            [b"%d" % row] for row in range(length)]:
+        raise UserError(f"{waiting} is damaged, or its episode is: its rows are not numbered from "
+                        f"0 to {length - 1}")
     for row, cells in enumerate(rows):
-        cells[_PLACE] = b"%d" % (global_step + row)
-    return header + b"".join(map(b",".join, rows))
+        cells[_GLOBAL_STEP] = b"%d" % (global_step + row)
+    with atomic_path(folder.steps_file(number), through=through) as temporary:
+        temporary.write_bytes(header + b"".join(map(b",".join, rows)))
+    return length
 
 
 def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder:
-    """Make one recording of what shards have recorded in a data folder; nothing if it is one.
+    """Join the shards of a recording; does nothing if they are joined already.
 
     Args:
-        num_episodes: that it should have.
+        num_episodes: expected number of episodes.
 
     Raises:
         UserError: naming a shard or an episode that is missing, or a file that is damaged; or if
@@ -460,7 +424,7 @@ def join_recording(path: Path, num_episodes: int | None = None) -> RolloutFolder
 
 
 def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
-    """Look at the sizes of finished episodes, without reading them whole.
+    """Check the sizes of finished episodes without reading them whole.
 
     Raises:
         UserError: naming the file that is missing or damaged.
@@ -480,7 +444,7 @@ def _check_finished(folder: RolloutFolder, numbers: Sequence[int]) -> None:
 
 
 def _read_steps(path: Path, content: bytes, leave_out: tuple[str, ...] = ()) -> pd.DataFrame:
-    """The rows in the content of a CSV, with positions if it has them.
+    """Parse the rows of a CSV, with positions if it has them.
 
     Raises:
         UserError: if it is damaged.
