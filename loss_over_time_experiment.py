@@ -27,6 +27,7 @@ from common.errors import UserError, script_main
 from common.files import atomic_folder, save_json, sha256, versions
 from common.game_constants import pixels_per_square
 from common.progress import with_progress
+from common.results import ResultStore
 from common.video import write_strip
 from envs.objects import objects_of
 from generative import dream_life
@@ -34,6 +35,7 @@ from generative.config import LossOverTimeConfig, SimulatorConfig, TrainingConfi
 from generative.dataset import RolloutDataset
 from generative.fidelity import (
     KEPT,
+    OBJECT_SHOWN,
     PSNR,
     PSNR_MARGIN,
     PSNR_MOVING,
@@ -43,37 +45,22 @@ from generative.fidelity import (
     SSIM,
     SSIM_REMEMBERED,
     FidelityCard,
+    ObjectFrames,
     OtherAgent,
 )
-from generative.figures import (
-    LINES,
-    TITLES_OF_AGENT,
-    plot_card,
-    plot_losses,
-    plot_objects,
-)
+from generative.figures import LINES, TITLES_OF_AGENT, plot_card, plot_losses, plot_objects
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.loss_over_time import (
-    CARD_NAME,
-    IMAGE_MSE,
-    OBJECT_SHOWN,
-    OBJECTS_PLOT_NAME,
+    LOSS_OVER_TIME,
     OTHER_SIMULATOR,
-    PLOT_NAME,
     PREDICTORS,
-    SETTINGS_NAME,
     SIMULATOR,
-    TABLE_NAME,
-    BaselineComparison,
-    ObjectFrames,
     choose_windows,
-    comparisons,
     loss_over_time,
     mean_frame,
-    strip_name,
-    table_of,
     truth_and_imagination,
 )
+from generative.loss_tables import IMAGE_MSE, BaselineComparison, comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import leakage_reason, open_simulator, run_of
 
@@ -153,9 +140,8 @@ def main(argv: list[str] | None = None) -> None:
     draw = LatentSampler("sample" if args.sample_latents else "mode",
                       torch.Generator(compute.device).manual_seed(args.seed))
     objects = frames_without_objects(dataset)
-    card = make_card(dataset, windows, args, config, compute)
-    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, objects,
-                            card)
+    card = make_card(dataset, windows, args, config, compute, objects)
+    result = loss_over_time(simulator, dataset, windows, batch_size, mean, draw, compute, card)
     table = table_of(result, args.seed)
     compared = comparisons(result, args.seed)
     shown = result.windows[result.counted.all(axis=0)][:NUM_STRIPS]
@@ -170,20 +156,23 @@ def main(argv: list[str] | None = None) -> None:
 
     with atomic_folder(output) as folder:
         result.save(folder)
-        table.to_csv(folder / TABLE_NAME, index=False, float_format="%.6g")
+        store = ResultStore(folder, LOSS_OVER_TIME)
+        store.write("table", value=table)
         title = (f"{len(windows)} windows of {num_episodes} held-out episodes, each up to its end; "
                  "bands: 95 % intervals")
-        plot_losses(table, folder / PLOT_NAME, title)
+        plot_losses(table, store.file_of("plot"), title)
         if objects:
-            plot_objects(table, objects.kinds, folder / OBJECTS_PLOT_NAME, title)
-        plot_card(table, folder / CARD_NAME, f"fidelity card: {title}, terminal frames excluded")
+            plot_objects(table, objects.kinds, store.file_of("objects_plot"), title)
+        plot_card(table, store.file_of("card_plot"),
+                  f"fidelity card: {title}, terminal frames excluded")
         if life is not None:
-            dream_life.save_lives(folder, life, lives)
+            store.write("lives", value=life)
+            store.write("lives_summary", value=lives)
         for window, truth, imagined in zip(shown.tolist(), *films):
             moments = slice(0, None, STRIDE)
-            write_strip(folder / strip_name(window), [list(truth[moments]),
-                                                      list(imagined[moments])], STRIP_HEIGHT)
-        save_json(folder / SETTINGS_NAME, {
+            write_strip(store.file_of("strip", f"{window:06d}"),
+                        [list(truth[moments]), list(imagined[moments])], STRIP_HEIGHT)
+        save_json(store.settings_file, {
             "model_file": str(args.model_file), "model_sha256": sha256(args.model_file),
             "agent_file": str(args.agent_file), "agent_sha256": agent_sha256(args.agent_file),
             "data_dir": common.data_dir,
@@ -213,15 +202,16 @@ def describe_file(path: Path | None, name: str) -> dict[str, str]:
 
 
 def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Namespace,
-                  config: SimulatorConfig, compute: Compute) -> FidelityCard:
-    """What to measure for the fidelity card; a printed sentence says why remembered pixels are
-    left out, if they are."""
+              config: SimulatorConfig, compute: Compute,
+              objects: ObjectFrames | None) -> FidelityCard:
+    """Choose what to measure for the fidelity card; if remembered pixels are left out, print the
+    reason."""
     scale, positions = find_camera(dataset, windows)
     other_simulator = args.compare_model_file and open_simulator(
         args.compare_model_file, args.agent_file, config, compute)
     other_agent = args.other_agent_file and OtherAgent(
         load_agent(args.other_agent_file, compute.device), dataset, compute)
-    return FidelityCard(scale, positions, other_simulator, other_agent)
+    return FidelityCard(scale, positions, other_simulator, other_agent, objects)
 
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray

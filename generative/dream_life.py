@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,6 @@ from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError
-from common.files import save_json
 from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from envs.procgen_env import LevelSlots
@@ -33,7 +31,6 @@ from generative.simulator import Simulator, stack
 from stats.association import by_episode
 from stats.bootstrap import ClusterBootstrap
 
-TABLE_NAME, SUMMARY_NAME = "life.csv", "life.json"
 COIN, DEATH, NEITHER = OUTCOMES = ("coin", "death", "neither")
 HORIZONS = (16, 32)  # actions
 BEFORE_END = range(4, 13)  # actions between a start and the recorded end
@@ -313,12 +310,6 @@ def action_shares(actions: pd.Series) -> np.ndarray:
     """Share of each action (A,) in texts of numbers separated by spaces."""
     taken = [int(action) for text in actions for action in text.split()]
     return np.bincount(taken, minlength=NUM_ACTIONS) / max(len(taken), 1)
-
-
-def save_lives(folder: Path, table: pd.DataFrame, summary: dict) -> None:
-    """Write ``life.csv`` and ``life.json``."""
-    table.to_csv(folder / TABLE_NAME, index=False)
-    save_json(folder / SUMMARY_NAME, summary)
 
 
 def print_lives(summary: dict) -> None:

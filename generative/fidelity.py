@@ -30,7 +30,8 @@ MSE, PSNR, SSIM, PSNR_REMEMBERED, PSNR_REVEALED, SSIM_REMEMBERED, PSNR_MOVING = 
     "mse", "psnr", "ssim", "psnr_remembered", "psnr_revealed", "ssim_remembered", "psnr_moving")
 PSNR_OF_MEAN_ERROR, PSNR_MARGIN = "psnr_of_mean_error", "psnr_margin"  # kinds of the table only
 REMEMBERED_SHARE = "remembered_share"
-KEPT = "kept_"  # followed by the kind of object
+# Followed by the kind of object:
+OBJECT_ERROR, OBJECT_SHOWN, KEPT = "object_", "shown_", "kept_"
 OTHER_POLICY_KL, OTHER_VALUE_CORRELATION, OTHER_STATE_COSINE = OTHER_AGENT_MEASURES = (
     "other_policy_kl", "other_value_correlation", "other_hidden_state_cosine")
 
@@ -178,32 +179,69 @@ def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(dim=(-2, -1)) / mask.sum(dim=(-2, -1))
 
 
-def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
-                 in_memory: Tensor | None) -> dict[str, Tensor]:
-    """Whether each kind of object that was in view at the start is still shown.
+def _compare_objects(images: Tensor, labels: Tensor, without: Tensor, region: Tensor | None = None,
+                     ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compare images with recorded ones on the pixels of each kind of object.
 
-    An object is shown if, on its pixels, the image is nearer to the recorded frame than to the
+    An object is shown if, on its pixels, the image is closer to the recorded frame than to the
     frame without the object (less than half of that one's squared error).
 
     Args:
+        images, labels: predicted and recorded (T, B, C, H, W).
+        without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
+        region: pixels that count, bool (T, B, H, W); None for all.
+
+    Returns:
+        Sum of squared errors, number of pixels, and whether the object is shown, (T, B, K) each.
+    """
+    limits = (without - labels.unsqueeze(2)).square().sum(dim=3)  # (T, B, K, H, W)
+    masks = limits > 0
+    if region is not None:
+        masks = masks & region.unsqueeze(2)
+    errors = (images - labels).square().sum(dim=2)  # (T, B, H, W)
+    on_object = (errors.unsqueeze(2) * masks).sum(dim=(-2, -1))  # (T, B, K)
+    shown = on_object < (limits * masks).sum(dim=(-2, -1)) / 2  # (T, B, K)
+    return on_object, masks.sum(dim=(-2, -1)), shown.to(labels)
+
+
+def measure_objects(kinds: Sequence[str], images: Tensor, labels: Tensor,
+                    without: Tensor) -> dict[str, Tensor]:
+    """Mean squared error on the pixels of each kind of object, and whether it is shown.
+
+    Args:
         kinds: names of K kinds.
-        images, labels: predicted and recorded, (T, B, C, H, W).
-        without: recorded frames without each kind, in [0, 1], (T, B, K, C, H, W).
+        images, labels, without: see ``measure_kept_objects``.
+
+    Returns:
+        By kind (T, B); NaN where the kind is not in view.
+    """
+    errors, sizes, shown = _compare_objects(images, labels, without)
+    measures = {}
+    for number, kind in enumerate(kinds):
+        hidden = sizes[..., number] == 0
+        mean = errors[..., number] / (sizes[..., number] * labels.shape[2])
+        measures[OBJECT_ERROR + kind] = mean.masked_fill(hidden, math.nan)
+        measures[OBJECT_SHOWN + kind] = shown[..., number].masked_fill(hidden, math.nan)
+    return measures
+
+
+def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, without: Tensor,
+                         in_memory: Tensor | None) -> dict[str, Tensor]:
+    """Whether each kind of object that was in view at the start is still shown.
+
+    Args:
+        kinds: names of K kinds.
+        images, labels: predicted and recorded (T, B, C, H, W).
+        without: recorded frames without each kind, in [0, 1] (T, B, K, C, H, W).
         in_memory: see ``Regions``; parts of objects outside of it do not count. None: all count.
 
     Returns:
         By kind 1 or 0 (T, B); NaN where the kind was not in view at the first step, or no part of
         it is now.
     """
-    limits = (without - labels.unsqueeze(2)).square().sum(dim=3)  # (T, B, K, H, W)
-    masks = limits > 0
-    at_start = masks[0].any(dim=-1).any(dim=-1)  # (B, K)
-    if in_memory is not None:
-        masks = masks & in_memory.unsqueeze(2)
-    errors = (to_8_bits(images) - labels).square().sum(dim=2)  # (T, B, H, W)
-    on_object = (errors.unsqueeze(2) * masks).sum(dim=(-2, -1))  # (T, B, K)
-    shown = (on_object < (limits * masks).sum(dim=(-2, -1)) / 2).to(labels)
-    absent = ~(masks.flatten(-2).any(dim=-1) & at_start)
+    _, sizes, shown = _compare_objects(to_8_bits(images), labels, without, in_memory)
+    at_start = (without[0] != labels[0].unsqueeze(1)).flatten(2).any(dim=-1)  # (B, K)
+    absent = (sizes == 0) | ~at_start  # (T, B, K)
     return {KEPT + kind: shown[..., number].masked_fill(absent[..., number], math.nan)
             for number, kind in enumerate(kinds)}
 
@@ -257,29 +295,46 @@ def compare_agents(recorded: PolicyOutput, shown: PolicyOutput) -> tuple[Tensor,
 
 
 @dataclasses.dataclass(frozen=True)
+class ObjectFrames:
+    """Recorded frames from which objects were removed.
+
+    Attributes:
+        kinds: names of K kinds of object.
+        of: maps numbers of windows (B,) to the label frames of the simulated steps, each without
+            one kind of object, uint8 (T, B, K, C, H, W); from the terminal step on as recorded.
+        moving: whether each kind moves through the level.
+    """
+
+    kinds: tuple[str, ...]
+    of: Callable[[np.ndarray], np.ndarray]
+    moving: tuple[bool, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class FidelityCard:
-    """What is measured in addition to the losses.
+    """What to measure in addition to the losses.
 
     Attributes:
         scale: see ``pixels_per_square``.
-        positions: numbers of windows (B,) to the player's positions in squares at all frames of
-            the windows (W, B, 2), NaN where unknown; needed where the camera moves.
+        positions: maps numbers of windows (B,) to the player's positions in squares at all frames
+            of the windows (W, B, 2), NaN where unknown; needed where the camera moves.
         other_simulator: second simulator for the same windows.
         other_agent: agent that took no part in training.
+        objects: objects to measure.
     """
 
     scale: float | None = None
     positions: Callable[[np.ndarray], Tensor] | None = None
     other_simulator: Simulator | None = None
     other_agent: OtherAgent | None = None
+    objects: ObjectFrames | None = None
 
     def in_memory(self, windows: np.ndarray, labels: Tensor, num_init_steps: int) -> Tensor | None:
-        """See ``Regions``; of windows (B,) with label frames (T, B, C, H, W)."""
-        if self.scale is None or (self.scale and self.positions is None):
+        """Mask of ``Regions`` for windows (B,) with label frames (T, B, C, H, W)."""
+        if self.scale == 0:
+            return labels.new_ones(*labels.shape[:2], *labels.shape[-2:], dtype=torch.bool)
+        if self.scale is None or self.positions is None:
             return None
-        size = labels.shape[-1]
-        if not self.scale:
-            return labels.new_ones(*labels.shape[:2], size, size, dtype=torch.bool)
         positions = self.positions(windows).to(labels.device)
         return remembered_mask(positions[:num_init_steps], positions[num_init_steps - 1:],
-                               self.scale, size)
+                               self.scale, labels.shape[-1])

@@ -26,6 +26,8 @@ from common.palette import (
 from common.training_curves import STEPS, TRAINING, VALIDATION, save
 from generative.fidelity import (
     KEPT,
+    OBJECT_ERROR,
+    OBJECT_SHOWN,
     OTHER_POLICY_KL,
     PSNR,
     PSNR_MARGIN,
@@ -39,8 +41,6 @@ from generative.loss_over_time import (
     LAST_FRAME,
     MEAN_FRAME,
     NOOP_ACTIONS,
-    OBJECT_ERROR,
-    OBJECT_SHOWN,
     OTHER_SIMULATOR,
     POLICY_KL,
     SHIFTED_ACTIONS,

@@ -25,9 +25,10 @@ from markdown.treeprocessors import Treeprocessor
 from common.description import read_description
 from common.errors import UserError
 from common.files import atomic_path, versions
-from common.tables import read_table
+from common.results import ResultStore
 from common.video import write_poster, write_strip
-from generative.loss_over_time import IMAGE_MSE, SHOWN_COLUMNS, TABLE_NAME
+from generative.loss_over_time import LOSS_OVER_TIME
+from generative.loss_tables import IMAGE_MSE
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
 from pipeline.records import DONE, Experiment
@@ -291,7 +292,7 @@ def _table(output: Path, section: str, done: set[str]) -> Table | None:
 
 def _loss_table(output: Path) -> Table:
     """The image error of each predictor at the first steps."""
-    table = read_table(output / "loss_over_time" / TABLE_NAME, SHOWN_COLUMNS)
+    table = ResultStore(output / "loss_over_time", LOSS_OVER_TIME).read("table")
     table = table[(table["kind"] == IMAGE_MSE) & table["step"].between(1, SHOWN_STEPS)]
     means = table.pivot(index="predictor", columns="step", values="mean")
     means = means.reindex(table["predictor"].unique())

@@ -422,9 +422,7 @@ def _held_out_loss(output: Path) -> str:
 
 
 def _beaten(output: Path) -> str:
-    from generative.loss_over_time import SETTINGS_NAME
-
-    compared = read_description(output / "loss_over_time" / SETTINGS_NAME)["comparisons"]
+    compared = read_description(output / "loss_over_time" / "settings.json")["comparisons"]
     steps = compared[0]["steps"]
     better = [each["better"] for each in compared]
     if min(better) == len(steps):

@@ -21,6 +21,7 @@ from agents.provenance import agent_sha256
 from common.errors import UserError
 from common.files import sha256
 from generative.dataset import RolloutDataset
+from generative.fidelity import FidelityCard
 from generative.loss_over_time import (
     LAST_FRAME,
     MEAN_FRAME,
@@ -30,11 +31,10 @@ from generative.loss_over_time import (
     SIMULATOR,
     LossOverTime,
     choose_windows,
-    comparisons,
     loss_over_time,
     mean_frame,
-    table_of,
 )
+from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import checkpoints, open_simulator, run_of
 from stats.bootstrap import ClusterBootstrap
@@ -325,7 +325,7 @@ def test_objects_are_measured_on_the_pixels_that_they_take_up(simulator, leaper)
     assert "car" in objects.kinds
     windows = np.random.default_rng(0).permutation(len(dataset))[:24]
     found = loss_over_time(simulator, dataset, windows, 10, torch.zeros(3, 64, 64), MODE, FLOAT32,
-                           objects)
+                           FidelityCard(objects=objects))
     assert found.objects == objects.kinds
     without = objects.of(windows)  # (T, N, K, C, H, W)
     labels = dataset.batch(windows).frames[2:].numpy()

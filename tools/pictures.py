@@ -28,12 +28,12 @@ from attribution.page_files import AttributionPageFolder
 from attribution.results import AttributionFolder
 from attribution.trajectories import failures
 from common.cli import Parser, from_zero
-from common.description import read_description
 from common.doctor import chromium
 from common.errors import UserError, script_main
-from common.files import atomic_path, read_array
+from common.files import atomic_path
+from common.results import ResultStore
 from common.video import strip
-from generative.loss_over_time import SETTINGS_NAME, SIMULATOR, loss_name, strip_name
+from generative.loss_over_time import LOSS_OVER_TIME
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
 from pipeline import attribution_stages
@@ -88,13 +88,12 @@ def agent(shown: Shown) -> Image.Image:
 
 def simulator(shown: Shown) -> Image.Image:
     """Of the windows that the stage has drawn, the one whose image error is the median."""
-    folder = shown.output / "loss_over_time"
-    windows = read_description(folder / SETTINGS_NAME)["windows"]
-    errors = read_array(folder / loss_name("image", SIMULATOR), np.float32, 2)  # (T, N)
-    drawn = [(float(error), window) for window, error in zip(windows, errors.mean(axis=0))
-             if (folder / strip_name(window)).is_file()]
+    store = ResultStore(shown.output / "loss_over_time", LOSS_OVER_TIME)
+    errors = store.read("loss", "image").mean(axis=0)  # (N,)
+    drawn = [(float(error), window) for window, error in zip(store.settings()["windows"], errors)
+             if store.has("strip", f"{window:06d}")]
     _, window = sorted(drawn)[len(drawn) // 2]
-    return Image.open(folder / strip_name(window))
+    return Image.open(store.file_of("strip", f"{window:06d}"))
 
 
 def shown_samples(shown: Shown) -> list[int]:
