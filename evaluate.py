@@ -15,8 +15,7 @@ from agents.episodes import Episode, PlayOptions, evaluate, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference
 from agents.similarity import compare_agents, format_similarity
-from attribution.failing.causes import causes_of, what_is_known
-from attribution.failing.playing import with_fates
+from attribution.failures.causes import attribute_failures, causes_of, unknown_hazards
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -104,8 +103,8 @@ def main(argv: list[str] | None = None) -> None:
         causes: Counter[str] = Counter()
 
         def with_causes() -> Iterator[Episode]:
-            for episode, fate in with_fates(config, play):
-                causes.update([fate.cause] if fate.cause else [])
+            for episode, outcome in attribute_failures(config, play):
+                causes.update([outcome.cause] if outcome.cause else [])
                 yield episode
 
         episodes = with_causes() if args.causes else play()
@@ -123,8 +122,8 @@ def main(argv: list[str] | None = None) -> None:
             "failures": causes[cause], "rate": causes[cause] / len(levels),
             "interval": share(causes[cause], len(levels))[1:]}
             for cause in causes_of(config.env_name)}}
-        if what_is_known(config.env_name):
-            print(what_is_known(config.env_name))
+        if unknown_hazards(config.env_name):
+            print(unknown_hazards(config.env_name))
         print("failed by        levels  % (95 % interval)")
         for cause, row in failures["causes"].items():
             low, high = row["interval"]

@@ -1,5 +1,5 @@
-"""Parameters of the stages of ``attribution``: the section ``attribution`` of
-``hyperparams/interpreting_configs.yml``."""
+"""Parameters of the stages of ``attribution``: the sections ``attribution`` and ``failure_causes``
+of ``hyperparams/interpreting_configs.yml``."""
 
 from __future__ import annotations
 
@@ -39,3 +39,26 @@ class AttributionConfig:
             raise UserError("outputs must name what is attributed, such as value")
         for check in self.checks:
             one_of("checks", check, CHECKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class FailureCausesConfig:
+    """Features to ablate, hazards to make invisible, and numbers of levels and controls."""
+
+    section: ClassVar[str] = "failure_causes"
+
+    hazards: tuple[str, ...]
+    choosing_episodes: int
+    layer: str
+    feature: int
+    invisible: tuple[str, ...]
+    num_episodes: int
+    num_controls: int
+    num_films: int
+    reference_size: int
+
+    def __post_init__(self):
+        positive(self, "choosing_episodes", "num_episodes", "reference_size")
+        if min(self.feature, self.num_films, self.num_controls) < 0 or self.num_controls == 1:
+            raise UserError("feature and num_films must not be negative, and num_controls must be "
+                            "0 or at least 2")

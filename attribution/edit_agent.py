@@ -19,8 +19,7 @@ from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of
 from attribution.context import load_features
-from attribution.editing.random_edits import random_edits
-from attribution.editing.weights import in_weights, pool_behind
+from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
 from attribution.results import LayerFeatures

@@ -15,19 +15,35 @@ import pandas as pd
 
 from agents.env_flags import add_env_flags, env_config
 from agents.reference_set import MIN_PICTURES, played_reference
-from attribution.failing.arms import (
-    FailureArm,
+from attribution.failures.causes import causes_of, unknown_hazards
+from attribution.failures.conditions import (
+    Levels,
+    Run,
+    agent_conditions,
     invisible_hazards,
-    labels_of,
-    original_and_edited,
-    play_arm,
-    with_controls,
+    label_agents,
+    match_controls,
+    play_condition,
+    run_of,
 )
-from attribution.failing.causes import causes_of, what_is_known
-from attribution.failing.counting import ANY, Failures, blindness, effects, rates
-from attribution.failing.files import ORIGINAL, CausesFolder
-from attribution.failing.films import draw, endings, first_failures, shoot, told_apart
-from attribution.failing.report import plot, report
+from attribution.failures.report import (
+    discordant_levels,
+    first_failures,
+    last_frames_of,
+    plot_last_frames,
+    plot_rates,
+    report,
+    write_film,
+)
+from attribution.failures.results import (
+    ANY,
+    ORIGINAL,
+    Failures,
+    blindness,
+    effects,
+    failure_files,
+    rates,
+)
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -39,14 +55,14 @@ from common.cli import (
     set_up_logging,
     whole,
 )
-from common.devices import Compute, resolve_compute
+from common.devices import resolve_compute
 from common.errors import UserError, script_main
-from common.files import atomic_path, versions
+from common.files import versions
+from common.palette import DPI
+from common.results import ResultStore
 from common.shards import WHOLE, add_shard_flags
-from common.tables import write_table
-from envs.procgen_env import EnvConfig
 from interventions.flags import REFERENCE_SIZE
-from stats.effects import check_starts
+from stats.effects import Condition, check_starts
 
 
 def parser() -> Parser:
@@ -97,115 +113,116 @@ def main(argv: list[str] | None = None) -> None:
     if args.num_controls == 1:
         raise UserError("--num_controls must be 0, or at least 2, so that a control has others to "
                         "be compared with")
-    labels = labels_of(args.agent_file, args.labels)
-    levels = list(enumerate(config.draw_levels(args.num_episodes, args.seed)))
-    shown, controls = arms_of(args, labels, compute, config, [level for _, level in levels])
-    folder = CausesFolder(args.output_dir, config.env_name)
-    folder.open({
-        "env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
-        "precision": compute.precision, "reference_size": args.reference_size,
-        "versions": versions(),
-        "arms": {each.arm.name: each.made for each in (*shown, *controls)}}, args.overwrite,
-        args.shard, args.join)
-    for each in args.shard.of([*shown, *controls]):
-        play_arm(each, folder, compute, config, levels, args.seed, args.num_envs)
-    folder.finish_shard()
+    levels = Levels(config, compute, list(enumerate(config.draw_levels(
+        args.num_episodes, args.seed))), args.seed, args.num_envs)
+    labels = label_agents(args.agent_file, args.labels)
+    shown, controls = make_conditions(args, labels, levels)
+    conditions = [*shown, *controls]
+    settings = {condition.name: condition.settings for condition in conditions}
+    store = ResultStore(args.output_dir, failure_files(config.env_name))
+    store.open(
+        {"env": vars(config), "num_episodes": args.num_episodes, "seed": args.seed,
+         "precision": compute.precision, "reference_size": args.reference_size,
+         "versions": versions(), "arms": settings}, args.overwrite, args.shard,
+        {"arms": {name: made["agent_sha256"] for name, made in settings.items()}}, args.join)
+    for condition in args.shard.of(conditions):
+        play_condition(store, condition, levels)
+    store.finish()
     if args.shard != WHOLE:
         return
-    what = (f"{labels[0]} and what is compared with it, on {args.num_episodes} levels of "
-            f"{config.env_name} ({config.distribution_mode}"
-            f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
-            f"with the same random draws. {what_is_known(config.env_name)}").strip()
-    table = write_results(folder, shown, controls, config, args.seed, what)
-    films = write_films(folder, shown, compute, config, args)
-    failed = first_failures(folder.episodes(ORIGINAL))
-    if len(failed) and not folder.failures_file.exists():
-        draw(folder.failures_file, endings(shown[0], failed, compute, config, args.seed,
-                                           args.num_envs))
-    write_report(folder, table, films, len(failed), what, controls)
-    print_table(table[0])
-    print(f"wrote {folder.report_file}, {folder.figure_file.name}, {folder.causes_file.name}, "
-          f"{folder.effects_file.name} and {len(films)} films")
+    description = (
+        f"{labels[0]} and what is compared with it, on {args.num_episodes} levels of "
+        f"{config.env_name} ({config.distribution_mode}"
+        f"{', with backgrounds' if config.use_backgrounds else ''}), the same for every arm, "
+        f"with the same random draws. {unknown_hazards(config.env_name)}").strip()
+    tables = write_tables(store, conditions, config.env_name, args.seed)
+    with store.file("figure") as path:
+        plot_rates(tables[0], description).savefig(path, dpi=DPI)
+    films = write_films(store, shown, levels, args.num_films)
+    failed = first_failures(store.read("episodes", ORIGINAL))
+    if len(failed) and not store.has("last_frames"):
+        with store.file("last_frames") as path:
+            plot_last_frames(last_frames_of(shown[0], failed, levels)).savefig(path, dpi=DPI)
+    store.write("report", value=report(
+        *tables, [str(film.relative_to(store.path)) for film in films],
+        store.file_of("last_frames").name if len(failed) else "", description,
+        describe_controls(controls)))
+    print_rates(tables[0])
+    names = [store.file_of(name).name for name in ("figure", "rates", "effects")]
+    print(f"wrote {store.file_of('report')}, {', '.join(names[:2])}, {names[2]} and {len(films)} "
+          "films")
 
 
-def arms_of(args: argparse.Namespace, labels: Sequence[str], compute: Compute, config: EnvConfig,
-            measured: Sequence[int]) -> tuple[list[FailureArm], list[FailureArm]]:
-    """The arms that are shown, the original first, and the controls."""
-    agents = original_and_edited(args.agent_file, labels, compute.device)
-    controls: list[FailureArm] = []
+def make_conditions(args: argparse.Namespace, labels: Sequence[str], levels: Levels
+                    ) -> tuple[list[Condition[Run]], list[Condition[Run]]]:
+    """Return the conditions that are shown, the original first, and the controls."""
+    config = levels.config
+    controls: list[Condition[Run]] = []
+    agents = agent_conditions(args.agent_file, labels, levels.compute.device)
     if args.num_controls and len(agents) > 1:
-        reference = played_reference(agents[0].policy(), compute, config, measured,
-                                     args.reference_size, args.seed)
-        agents, controls = with_controls(agents, reference, args.num_controls, args.seed)
-    pattern = controls[0].arm.pattern if controls else None
+        reference = played_reference(
+            run_of(agents[0]).policy, levels.compute, config, [seed for _, seed in levels.levels],
+            args.reference_size, args.seed)
+        agents, controls = match_controls(agents, reference, args.num_controls, args.seed)
+    pattern = controls[0].pattern if controls else None
     return [*agents, *invisible_hazards(args.invisible, config.env_name, agents[0],
                                         pattern)], controls
 
 
-Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # causes.csv, effects.csv, blindness.csv
+Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]  # rates, effects and blindness
 
 
-def write_results(folder: CausesFolder, shown: Sequence[FailureArm],
-                  controls: Sequence[FailureArm], config: EnvConfig, seed: int,
-                  what: str) -> Tables:
-    """The tables and the figure, from the episodes in the folder."""
-    causes = causes_of(config.env_name)
-    found = {}
-    for each in (*shown, *controls):
-        episodes = folder.episodes(each.arm.name)
-        found[each.arm.name] = Failures.of(episodes["cause"], folder.in_view(episodes), causes)
-    arms = [each.arm for each in (*shown, *controls)]
-    table = rates(arms, found, causes, seed)
-    compared = [each for each in (*shown[1:], *controls)]
-    differences = effects([each.arm for each in compared],
-                          {each.arm.name: each.moved for each in compared}, found, ORIGINAL,
-                          causes, seed)
-    hidden = {each.made["invisible"]: each.arm.name for each in shown if "invisible" in each.made}
-    blind = blindness([each.arm for each in shown[1:] if "invisible" not in each.made], hidden,
-                      found, ORIGINAL, causes, seed)
-    for path, written in ((folder.causes_file, table), (folder.effects_file, differences),
-                          (folder.blindness_file, blind)):
-        write_table(path, written)
-    with atomic_path(folder.figure_file) as temporary:
-        plot(temporary, table, what)
-    return table, differences, blind
+def write_tables(store: ResultStore, conditions: Sequence[Condition[Run]], game: str,
+                 seed: int) -> Tables:
+    """Compute and write the tables from the stored episodes."""
+    causes = causes_of(game)
+    failures = {condition.name: Failures.of(store.read("episodes", condition.name), causes)
+                for condition in conditions}
+    hidden = {condition.settings["invisible"]: condition.name for condition in conditions
+              if "invisible" in condition.settings}
+    edited = [condition for condition in conditions[1:]
+              if not condition.control and condition.name not in hidden.values()]
+    tables = (
+        rates(conditions, failures, causes, seed),
+        effects(conditions[1:], {each.name: run_of(each).moved for each in conditions}, failures,
+                causes, seed),
+        blindness(edited, hidden, failures, causes, seed))
+    for name, table in zip(("rates", "effects", "blindness"), tables):
+        store.write(name, value=table)
+    return tables
 
 
-def write_films(folder: CausesFolder, shown: Sequence[FailureArm], compute: Compute,
-                config: EnvConfig, args: argparse.Namespace) -> list[Path]:
-    """Films of levels that only one of the original and another arm fails."""
-    original, films = folder.episodes(ORIGINAL), []
-    for each in shown[1:]:
-        other = folder.episodes(each.arm.name)
-        for number in told_apart(original, other, args.num_films):
-            level = int(original["level_seed"][number])
-            films.append(folder.film(each.arm.name, level))
+def write_films(store: ResultStore, shown: Sequence[Condition[Run]], levels: Levels,
+                number: int) -> list[Path]:
+    """Write films of levels that are failed under one of the original and another condition only,
+    and return their paths."""
+    original, films = store.read("episodes", ORIGINAL), []
+    for condition in shown[1:]:
+        other = store.read("episodes", condition.name)
+        for place in discordant_levels(original, other, number):
+            level = int(original["level_seed"][place])
+            films.append(store.file_of("film", condition.name, level))
             if not films[-1].exists():
-                shoot(films[-1], (shown[0], each), (original["cause"][number],
-                                                    other["cause"][number]),
-                      compute, config, (int(number), level), args.seed, args.num_envs)
+                with store.file("film", condition.name, level) as path:
+                    write_film(path, (shown[0], condition),
+                               (original["cause"][place], other["cause"][place]), levels,
+                               (int(place), level))
     return films
 
 
-def write_report(folder: CausesFolder, tables: Tables, films: Sequence[Path],
-                 num_failures: int, what: str, controls: Sequence[FailureArm]) -> None:
-    """The report."""
-    said = ""
-    if controls:
-        far = sum(not each.near for each in controls)
-        said = ("The controls have the entries of the edit's directions at other channels, and a "
-                "strength with which they change as much of the layer's output on average.")
-        if far:
-            said += (f" At the edit's own strength {far} of {len(controls)} would change more or "
-                     "less by over a quarter: they are the nearest there are.")
-    with atomic_path(folder.report_file) as temporary:
-        temporary.write_text(report(
-            *tables, [str(film.relative_to(folder.path)) for film in films],
-            folder.failures_file.name if num_failures else "", what, said))
+def describe_controls(controls: Sequence[Condition[Run]]) -> str:
+    """Return a sentence on the sizes of the controls; empty without any."""
+    if not controls:
+        return ""
+    far = sum(not control.matched for control in controls)
+    return ("The controls have the entries of the edit's directions at other channels, and a "
+            "strength with which they change as much of the layer's output on average.") + (
+        f" At the edit's own strength {far} of {len(controls)} would change more or less by over "
+        "a quarter: they are the nearest there are." if far else "")
 
 
-def print_table(table: pd.DataFrame) -> None:
-    """Failures of each arm that is no control, by cause."""
+def print_rates(table: pd.DataFrame) -> None:
+    """Print the failures of each condition by cause, without the controls."""
     for _, part in table[~table["control"]].groupby("arm", sort=False):
         some = [f"{row.cause} {100 * row.rate:.2f} %" for row in part.itertuples()
                 if row.failures and row.cause != ANY]

@@ -18,8 +18,7 @@ import pandas as pd
 
 from attribution.advantages import AdvantageSettings, advantages_of, calibration_of
 from attribution.checking.object_files import has_names, read_names
-from attribution.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT
-from attribution.failing.recorded import recorded_causes
+from attribution.failures.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
 from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.feature_examples import Examples
 from attribution.page_files import (

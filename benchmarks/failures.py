@@ -21,10 +21,10 @@ from pathlib import Path
 
 import record
 from agents.agent_file import load_agent
-from agents.episodes import play_episodes
+from agents.episodes import PlayOptions, play_episodes
 from attribution import attribute, checks, features
 from attribution.checking.agent_checks import CHECKS
-from attribution.failing.playing import with_fates
+from attribution.failures.causes import attribute_failures
 from benchmarks.measuring import Apart
 from common.devices import resolve_compute
 from envs.procgen_env import EnvConfig
@@ -70,12 +70,13 @@ def measure_causes() -> None:
     config = EnvConfig("coinrun", "hard").unseen_levels()
     levels = list(enumerate(config.draw_levels(NUM_LEVELS, 0)))
     play = functools.partial(play_episodes, policy, compute, config, levels, 0, AT_A_TIME,
-                             keep_frames=False)
-    rates = {"evaluation": [], "with causes": []}
+                             PlayOptions(keep_frames=False))
+    rates: dict[str, list[float]] = {"evaluation": [], "with causes": []}
     for _ in range(ROUNDS):
         for name, work in (
                 ("evaluation", lambda: sum(each.length for each in play())),
-                ("with causes", lambda: sum(fate.length for _, fate in with_fates(config, play)))):
+                ("with causes", lambda: sum(
+                    outcome.length for _, outcome in attribute_failures(config, play)))):
             steps, seconds = measured(work)
             rates[name].append(steps / seconds)
     plain, looked_at = (max(each) for each in rates.values())

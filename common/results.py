@@ -154,7 +154,7 @@ class ResultStore:
         if growing:
             before = {} if overwrite else read_description(self.settings_file).get(growing, {})
             known = {key: made for key, made in before.items()
-                     if self.has(schema.growing_items, key)}
+                     if any(self.has(name, key) for name in schema.growing_items)}
             for key, made in settings[growing].items():
                 if known.get(key, made) != json.loads(json.dumps(made)):
                     raise UserError(

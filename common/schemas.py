@@ -313,7 +313,7 @@ class Schema:
         informative: settings in which a resumed run or another shard may differ.
         growing: setting that maps the keys of items to what made each of them. More keys may be
             added later; an item that is there must have been made in the same way.
-        growing_items: entry that these items belong to.
+        growing_items: entries of these items, of which one that exists must be made the same way.
         settings_name: name of the settings file.
         flag: flag that chooses the folder, for messages.
         replaced: the folder has results only, which are written and replaced together.
@@ -325,7 +325,7 @@ class Schema:
     results: Mapping[str, Entry] = dataclasses.field(default_factory=dict)
     informative: tuple[str, ...] = ("versions", "agent_file")
     growing: str = ""
-    growing_items: str = ""
+    growing_items: tuple[str, ...] = ()
     settings_name: str = SETTINGS_NAME
     flag: str = "--output_dir"
     replaced: bool = False

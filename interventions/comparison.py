@@ -55,7 +55,7 @@ COMPARISON = Schema(
         "divergence": Entry("action_divergence.csv", Table()),
         "report": Entry("effects.md", Text()), "figure": Entry("effects.png", File())},
     informative=("versions", "agent_file", "model_file", "data_dir"),
-    growing="arms", growing_items="arm")
+    growing="arms", growing_items=("arm",))
 
 _JUMPS = [action for action, (_, up) in enumerate(ACTION_DIRECTIONS) if up > 0]
 OUTCOMES = (

@@ -7,11 +7,10 @@ from pathlib import Path
 from agents import rollout_files
 from attribution.article.claims import CLAIMS
 from attribution.checking.object_removal import ObjectRemoval
-from attribution.config import AttributionConfig
-from attribution.failing.config import FailureCausesConfig
-from attribution.failing.counting import ANY
-from attribution.failing.files import ORIGINAL, CausesFolder
+from attribution.config import AttributionConfig, FailureCausesConfig
+from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from common.parameters import ParameterSet
+from common.results import ResultStore
 from envs.objects import hazards_of, objects_of
 from pipeline.presets import AGENT, SIMULATOR, AttributionPreset, Preset
 from pipeline.stage import (
@@ -160,6 +159,6 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
 
 def failed(output: Path) -> str:
     """The result of the count of failures: the agent's own."""
-    rates = CausesFolder(output / CAUSES).rates()
+    rates = ResultStore(output / CAUSES, FAILURES).read("rates")
     own = rates[(rates["arm"] == ORIGINAL) & (rates["cause"] == ANY)].iloc[0]
     return f"the agent fails {own['failures']} of {own['levels']} levels"

@@ -35,7 +35,7 @@ from attribution.advantages import (
 )
 from attribution.checking.object_files import OBJECT_FILES, write_names
 from attribution.checking.object_scores import ObjectScores
-from attribution.failing.recorded import recorded_causes
+from attribution.failures.causes import recorded_causes
 from attribution.page_files import FORMAT, LEVELS, TILES
 from attribution.results import INPUT, FeaturesFolder
 from common.doctor import chromium

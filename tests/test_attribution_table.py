@@ -10,7 +10,6 @@ from scipy.stats import spearmanr
 from attribution import table
 from attribution.advantages import advantages_of
 from attribution.article.claims import CLAIMS
-from attribution.failing.files import CausesFolder
 from attribution.results import Attributed, AttributionFolder, FeaturesFolder
 from attribution.trajectories import Trajectories
 from common.files import save_json
@@ -149,22 +148,22 @@ def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path
         "score_low_95": 0.7, "score_high_95": 0.9, "score_chance": 0.5})
     save_json(path / "objects" / "block2" / "compared.json",
               {"difference": 0.03, "low_95": -0.01, "high_95": 0.07})
-    causes = CausesFolder(path / "causes", "coinrun")
-    causes.path.mkdir()
+    causes = path / "causes"
+    causes.mkdir()
     pd.DataFrame([
         {"arm": arm, "label": arm, "control": False, "cause": "saw", "levels": 50,
          "failures": int(50 * rate), "rate": rate, "low_95": 0.01, "high_95": 0.2}
         for arm, rate in (("original", 0.06), ("edited_no_saw", 0.3))]).to_csv(
-            causes.causes_file, index=False)
+            causes / "causes.csv", index=False)
     effect = {"outcome": "saw", "unaltered": 0.06, "altered": 0.3, "effect": 0.24, "low_95": 0.1,
               "high_95": 0.4, "p": 0.001, "control": False}
     pd.DataFrame([
         {**effect, "label": "no saw", "p_holm": 0.01, "p_control": 0.04, "claimed": True},
         {**effect, "label": "saw invisible", "claimed": False},
         {**effect, "label": "no saw", "control": True, "claimed": False, "p_control": 0.5}]).to_csv(
-            causes.effects_file, index=False)
+            causes / "effects.csv", index=False)
     pd.DataFrame([{"label": "no saw", "hazard": "saw", "blindness": 0.4, "low_95": 0.2,
-                   "high_95": 0.6}]).to_csv(causes.blindness_file, index=False)
+                   "high_95": 0.6}]).to_csv(causes / "blindness.csv", index=False)
     found, lines = made(path, tmp_path, "--labels", "mine", "--layers", "block2")
     assert ("object score minus that of features of activations, block2: 0.030 (-0.010 to 0.070)"
             in lines[2])

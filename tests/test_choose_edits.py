@@ -9,17 +9,18 @@ from conftest import killed_at, small_policy
 from agents.agent_file import load_agent, read_origin, save_agent
 from agents.provenance import agent_sha256
 from attribution import choose_edits
-from attribution.editing.candidates import (
+from attribution.failures import edit_search
+from attribution.failures.edit_search import (
     Candidate,
     Trial,
+    add_feature,
     best_of,
     single_features,
-    trial,
-    with_another,
 )
-from attribution.failing.files import CausesFolder
+from attribution.failures.results import FAILURES
 from attribution.layers import find_bottlenecks
 from attribution.results import FeaturesFolder
+from common.results import ResultStore
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 HARD = EnvConfig("coinrun", "hard")
@@ -32,7 +33,7 @@ def test_every_feature_is_tried_alone_and_the_best_one_with_each_other():
     assert single_features({"low": 2, "high": 1}, [1.0, 2.0]) == [
         Candidate("low", (0,), 1.0), Candidate("low", (0,), 2.0), Candidate("low", (1,), 1.0),
         Candidate("low", (1,), 2.0), Candidate("high", (0,), 1.0), Candidate("high", (0,), 2.0)]
-    assert with_another(Candidate("low", (1, 3), 2.0), 4) == [
+    assert add_feature(Candidate("low", (1, 3), 2.0), 4) == [
         Candidate("low", (0, 1, 3), 2.0), Candidate("low", (1, 2, 3), 2.0)]
     assert Candidate("low", (1, 3), 2.5).label == "low_1_3_strength_2.5"
 
@@ -43,9 +44,9 @@ def test_the_best_edit_raises_failures_by_the_hazard_more_than_by_others():
              "saw saw saw saw saw saw",              # + 5, others - 1
              "saw saw saw lava lava lava",           # + 2, others + 2
              "saw saw saw saw saw saw"]
-    trials = [trial(Candidate("a", (number,), 1.0), "saw", np.array(before),
-                    np.array(each.split()), "solved") for number, each in enumerate(ended)]
-    assert [each.margin for each in trials] == [4, 6, 0, 6]
+    trials = [Trial.of(Candidate("a", (number,), 1.0), "saw", np.array(before),
+                       np.array(causes.split())) for number, causes in enumerate(ended)]
+    assert [trial.margin for trial in trials] == [4, 6, 0, 6]
     assert trials[2] == Trial(Candidate("a", (2,), 1.0), 6, 1, 3, 1, 3)
     assert best_of(trials) is trials[1]
 
@@ -105,9 +106,9 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
     assert (tried["by_hazard"] > tried["by_hazard_before"]).tolist() == [
         False, True, False, True, True]
     assert (tried["levels"] == 6).all()  # too few that saws must be seen on
-    played = CausesFolder(output / "played" / "saw", "coinrun")
-    assert played.episodes("original")["level_seed"].tolist() == HARD.unseen_levels().draw_levels(
-        6, int(SEED))
+    played = ResultStore(output / "played" / "saw", FAILURES)
+    seeds = played.read("episodes", "original")["level_seed"].tolist()
+    assert seeds == HARD.unseen_levels().draw_levels(6, int(SEED))
     [edit] = load_agent(output / "blind_to_saw.pth").edits
     assert (edit.layer, edit.strength) == ("embedder.relu3", 1.0)
     np.testing.assert_array_equal(edit.directions.nonzero()[:, 1], [GUARD])
@@ -116,7 +117,7 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
     assert f"fails {tried['by_hazard']['1']} of 6 levels by saw" in capsys.readouterr().out
 
     again = tmp_path / "again"
-    with killed_at(CausesFolder, "add", 15):
+    with killed_at(ResultStore, "append", 15):
         assert choose_edits.main(arguments(folder, again)) == 130
     assert not (again / "blind_to_saw.pth").exists()
     for _ in range(2):  # the second time all of it is there
@@ -125,22 +126,22 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
 
 
 def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(choose_edits, "MIN_LEVELS", 1)
+    monkeypatch.setattr(edit_search, "MIN_LEVELS", 1)
     assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "saw", "lava",
                                        "--num_features", "1")) == 0
-    saw, lava = (CausesFolder(tmp_path / "played" / name, "coinrun") for name in ("saw", "lava"))
-    hidden = saw.episodes("invisible_saw")
+    saw, lava = (ResultStore(tmp_path / "played" / name, FAILURES) for name in ("saw", "lava"))
+    hidden = saw.read("episodes", "invisible_saw")
     needed = hidden.loc[hidden["cause"] == "saw", "level"].tolist()
     assert 1 <= len(needed) < 6
-    edited = saw.episodes("edited_relu3_1_strength_1")
+    edited = saw.read("episodes", "edited_relu3_1_strength_1")
     assert edited["level"].tolist() == needed
-    before = saw.episodes("original").set_index("level")["cause"]
+    before = saw.read("episodes", "original").set_index("level")["cause"]
     tried = pd.read_csv(tmp_path / "candidates.csv").set_index(["hazard", "features"])
     row = tried.loc[("saw", 1)]
     assert (row["levels"], row["by_hazard_before"], row["by_hazard"]) == (
         len(needed), (before.loc[needed] == "saw").sum(), (edited["cause"] == "saw").sum())
     # Lava cannot be invisible.
-    assert not lava.episodes_file("invisible_lava").exists()
+    assert not lava.has("episodes", "invisible_lava")
     assert (tried.loc["lava", "levels"] == 6).all()
 
 
@@ -148,9 +149,10 @@ def test_edits_are_tried_on_levels_that_the_agent_was_not_trained_on(folder, tmp
     assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "lava", "--start_level", "3",
                                        "--num_levels", "4", "--num_features", "1")) == 0
     unseen = EnvConfig("coinrun", "hard", 7, MAX_LEVEL - 7)
-    played = CausesFolder(tmp_path / "played" / "lava", "coinrun")
-    for arm in ("original", "edited_relu3_1_strength_1"):
-        assert played.episodes(arm)["level_seed"].tolist() == unseen.draw_levels(6, int(SEED))
+    played = ResultStore(tmp_path / "played" / "lava", FAILURES)
+    for name in ("original", "edited_relu3_1_strength_1"):
+        seeds = played.read("episodes", name)["level_seed"].tolist()
+        assert seeds == unseen.draw_levels(6, int(SEED))
 
 
 @pytest.mark.parametrize(("more", "named"), [

@@ -21,8 +21,7 @@ from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
 from agents.rollout_files import RolloutFolder
 from attribution import edit_agent
-from attribution.editing.random_edits import random_edits
-from attribution.editing.weights import in_weights, pool_behind
+from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -21,17 +20,30 @@ from agents.networks import Policy
 from agents.replay import ObjectPainter
 from agents.rollout_files import RolloutFolder
 from attribution import failure_causes
-from attribution.failing import arms as failure_arms
-from attribution.failing import causes, playing
-from attribution.failing.arms import FailureArm, hiding
-from attribution.failing.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, Coroner, causes_of
-from attribution.failing.counting import Failures, blindness, effects
-from attribution.failing.files import SOLVED, CausesFolder
-from attribution.failing.films import FRAMES, endings, first_failures
-from attribution.failing.playing import STEPS_A_STATE, with_fates
-from attribution.failing.recorded import recorded_causes
+from attribution.failures import causes, conditions
+from attribution.failures.causes import (
+    ENDED,
+    MULTIPLE,
+    OTHER,
+    STEPS_PER_STATE,
+    TIMEOUT,
+    FailureAttributor,
+    attribute_failures,
+    causes_of,
+    recorded_causes,
+)
+from attribution.failures.conditions import Levels, Run, hide_hazard
+from attribution.failures.report import NUM_FRAMES, first_failures, last_frames_of
+from attribution.failures.results import (
+    SOLVED,
+    Failures,
+    blindness,
+    effects,
+    failure_files,
+)
 from common.errors import UserError
 from common.files import read_json
+from common.results import ResultStore
 from common.video import mark_action
 from envs.level_state import LevelState
 from envs.objects import hazards_of, in_view, invisible
@@ -63,8 +75,8 @@ def driven(config: EnvConfig, seed: int, action: int, edit=None, every: int = 1,
 
 
 @pytest.fixture(scope="module")
-def coroner():
-    with contextlib.closing(Coroner(HARD)) as found:
+def attributor():
+    with contextlib.closing(FailureAttributor(HARD)) as found:
         yield found
 
 
@@ -85,26 +97,26 @@ def touched(state: LevelState) -> set[str]:
 
 
 @pytest.mark.parametrize(("cause", "level"), KILLED.items(), ids=list(KILLED))
-def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, coroner):
+def test_the_cause_is_what_a_scripted_agent_runs_into(cause, level, attributor):
     seed, length = level
-    states, steps = driven(HARD, seed, HOP, every=STEPS_A_STATE)
+    states, steps = driven(HARD, seed, HOP, every=STEPS_PER_STATE)
     assert steps == length
-    left = steps - STEPS_A_STATE * (len(states) - 1)
-    before = coroner.before_the_end(states[-1], [HOP] * left)
+    left = steps - STEPS_PER_STATE * (len(states) - 1)
+    before = attributor.before_last(states[-1], [HOP] * left)
     near = touched(LevelState.parse(before))
     assert near == ({"saw", "enemy_right"} if cause == MULTIPLE else {cause})
-    assert coroner.cause(before, HOP) == cause
+    assert attributor.cause(before, HOP) == cause
     with pytest.raises(UserError, match="does not go on"):
-        coroner.cause(states[0], HOP)  # no step that ends it
+        attributor.cause(states[0], HOP)  # no step that ends it
 
 
-def test_an_agent_that_stands_still_runs_out_of_time(coroner):
+def test_an_agent_that_stands_still_runs_out_of_time(attributor):
     easy = EnvConfig("coinrun", "easy")
-    states, steps = driven(easy, 1, STILL, every=STEPS_A_STATE)
+    states, steps = driven(easy, 1, STILL, every=STEPS_PER_STATE)
     assert steps == 1000
-    before = coroner.before_the_end(states[-1], [STILL] * (steps - STEPS_A_STATE
+    before = attributor.before_last(states[-1], [STILL] * (steps - STEPS_PER_STATE
                                                            * (len(states) - 1)))
-    assert coroner.cause(before, STILL) == TIMEOUT
+    assert attributor.cause(before, STILL) == TIMEOUT
 
 
 def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_end(monkeypatch):
@@ -112,14 +124,14 @@ def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_e
     states, _ = driven(HARD, seed, HOP)
     monkeypatch.setattr(causes, "hazards_of", lambda game: tuple(
         kind for kind in hazards_of(game) if kind.name == "lava"))
-    with contextlib.closing(Coroner(HARD)) as of_lava:
+    with contextlib.closing(FailureAttributor(HARD)) as of_lava:
         assert of_lava.cause(states[-1], HOP) == OTHER
     monkeypatch.undo()
     assert causes_of("fruitbot") == (ENDED, TIMEOUT)
     bigfish = EnvConfig("bigfish", "hard")
     states, steps = driven(bigfish, 3, 7)
     assert steps < 1000
-    with contextlib.closing(Coroner(bigfish)) as found:
+    with contextlib.closing(FailureAttributor(bigfish)) as found:
         assert found.cause(states[-1], 7) == ENDED
 
 
@@ -128,19 +140,19 @@ def test_what_no_known_hazard_explains_is_other_and_games_without_a_table_just_e
 def test_causes_of_other_games(game, seed, action, cause):
     config = EnvConfig(game, "easy")
     states, _ = driven(config, seed, action)
-    with contextlib.closing(Coroner(config)) as found:
+    with contextlib.closing(FailureAttributor(config)) as found:
         assert found.cause(states[-1], action) == cause
 
 
 @pytest.mark.parametrize("hazard", ["saw", "enemy_left"])
-def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
+def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, attributor):
     """Nor has an enemy's trail, which is drawn again in every step."""
     seed, length = KILLED[hazard]
     kind = next(kind for kind in hazards_of("coinrun") if kind.name == hazard)
     moving = hazard != "saw"
-    hidden, steps = driven(HARD, seed, HOP, hiding("coinrun", kind), again=moving)
+    hidden, steps = driven(HARD, seed, HOP, hide_hazard("coinrun", kind), again=moving)
     shown, _ = driven(HARD, seed, HOP)
-    assert steps == length and coroner.cause(hidden[-1], HOP) == hazard
+    assert steps == length and attributor.cause(hidden[-1], HOP) == hazard
     with contextlib.closing(ObjectPainter(HARD, [kind])) as painter:
         pixels = [[painter.draw(LevelState.parse(state)).masks.sum() for state in states[::4]]
                   for states in (hidden, shown)]
@@ -150,7 +162,7 @@ def test_an_invisible_hazard_kills_and_has_no_pixel(hazard, coroner):
     turned = state.entities.copy()
     turned["vx"] = abs(turned["vx"])
     turned = dataclasses.replace(state, entities=turned).to_bytes()
-    alphas = LevelState.parse(hiding("coinrun", kind)(turned)).entities
+    alphas = LevelState.parse(hide_hazard("coinrun", kind)(turned)).entities
     of_kind = alphas[np.isin(alphas["type"], kind.entity_types)]
     assert len(of_kind) and (of_kind["alpha"] == moving).all()
 
@@ -170,17 +182,17 @@ LEVELS = list(enumerate(HARD.draw_levels(8, 5)))
 def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_state(monkeypatch):
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, LEVELS, 1, 4)
     plain = {episode.number: episode for episode in play()}
-    fates = {}
-    for every in (1, STEPS_A_STATE):  # all states are read, or some
-        monkeypatch.setattr(playing, "STEPS_A_STATE", every)
-        found = list(with_fates(HARD, play))
-        for episode, fate in found:
+    outcomes = {}
+    for every in (1, STEPS_PER_STATE):  # all states are read, or some
+        monkeypatch.setattr(causes, "STEPS_PER_STATE", every)
+        found = list(attribute_failures(HARD, play))
+        for episode, outcome in found:
             np.testing.assert_array_equal(episode.actions, plain[episode.number].actions)
-            assert (fate.cause is None) == plain[episode.number].level_complete
-        fates[every] = {fate.number: fate for _, fate in found}
-    assert {number: fate.cause for number, fate in fates[1].items()} == {
-        number: fate.cause for number, fate in fates[STEPS_A_STATE].items()}
-    assert len({fate.cause for fate in fates[1].values()}) > 1
+            assert (outcome.cause is None) == plain[episode.number].level_complete
+        outcomes[every] = {outcome.number: outcome for _, outcome in found}
+    assert {number: outcome.cause for number, outcome in outcomes[1].items()} == {
+        number: outcome.cause for number, outcome in outcomes[STEPS_PER_STATE].items()}
+    assert len({outcome.cause for outcome in outcomes[1].values()}) > 1
     # With all states, the steps in view are exact.
     number, level = LEVELS[0]
     with contextlib.closing(LevelSlots(HARD, 1)) as slots:
@@ -190,19 +202,19 @@ def test_episodes_are_played_as_without_looking_and_have_the_cause_of_every_stat
             state = LevelState.parse(slots.state(0))
             seen += [in_view(state, kind) for kind in hazards_of("coinrun")]
             slots.step(0, int(action))
-    assert tuple(seen) == fates[1][number].in_view
-    sampled = np.array([fates[STEPS_A_STATE][n].in_view for n, _ in LEVELS])
-    assert (sampled % STEPS_A_STATE == 0).all() and sampled.sum()
+    assert tuple(seen) == outcomes[1][number].in_view
+    sampled = np.array([outcomes[STEPS_PER_STATE][n].in_view for n, _ in LEVELS])
+    assert (sampled % STEPS_PER_STATE == 0).all() and sampled.sum()
 
 
 def test_every_step_has_the_same_chance_to_be_looked_at(monkeypatch):
     """Sixteen times the same episode: each of its steps is looked at in one of them."""
-    levels = [(number, KILLED["saw"][0]) for number in range(STEPS_A_STATE)]
+    levels = [(number, KILLED["saw"][0]) for number in range(STEPS_PER_STATE)]
     play = functools.partial(play_episodes, hopping(), FLOAT32, HARD, levels, 1, 4,
                              PlayOptions(greedy=True))
-    sampled = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
-    monkeypatch.setattr(playing, "STEPS_A_STATE", 1)
-    exact = np.array([fate.in_view for _, fate in with_fates(HARD, play)])
+    sampled = np.array([outcome.in_view for _, outcome in attribute_failures(HARD, play)])
+    monkeypatch.setattr(causes, "STEPS_PER_STATE", 1)
+    exact = np.array([outcome.in_view for _, outcome in attribute_failures(HARD, play)])
     assert (exact == exact[0]).all() and exact[0].any()
     np.testing.assert_array_equal(sampled.sum(axis=0), exact.sum(axis=0))
 
@@ -264,7 +276,7 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
                 for k in range(drawn)}}
     moved = {arm.name: np.nan if arm.name in ("invisible_saw", "edited_w") else 1.0
              for arm in arms}
-    table = effects(arms, moved, found, "original", ("saw", "lava"), 0)
+    table = effects(arms, moved, found, ("saw", "lava"), 0)
     claimed = set(table.loc[table["claimed"], ["label", "outcome"]].itertuples(
         index=False, name=None))
     assert claimed == {("a", "saw"), ("invisible saw", "saw")}
@@ -276,14 +288,14 @@ def test_a_planted_effect_is_claimed_and_no_effect_is_not():
         2 * rows.loc[("invisible saw", "saw"), "p"])
     assert np.isnan(rows.loc[("w", "saw"), "p_control"])  # an agent without controls
 
-    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, "original", ("saw", "lava"), 0)
+    blind = blindness(arms[:2], {"saw": "invisible_saw"}, found, ("saw", "lava"), 0)
     counts = {name: found[name].by_cause[:, 0].sum() for name in found}
     expected = (counts["edited_a"] - counts["original"]) / (
         counts["invisible_saw"] - counts["original"])
     assert blind["blindness"].tolist() == pytest.approx([expected, 0])
     assert blind["low_95"][0] < expected < blind["high_95"][0]
-    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, "original", ("saw", "lava"),
-                         0)[["blindness", "low_95", "high_95"]].to_numpy()
+    [as_far] = blindness(arms[2:3], {"saw": "invisible_saw"}, found, ("saw", "lava"), 0)[
+        ["blindness", "low_95", "high_95"]].to_numpy()
     np.testing.assert_allclose(as_far, 1)
 
 
@@ -319,13 +331,17 @@ def played(monkeypatch) -> list:
         calls.append((policy, rest[-1].edit))
         return play_episodes(policy, *rest, **more)
 
-    monkeypatch.setattr(failure_arms, "play_episodes", play)
+    monkeypatch.setattr(conditions, "play_episodes", play)
     return calls
 
 
 def contents(folder) -> dict:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*")
             if path.is_file() and path.name != ".lock"}
+
+
+def results_in(folder) -> ResultStore:
+    return ResultStore(folder / "causes", failure_files("coinrun"))
 
 
 @pytest.mark.parametrize(("more", "levels"), [
@@ -336,92 +352,70 @@ def test_failures_are_counted_on_levels_that_were_not_trained_on_if_not_told_oth
     assert failure_causes.main(arguments(
         counted, tmp_path / "causes", "--start_level", "3", "--num_levels", "4", "--num_films",
         "0", *more)) == 0
-    folder = CausesFolder(tmp_path / "causes", "coinrun")
-    for arm in ("original", "edited_walking"):
-        assert folder.episodes(arm)["level_seed"].tolist() == levels.draw_levels(10, 5)
+    for name in ("original", "edited_walking"):
+        seeds = results_in(tmp_path).read("episodes", name)["level_seed"]
+        assert seeds.tolist() == levels.draw_levels(10, 5)
 
 
-def test_a_count_is_written_and_a_killed_one_ends_with_the_same_files(counted, tmp_path, played):
-    folder = CausesFolder(counted / "causes", "coinrun")
-    arms = ("original", "edited_walking", "invisible_saw")
-    tables = {arm: folder.episodes(arm) for arm in arms}
-    assert all((table["level"] == np.arange(10)).all() for table in tables.values())
-    assert tables["original"]["level_seed"].tolist() == HARD.draw_levels(10, 5)
-    rates = pd.read_csv(folder.causes_file).set_index(["arm", "cause"])
-    for arm, table in tables.items():
+def test_failures_are_counted_and_reported(counted):
+    store = results_in(counted)
+    rates = pd.read_csv(store.file_of("rates")).set_index(["arm", "cause"])
+    for name in ("original", "edited_walking", "invisible_saw"):
+        episodes = store.read("episodes", name)
+        assert episodes["level"].tolist() == list(range(10))
+        assert episodes["level_seed"].tolist() == HARD.draw_levels(10, 5)
         for cause in causes_of("coinrun"):
-            assert rates.loc[(arm, cause), "failures"] == (table["cause"] == cause).sum()
-    written = folder.report_file.read_text()
-    assert folder.failures_file.exists() and f"]({folder.failures_file.name})" in written
-    films = [path.name for path in (folder.path / "films").iterdir()]
-    assert films and all(name in written for name in films)
-
-    copy = tmp_path / "causes"
-    shutil.copytree(folder.path, copy)
-    for path in (folder.causes_file, folder.effects_file, folder.blindness_file,
-                 folder.report_file, folder.figure_file, folder.failures_file):
-        (copy / path.name).unlink()
-    shutil.rmtree(copy / "films")
-    killed = CausesFolder(copy, "coinrun")
-    killed.episodes_file("invisible_saw").unlink()
-    lines = killed.episodes_file("edited_walking").read_text().splitlines()[1:]
-    killed.episodes_file("edited_walking").unlink()
-    part = killed._part("edited_walking")
-    part.parent.mkdir()
-    part.write_text("\n".join([*lines[7:2:-1], lines[0][:9]]))  # in the middle of a line
-    assert failure_causes.main(arguments(counted, copy)) == 0
-    assert contents(copy) == contents(folder.path)
-    (_, plain), (_, hiding) = played  # not the original once more
-    state, _ = driven(HARD, *KILLED["saw"][:1], HOP)
-    assert plain is None
-    assert hiding(state[0]) == invisible(LevelState.parse(state[0]), SAW).to_bytes() != state[0]
+            assert rates.loc[(name, cause), "failures"] == (episodes["cause"] == cause).sum()
+    text = store.read("report")
+    assert store.has("last_frames") and "](failures.png)" in text
+    films = [path.name for path in (store.path / "films").iterdir()]
+    assert films and all(name in text for name in films)
 
 
-def test_shards_and_a_join_count_as_one_run(counted, tmp_path, capsys):
-    output = tmp_path / "causes"
-
+def test_shards_that_are_killed_and_joined_count_as_one_run(counted, tmp_path, played, capsys):
     def run(*more):
-        return failure_causes.main(arguments(counted, output, *more))
+        return failure_causes.main(arguments(counted, tmp_path / "causes", *more))
 
-    def written():
-        return {path.stem: path.stat().st_mtime_ns for path in (output / "episodes").iterdir()}
-
-    with killed_at(CausesFolder, "add", 4):
+    with killed_at(ResultStore, "append", 4):
         assert run("--shard", "2/3") == 130
-    assert run("--shard", "3/3") == 0
-    assert list(written()) == ["invisible_saw"]
-    for more, words in ((["--join"], f"{output} lacks shards 1/3, 2/3"),
-                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
-                        (["--shard", "1/3", "--seed", "4"], "with another seed"),
-                        (["--shard", "1/3", "--labels", "model", "new"], "with another arms"),
-                        ([], "holds shards that are not joined; run this with --join")):
-        assert run(*more) == 2
-        assert words in capsys.readouterr().err
+    assert run("--shard", "1/3", "--labels", "model", "new") == 2
+    assert "with another arms" in capsys.readouterr().err
     assert run("--shard", "2/3") == 0
     assert "edited_walking: 7 episodes" in capsys.readouterr().out  # not those of before
-    assert run("--shard", "1/3") == 0
-    assert not (output / "settings.json").exists()
-    pieces = written()
-    assert run("--join") == run("--shard", "2/3") == 0
-    assert written() == pieces and contents(output) == contents(counted / "causes")
+    assert run("--shard", "1/3") == run("--shard", "3/3") == run("--join") == 0
+    assert contents(tmp_path / "causes") == contents(counted / "causes")
+    edits = [edit for _, edit in played[:4]]  # in the order of the shards
+    assert edits[:3] == [None] * 3
+    state = driven(HARD, KILLED["saw"][0], HOP)[0][0]
+    assert edits[3](state) == invisible(LevelState.parse(state), SAW).to_bytes() != state
+
+
+def test_an_interrupted_condition_does_not_resume_with_another_agent(counted, tmp_path, capsys):
+    output = tmp_path / "causes"
+    with killed_at(ResultStore, "append", 14):
+        assert failure_causes.main(arguments(counted, output)) == 130
+    assert failure_causes.main(arguments(counted, output, "--labels", "model", "walking",
+                                         other="edited")) == 2
+    assert "holds 'edited_walking' of the causes of failure, but made otherwise" in (
+        capsys.readouterr().err)
 
 
 def test_controls_play_and_are_counted(counted, played, capsys):
     assert failure_causes.main(arguments(counted, counted / "causes", "--num_controls", "2",
                                          "--num_films", "0", other="edited")) == 0
-    said = capsys.readouterr().out
-    assert "control_001_edited" in said and "original:" not in said  # only what was not there
+    output = capsys.readouterr().out
+    assert "control_001_edited" in output and "original:" not in output  # which was there
     edits = [policy.edits for policy, _ in played]
     assert [len(each) for each in edits] == [1, 1, 1]
     drawn = [edit.directions.numpy() for (edit,) in edits]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not np.array_equal(drawn[one], drawn[other])
         np.testing.assert_array_equal(np.sort(drawn[one]), np.sort(drawn[other]))
-    folder = CausesFolder(counted / "causes", "coinrun")
-    table = pd.read_csv(folder.effects_file)
+    store = results_in(counted)
+    table = pd.read_csv(store.file_of("effects"))
     assert table["control"].sum() == 2 * len(causes_of("coinrun"))
     assert (table.loc[~table["control"], "num_controls"] == 2).all()
-    assert "fewer than 19 controls" in folder.report_file.read_text()
+    assert "fewer than 19 controls" in store.read("report")
 
 
 def test_the_first_failures_are_one_by_each_cause_and_then_the_others():
@@ -438,19 +432,20 @@ def test_the_last_frames_of_failures_are_those_that_the_actions_lead_to():
     number, level = LEVELS[2]
     [episode] = play_episodes(policy, FLOAT32, HARD, [LEVELS[2]], 5, 64)
     length = len(episode.actions) - 1
-    arm = FailureArm(Condition("original", "", "", False), lambda: policy, {})
-    [ending] = endings(arm, pd.DataFrame({"level": [number], "level_seed": [level],
-                                          "cause": ["saw"]}), FLOAT32, HARD, 5, 64)
-    assert ending.title == f"saw: level {level}, steps {length - FRAMES} to {length - 1}"
+    [(title, shown, values)] = last_frames_of(
+        Condition("original", "", "", value=Run(policy)),
+        pd.DataFrame({"level": [number], "level_seed": [level], "cause": ["saw"]}),
+        Levels(HARD, FLOAT32, LEVELS, 5, 64))
+    assert title == f"saw: level {level}, steps {length - NUM_FRAMES} to {length - 1}"
     frames = []
     with contextlib.closing(LevelSlots(HARD, 1)) as slots:
         slots.start(0, level)
         for step, action in enumerate(episode.actions[:length]):
             frames.append(mark_action(slots.frames[0], action))
             assert slots.step(0, int(action))[1] == (step == length - 1)
-    assert len(set(episode.actions[length - FRAMES:length])) > 1
-    np.testing.assert_array_equal(ending.frames, frames[-FRAMES:])
-    np.testing.assert_array_equal(ending.values, episode.values[length - FRAMES:length])
+    assert len(set(episode.actions[length - NUM_FRAMES:length])) > 1
+    np.testing.assert_array_equal(shown, frames[-NUM_FRAMES:])
+    np.testing.assert_array_equal(values, episode.values[length - NUM_FRAMES:length])
 
 
 @pytest.mark.parametrize(("more", "named"), [

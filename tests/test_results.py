@@ -101,7 +101,7 @@ class Run:
         self.settings = {"seed": 1, "agent_sha256": "a" * 64, "versions": {"numpy": "1"}}
         if schema.growing:
             self.settings[schema.growing] = {
-                key: {"made_by": key} for (key,) in self.keys[schema.growing_items]}
+                key: {"made_by": key} for (key,) in self.keys[schema.growing_items[0]]}
 
     def __call__(self, shard=WHOLE, overwrite=False, join=False, **settings):
         divided = {"parts": list(self.keys)}
@@ -407,7 +407,7 @@ def test_arrays_that_do_not_fit_are_not_written(tmp_path, change, words):
 
 def test_items_may_be_added_but_not_made_otherwise(tmp_path):
     schema = Schema("arms", "example.py", {"arm": Entry("arms/{}.json", Json())}, growing="arms",
-                    growing_items="arm")
+                    growing_items=("arm",))
     store = ResultStore(tmp_path / "out", schema)
     store.open({"arms": {"a": {"seed": 1}}})
     store.write("arm", "a", value={"x": 1})

@@ -9,7 +9,7 @@ import pandas as pd
 
 from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_files import OBJECT_FILES
-from attribution.failing.files import CausesFolder
+from attribution.failures.results import FAILURES
 from attribution.results import (
     AttributionFolder,
     FeaturesFolder,
@@ -35,7 +35,7 @@ class AgentStudies:
         self.attributions = AttributionFolder(self.path / "attribution")
         self.attributions.settings()
         self.objects = ResultStore(self.path / "objects", OBJECT_FILES)
-        self.causes = CausesFolder(self.path / "causes")
+        self.causes = ResultStore(self.path / "causes", FAILURES)
         self.layers = [layer for layer in self.attributions.layers()
                        if (self.path / "features" / layer).is_dir()]
         if not self.layers:

@@ -15,8 +15,7 @@ from agents.outputs import VALUE
 from attribution.advantages import AdvantageSettings, advantages_of
 from attribution.article.agent_studies import AgentStudies
 from attribution.checking.object_files import RATES, read_names
-from attribution.failing.counting import ANY
-from attribution.failing.files import ORIGINAL
+from attribution.failures.results import ANY, ORIGINAL
 from attribution.results import AttributionFolder
 from attribution.trajectories import Trajectories, spikes
 from stats.association import explained
@@ -118,9 +117,9 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 
 
 def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    if not studies.causes.causes_file.exists():
+    if not studies.causes.has("rates"):
         return
-    table = studies.causes.rates()
+    table = studies.causes.read("rates")
     for row in table[table["arm"] == ORIGINAL].itertuples():
         what = "fails" if row.cause == ANY else f"fails by {row.cause}"
         yield Finding("levels", what, row.rate, row.low_95, row.high_95, row.levels, shown=True)
@@ -149,9 +148,9 @@ def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    if not studies.causes.effects_file.exists():
+    if not studies.causes.has("effects"):
         return
-    table = studies.causes.effects()
+    table = studies.causes.read("effects")
     for row in table[~table["control"].astype(bool)].itertuples():
         judged = np.isfinite(row.p_holm)  # arms without controls are none of the row
         yield Finding.of_effect("levels", f"{row.label}: fails by {row.outcome}", row,
@@ -160,9 +159,9 @@ def _edited(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 
 
 def _blind(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
-    if not studies.causes.blindness_file.exists():
+    if not studies.causes.has("blindness"):
         return
-    for row in studies.causes.blindness().itertuples():
+    for row in studies.causes.read("blindness").itertuples():
         yield Finding("levels", f"{row.label}: blindness for {row.hazard}", row.blindness,
                       row.low_95, row.high_95, 0, shown=True)
 

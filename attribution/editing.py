@@ -1,0 +1,168 @@
+"""Edits of agents: put into the weights of the map that reads a layer, and random ones of the same
+size as controls.
+
+A control has the entries of the edit's directions at other channels, the same permutation for all
+of its directions, and a strength at which the mean norm of its change over frames is that of the
+edit.
+
+Letters in shape comments: N frames, C channels of the layer, M channels by sign, F directions, R
+rank of an edit, O channels of a map's output, P cells.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agents.edits import Edit
+from agents.layers import all_layers, find_layer
+from agents.networks import L2Pool, Policy
+from common.errors import UserError
+from interventions.controls import NEAR
+
+_NUM_DRAWN = 500  # permutations of the channels that are tried
+
+
+def pool_behind(policy: Policy, layer: str) -> str:
+    """Return the L2 pool that reads a layer. The published edits project directions out of its
+    output, because they change the weights of the convolution behind it.
+
+    Raises:
+        UserError: if another module reads the layer.
+    """
+    name, module = _module_behind(policy, layer)
+    if not isinstance(module, L2Pool):
+        raise UserError(f"there is no L2 pool behind {layer}, but {name}; leave --behind_pool out")
+    return name
+
+
+def in_weights(policy: Policy, edit: Edit) -> Policy:
+    """Return a copy of an agent whose weights have the effect of an edit.
+
+    The map that alone reads the layer has, for each of its outputs and each cell, a vector over the
+    layer's channels: it is multiplied by I - s P.
+
+    Raises:
+        UserError: if no such map reads the layer, or the edit depends on the sign of activations.
+    """
+    channels = find_layer(policy, edit.layer).shape[0]
+    name, module = _module_behind(policy, edit.layer)
+    if not isinstance(module, nn.Conv2d | nn.Linear):
+        pool = "; --behind_pool takes the features out behind that pool" if isinstance(
+            module, L2Pool) else ""
+        raise UserError(f"{edit.layer} is read by {name}, which is no linear map alone, so that "
+                        f"the edit is none of weights{pool}; leave --in_weights out")
+    if edit.signed(channels):
+        raise UserError(f"the features of {edit.layer} are of activations of both signs, which "
+                        "are no linear function of them, so that the edit is none of weights; "
+                        "leave --in_weights out")
+    edited = copy.deepcopy(policy)
+    weight = edited.get_parameter(f"{name}.weight")
+    basis = edit.basis.to(weight)  # (C, R)
+    with torch.no_grad():
+        by_channel = weight.view(len(weight), channels, -1)  # (O, C, P)
+        along = torch.einsum("ocp,cr->orp", by_channel, basis)
+        by_channel -= edit.strength * torch.einsum("orp,cr->ocp", along, basis)
+    return edited
+
+
+def _module_behind(policy: Policy, layer: str) -> tuple[str, nn.Module]:
+    """Return the next module of the embedder that reads a layer. Only a ReLU and a sum follow
+    outputs that residual units read as well, so a convolution or a linear map is the only reader.
+    """
+    names = [each.name for each in all_layers(policy) if each.name.startswith("embedder.")]
+    for name in names[names.index(layer) + 1:] if layer in names else []:
+        module = policy.get_submodule(name)
+        if not isinstance(module, nn.Flatten):  # which changes no number
+            return name, module
+    raise UserError(f"{layer} is not read by one map of the embedder alone, so that an edit of it "
+                    "is none of weights; leave --in_weights out")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomEdit:
+    """A control of an edit.
+
+    Attributes:
+        edit: the random edit.
+        relative: size of its change at the strength of the original edit, as a share of that of the
+            original edit; its strength was divided by it.
+    """
+
+    edit: Edit
+    relative: float
+
+    @property
+    def near(self) -> bool:
+        """Whether the sizes differ by at most a quarter at the same strength."""
+        return abs(self.relative - 1) <= NEAR
+
+
+class ChangeSizes:
+    """Sizes of the changes that edits of a layer make, over some frames.
+
+    Args:
+        activations: activations of the layer (N, C, …).
+        signed: whether directions are over positive and negative activations separately.
+    """
+
+    def __init__(self, activations: Tensor, signed: bool):
+        self.channels = activations.shape[1]
+        cells = activations.flatten(2).double() if activations.ndim > 2 else (
+            activations.double().unsqueeze(2))  # (N, C, P)
+        if signed:
+            cells = torch.cat([cells.relu(), (-cells).relu()], dim=1)
+        self._products = cells @ cells.mT  # (N, M, M)
+
+    def of(self, edit: Edit) -> float:
+        """Return the mean over frames of the Euclidean norm of the change."""
+        basis, back = edit.basis.double(), edit.back(self.channels).double()
+        along = basis.T @ self._products @ basis  # (N, R, R)
+        squares = (along * (back.T @ back)).sum(dim=(1, 2)).clamp(min=0)
+        return abs(edit.strength) * float(squares.sqrt().mean())
+
+
+def random_edits(edit: Edit, activations: Tensor, number: int, seed: int) -> list[RandomEdit]:
+    """Draw controls of an edit; those of a smaller number are the first ones of a larger number.
+
+    Controls whose size differs by at most a quarter at the same strength come first, then the
+    nearest ones.
+
+    Args:
+        activations: activations of its layer over some frames (N, C, …), without the edit.
+
+    Raises:
+        UserError: if there are fewer other directions with an effect, or the edit has none itself.
+    """
+    sizes = ChangeSizes(activations, edit.signed(activations.shape[1]))
+    size = sizes.of(edit)
+    if not size:
+        raise UserError(f"the edit of {edit.layer} changes nothing in {len(activations)} pictures, "
+                        "so it has no controls of its size; edit other features")
+    rng = np.random.default_rng(seed)
+    controls, seen = [], {_key(edit.directions)}
+    for _ in range(_NUM_DRAWN):
+        directions = edit.directions[:, torch.from_numpy(rng.permutation(
+            edit.directions.shape[1]))]
+        if _key(directions) in seen:
+            continue
+        seen.add(_key(directions))
+        control = dataclasses.replace(edit, directions=directions)
+        relative = sizes.of(control) / size
+        if relative:
+            controls.append(RandomEdit(dataclasses.replace(
+                control, strength=edit.strength / relative), relative))
+    if len(controls) < number:
+        raise UserError(f"{number} controls cannot be drawn for the edit of {edit.layer}: there "
+                        f"are {len(controls)} other directions that change anything; take fewer "
+                        "--num_controls")
+    controls.sort(key=lambda each: 0.0 if each.near else abs(np.log(each.relative)))
+    return controls[:number]
+
+
+def _key(directions: Tensor) -> bytes:
+    return directions.numpy().tobytes()
