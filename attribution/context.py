@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from agents.provenance import agent_digests, agent_sha256
 from attribution.integrated_gradients import MAX_STEPS, Integration
 from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import Recording
-from attribution.results import INPUT, FeaturesFolder, LayerFeatures
+from attribution.results import INPUT, LayerFeatures, load_features
 from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
 from common.devices import resolve_compute
 from common.errors import UserError
@@ -135,33 +134,3 @@ class AttributionContext:
         return (run_policy(self.policy, self.compute, batch.frames,
                            torch.from_numpy(batch.entering).to(self.compute.device)),
                 torch.from_numpy(batch.actions).to(self.compute.device))
-
-
-def load_features(path: Path, bottleneck: Bottleneck, agents: Collection[str],
-                  game: str | None = None) -> LayerFeatures:
-    """Read the features of a layer of given agents.
-
-    Args:
-        path: folder of the features of all layers.
-        agents: digests of the agent files whose features are accepted.
-        game: name of the game that they must be of; None for any.
-
-    Raises:
-        UserError: if they are missing, damaged, or of another agent, game or layer.
-    """
-    features = FeaturesFolder(path, bottleneck.name).read()
-    again = "; give --features_dir of this agent, or find them with python -m attribution.features"
-    agent, folder = str(features.settings.get("agent_sha256")), path / bottleneck.name
-    if agent not in agents:
-        raise UserError(f"the features in {folder} are of the agent {agent[:12]}, and this one is "
-                        f"{' or '.join(sorted(digest[:12] for digest in agents))}{again}")
-    if game not in (None, features.settings.get("game")):
-        raise UserError(f"the features in {folder} are of the game "
-                        f"{features.settings.get('game')}, and this one is {game}{again}")
-    if (features.settings.get("layer") != bottleneck.layer.name
-            or features.mean_activations.shape != bottleneck.shape):
-        raise UserError(f"the features in {folder} are of the layer "
-                        f"{features.settings.get('layer')} with "
-                        f"{features.mean_activations.shape} activations, not of "
-                        f"{bottleneck.layer.name} with {bottleneck.shape}{again}")
-    return features

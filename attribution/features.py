@@ -7,10 +7,8 @@ A killed run continues after the last part of the attributions; more layers can 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +24,7 @@ from attribution.context import (
 from attribution.feature_directions import (
     ATTRIBUTIONS,
     KINDS,
-    OBSERVATIONS_A_FEATURE,
-    Features,
+    OBSERVATIONS_PER_FEATURE,
     LayerSamples,
     features_along,
     find_features,
@@ -39,23 +36,25 @@ from attribution.integrated_gradients import (
     completeness_errors,
 )
 from attribution.layers import Bottleneck
-from attribution.recordings import batches, check_finite_frames
-from attribution.reduction import cells_first
+from attribution.recordings import batches, check_finite_frames, concatenate
+from attribution.reduction import Reducer, flatten_cells
 from attribution.results import (
     ATTRIBUTION_SCRIPT,
+    FEATURES,
     INPUT,
-    THUMBNAIL,
-    FeaturesFolder,
-    quantiles,
+    are_finished,
+    error_quantiles,
+    finish_features,
 )
 from common.cli import Parser, count, set_up_logging, whole
 from common.errors import UserError, script_main
 from common.files import versions
 from common.progress import Progress
+from common.results import ResultStore
 from interventions.projector import Projector
 
 ZERO, MEAN = BASELINES = ("zero", "mean")
-PASSES_A_PART = 4
+BATCHES_PER_PART = 4
 NUM_EPISODES = 4000  # of analysis/hidden_analysis_precompute.py by default
 
 logger = logging.getLogger(__name__)
@@ -94,61 +93,63 @@ def main(argv: list[str] | None = None) -> None:
                         f"features; {ATTRIBUTION_SCRIPT} --layers {INPUT} gives them")
     observations = context.recording.observations(args.num_observations, args.seed)
     check_number(len(observations), args.num_observations, args.nmf_features)
-    places = {layer.name: place for place, layer in enumerate(all_layers(context.policy))}
-    integration = Integration(args.integrate_steps, tolerance=args.tolerance)
     if args.dry_run:
         print(f"{len(observations)} observations of {len(context.recording.lengths)} episodes; "
-              "layers: " + ", ".join(f"{bottleneck.name} {bottleneck.shape}"
-                                     for bottleneck in context.bottlenecks))
+              "layers: " + ", ".join(f"{layer.name} {layer.shape}"
+                                     for layer in context.bottlenecks))
         return
-    components = components_of(context, args)
+    components = read_components(context, args)
     for bottleneck in context.bottlenecks:
-        given = components if bottleneck.layer.name == STATE else None
-        folder = FeaturesFolder(args.output_dir, bottleneck.name)
-        description = {
-            **context.provenance, "layer": bottleneck.layer.name, "name": bottleneck.name,
-            "place": places[bottleneck.layer.name], "num_observations": args.num_observations,
-            "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
-            "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
-            "baseline": args.baseline, "components": given.checksums if given else None,
-            "versions": versions()}
-        if folder.has(description) and not args.overwrite:
-            print(f"{bottleneck.name}: already there")
-            continue
-        folder.open(description, args.overwrite)
-        held, mean, values = attributed(context, bottleneck, integration, args.baseline == MEAN,
-                                        observations, folder)
-        features = (find_features(held, args.nmf_features, args.seed, args.nmf_of)
-                    if given is None else
-                    features_along(held, given.directions, given.names, args.nmf_features))
-        folder.finish(features.reducer.directions, mean, observations,
-                      examples_of(features, held, bottleneck), {**facts_of(bottleneck, held),
-                                                                **features.facts,
-                                                         **values})
-        print(summary(bottleneck.name, features.facts, values))
+        find_layer_features(context, bottleneck, observations, args,
+                            components if bottleneck.layer.name == STATE else None)
     print(f"wrote {args.output_dir}")
 
 
-@dataclasses.dataclass(frozen=True)
-class Components:
-    """Independent components of an agent's hidden states.
+def find_layer_features(context: AttributionContext, bottleneck: Bottleneck,
+                        observations: np.ndarray, args: argparse.Namespace,
+                        components: tuple[np.ndarray, dict[str, str]] | None) -> None:
+    """Find and write the features of a layer, unless they are there.
 
-    Attributes:
-        directions: changes of state, float32 (k, D).
-        checksums: of the files that they are of.
+    Args:
+        observations: frame ids (O, 2).
+        components: independent components to take as features, see :func:`read_components`.
     """
+    name, paths = bottleneck.name, [layer.name for layer in all_layers(context.policy)]
+    store = ResultStore(args.output_dir / name, FEATURES)
+    settings = {
+        **context.provenance, "layer": bottleneck.layer.name, "name": name,
+        "place": paths.index(bottleneck.layer.name), "num_observations": args.num_observations,
+        "nmf_features": args.nmf_features, "nmf_of": args.nmf_of, "seed": args.seed,
+        "integrate_steps": args.integrate_steps, "tolerance": args.tolerance,
+        "baseline": args.baseline, "components": components[1] if components else None,
+        "versions": versions()}
+    if are_finished(store, settings) and not args.overwrite:
+        print(f"{name}: already there")
+        return
+    store.open(settings, args.overwrite)
+    integration = Integration(args.integrate_steps, tolerance=args.tolerance)
+    samples, mean, value = sample_layer(context, bottleneck, integration, args.baseline == MEAN,
+                                        observations, store)
+    reducer, facts = (
+        find_features(samples, args.nmf_features, args.seed, args.nmf_of) if components is None
+        else features_along(samples, components[0], args.nmf_features))
+    if bottleneck.layer.is_map:
+        write_examples(store, reducer, samples, bottleneck)
+    finish_features(store, {
+        "grid": bottleneck.shape[1:], "channels": bottleneck.shape[0],
+        "stride": bottleneck.layer.stride, "first_pixel": bottleneck.layer.first_pixel,
+        "signed": samples.signed, "partial": bottleneck.bypassed,
+        "observations": len(observations), **facts, **value},
+        directions=reducer.directions, mean_activations=mean, observations=observations)
+    print(summary(name, facts, value))
 
-    directions: np.ndarray
-    checksums: dict[str, str]
 
-    @property
-    def names(self) -> list[str]:
-        """"IC 0" and so on, as the other analyses number them."""
-        return [f"IC {number}" for number in range(len(self.directions))]
+def read_components(context: AttributionContext, args: argparse.Namespace
+                    ) -> tuple[np.ndarray, dict[str, str]] | None:
+    """Read the independent components of hidden states that the flags name, if any.
 
-
-def components_of(context: AttributionContext, args: argparse.Namespace) -> Components | None:
-    """The components that the flags name; None if they name none.
+    Returns:
+        Their directions, float32 (k, D), and checksums of their files.
 
     Raises:
         UserError: if they are missing or damaged, or of an agent with another hidden state.
@@ -157,143 +158,115 @@ def components_of(context: AttributionContext, args: argparse.Namespace) -> Comp
         return None
     projector, checksums = Projector.load_for(context.policy.hidden_state_size, args.precomp_dir,
                                               args.num_episodes, args.agent_file)
-    return Components(projector.directions("ica").numpy(), checksums)
+    return projector.directions("ica").numpy(), checksums
 
 
-def check_number(found: int, asked: int, features: int) -> None:
-    """Say that there are fewer observations than asked for.
+def check_number(number: int, requested: int, features: int) -> None:
+    """Warn if there are fewer observations than requested.
 
     Raises:
-        UserError: if they are too few.
+        UserError: if they are too few for the features.
     """
-    if found >= asked:
+    if number >= requested:
         return
-    needed = OBSERVATIONS_A_FEATURE * features
-    if found < needed:
-        raise UserError(f"the recording has {found} frames, and {features} features need {needed}; "
-                        "record more episodes, or give fewer --nmf_features")
+    needed = OBSERVATIONS_PER_FEATURE * features
+    if number < needed:
+        raise UserError(f"the recording has {number} frames, and {features} features need "
+                        f"{needed}; record more episodes, or give fewer --nmf_features")
     logger.warning("the recording has %d frames, fewer than the %d of --num_observations; going "
-                   "on with these", found, asked)
+                   "on with these", number, requested)
 
 
-def attributed(context: AttributionContext, bottleneck: Bottleneck, integration: Integration,
-               from_mean: bool,
-               observations: np.ndarray, folder: FeaturesFolder
-               ) -> tuple[LayerSamples, np.ndarray, dict]:
-    """A layer's activations and the value's attributions to it, in all observations.
+def sample_layer(context: AttributionContext, bottleneck: Bottleneck, integration: Integration,
+                 from_mean: bool, observations: np.ndarray, store: ResultStore
+                 ) -> tuple[LayerSamples, np.ndarray, dict]:
+    """Compute a layer's activations, and attributions of the value to it, in all observations.
+
+    Args:
+        from_mean: integrate from the mean activations instead of zero.
+        observations: frame ids (O, 2).
+        store: the open folder, which keeps parts of the attributions.
 
     Returns:
-        That; the mean activations (C, H, W); and facts about the value, for the settings.
+        These; the mean activations (C, H, W); and facts about the value, for the settings.
+
+    Raises:
+        UserError: if a value is not finite; its frame is named.
     """
     make = functools.partial(LayerIntegratedGradients, context.policy, context.compute, bottleneck,
                              outputs_named([VALUE]), integration)
-    passes = list(batches(observations))
-    runs = list(runs_of(context, bottleneck, make(), passes))
-    activations, values = map(np.concatenate, zip(*runs))
+    attributor, runs = make(), []
+    for frame_ids in batches(observations):
+        frames = context.recording.read(frame_ids)
+        prefix = attributor.run_prefix(frames.frames, frames.entering)
+        maps = prefix.activations.cpu().numpy().reshape(len(frame_ids), *bottleneck.shape)
+        check_finite_frames(maps, frame_ids, f"activations of the layer {bottleneck.name}")
+        runs.append({"activations": maps,
+                     "values": attributor.outputs_at(prefix, frames.actions)[0]})
+    activations, values = concatenate(runs).values()
     mean = activations.mean(axis=0, dtype=np.float64).astype(np.float32)
     attributor = make(mean if from_mean else None)
-    found: dict[str, list[np.ndarray]] = {}
+    deviations = np.array([values.std()])
+
+    def attribute(frame_ids: np.ndarray) -> dict[str, np.ndarray]:
+        frames = context.recording.read(frame_ids)
+        result = attributor.attribute(attributor.run_prefix(frames.frames, frames.entering),
+                                      frames.actions, deviations)
+        check_finite_frames(result.values[0], frame_ids,
+                            f"attributions to the layer {bottleneck.name}")
+        return {"attributions": result.values[0], "outputs": result.outputs[0],
+                "baselines": result.baselines[0]}
+
+    parts, all_ids = [], list(batches(observations))
     with Progress(len(observations), f"{bottleneck.name} observation") as progress:
-        for begin in range(0, len(passes), PASSES_A_PART):
-            number = begin // PASSES_A_PART
-            part = folder.part(number)
-            if part is None:
-                part = joined([attributed_batch(context, attributor, batch, values.std())
-                               for batch in passes[begin:begin + PASSES_A_PART]])
-                folder.store_part(number, part)
-            for name, array in part.items():
-                found.setdefault(name, []).append(array)
-            progress.update(sum(map(len, found["outputs"])))
-    everything = {name: np.concatenate(arrays) for name, arrays in found.items()}
-    held = LayerSamples(bottleneck.name, everything["attributions"], activations, observations[:,
-                                                                                               0])
-    return held, mean, facts_of_value(everything)
+        for number, begin in enumerate(range(0, len(all_ids), BATCHES_PER_PART)):
+            parts.append(store.compute("part", number, function=lambda begin=begin: concatenate(
+                [*map(attribute, all_ids[begin:begin + BATCHES_PER_PART])])))
+            progress.update(progress.done + len(parts[-1]["outputs"]))
+    everything = concatenate(parts)
+    samples = LayerSamples(bottleneck.name, everything["attributions"], activations,
+                           observations[:, 0])
+    return samples, mean, facts_of_value(everything)
 
 
-def runs_of(context: AttributionContext, bottleneck: Bottleneck,
-            attributor: LayerIntegratedGradients, passes: Sequence[np.ndarray]
-            ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Activations (B, C, H, W) of observations and the values (B,), a batch at a time.
-
-    Raises:
-        UserError: if an activation is not finite; its frame is named.
-    """
-    for batch in passes:
-        rows = context.recording.read(batch)
-        prefix = attributor.run_prefix(rows.frames, rows.entering)
-        found = prefix.activations.cpu().numpy()
-        check_finite_frames(found, batch, f"activations of the layer {bottleneck.name}")
-        yield (found.reshape(len(batch), *bottleneck.shape),
-               attributor.outputs_at(prefix, rows.actions)[0])
-
-
-def attributed_batch(context: AttributionContext, attributor: LayerIntegratedGradients,
-                     batch: np.ndarray,
-                     deviation: float) -> dict[str, np.ndarray]:
-    """Attributions of the value in some observations (B, 2), and the value at both ends of the
-    paths.
+def facts_of_value(arrays: dict[str, np.ndarray]) -> dict:
+    """Means and standard deviations of the value and of its baseline, and quantiles of the
+    completeness errors.
 
     Args:
-        deviation: of the value over all observations.
-
-    Raises:
-        UserError: if one is not finite; its frame is named.
+        arrays: "attributions" (O, C, H, W), "outputs" and "baselines" (O,).
     """
-    rows = context.recording.read(batch)
-    found = attributor.attribute(attributor.run_prefix(rows.frames, rows.entering), rows.actions,
-                                 np.array([deviation]))
-    check_finite_frames(found.values[0], batch,
-                        f"attributions to the layer {attributor.bottleneck.name}")
-    return {"attributions": found.values[0], "outputs": found.outputs[0],
-            "baselines": found.baselines[0]}
-
-
-def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Arrays of the same names, one behind the other."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def facts_of_value(found: dict[str, np.ndarray]) -> dict:
-    """Means and deviations of the value and of what it is with the layer at the baseline, and how
-    large the integrals' errors are."""
-    values, baselines = found["outputs"], found["baselines"]
-    sums = found["attributions"].reshape(len(values), -1).sum(axis=1, dtype=np.float64)
-    gaps = completeness_errors(sums[None], values[None], baselines[None], np.array([values.std()]))
+    values, baselines = arrays["outputs"], arrays["baselines"]
+    sums = arrays["attributions"].reshape(len(values), -1).sum(axis=1, dtype=np.float64)
+    errors = completeness_errors(sums[None], values[None], baselines[None],
+                                 np.array([values.std()]))
     return {"value_mean": float(values.mean()), "value_deviation": float(values.std()),
             "baseline_mean": float(baselines.mean()), "baseline_deviation": float(baselines.std()),
-            **quantiles(gaps)}
+            **error_quantiles(errors)}
 
 
-def facts_of(bottleneck: Bottleneck, held: LayerSamples) -> dict:
-    """Facts of a layer that readers of its features need."""
-    return {"grid": bottleneck.shape[1:], "channels": bottleneck.shape[0],
-            "stride": bottleneck.layer.stride,
-            "first_pixel": bottleneck.layer.first_pixel, "signed": held.signed,
-            "partial": bottleneck.bypassed,
-            "observations": len(held.episodes)}
+def write_examples(store: ResultStore, reducer: Reducer, samples: LayerSamples,
+                   bottleneck: Bottleneck) -> None:
+    """Write observations that show the features of a map."""
+    activations = np.concatenate([reducer.activations(flatten_cells(maps)).astype(np.float32)
+                                  for maps in batches(samples.activations)])
+    activations = np.moveaxis(activations.reshape(
+        len(samples.episodes), *bottleneck.shape[1:], -1), -1, 1)
+    for subdivision in SUBDIVISIONS:
+        store.write("spatial_examples", f"{subdivision:g}",
+                    value=vars(spatial_examples(activations, bottleneck, subdivision)))
+    store.write("thumbnail_examples", value=vars(thumbnail_examples(activations, bottleneck)))
 
 
-def examples_of(features: Features, held: LayerSamples, bottleneck: Bottleneck) -> dict:
-    """All examples of a map's features, by their kinds; none of units."""
-    if not bottleneck.layer.is_map:
-        return {}
-    found = np.concatenate([
-        features.reducer.activations(cells_first(some)).astype(np.float32)
-        for some in batches(held.activations)])
-    found = np.moveaxis(found.reshape(len(held.episodes), *bottleneck.shape[1:], -1), -1, 1)
-    return {**{subdivision: spatial_examples(found, bottleneck, subdivision)
-               for subdivision in SUBDIVISIONS}, THUMBNAIL: thumbnail_examples(found, bottleneck)}
-
-
-def summary(name: str, facts: dict, values: dict) -> str:
-    """How the features of a layer came out, in a line."""
-    ended = "" if facts.get("converged", True) else (
+def summary(name: str, facts: dict, value: dict) -> str:
+    """Format the properties of a layer's features in a line."""
+    convergence = "" if facts.get("converged", True) else (
         f"; not converged: further iterations make the error {facts['change']:.2%} smaller")
-    stable = "" if facts["stability"] is None else (
+    stability = "" if facts["stability"] is None else (
         f", stability {min(facts['stability']):.2f} to {max(facts['stability']):.2f}")
     return (f"{name}: {facts['explained']:.1%} of squared attribution explained, residual "
-            f"{facts['residual_share']:.1%} of |attribution|{stable}; gap median "
-            f"{values['gap_median']:.1%}, 99 % {values['gap_99']:.1%}{ended}")
+            f"{facts['residual_share']:.1%} of |attribution|{stability}; gap median "
+            f"{value['gap_median']:.1%}, 99 % {value['gap_99']:.1%}{convergence}")
 
 
 if __name__ == "__main__":

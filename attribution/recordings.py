@@ -8,7 +8,7 @@ Letters in shape comments: O observations, B frames, D hidden state.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +164,11 @@ def batches(values: np.ndarray) -> Iterator[np.ndarray]:
     """Divide an array over frames (N, …) into batches for a network."""
     for begin in range(0, len(values), _FRAMES_PER_BATCH):
         yield values[begin:begin + _FRAMES_PER_BATCH]
+
+
+def concatenate(pieces: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Concatenate the arrays of each name."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def check_finite_frames(values: np.ndarray, frame_ids: np.ndarray, what: str) -> None:

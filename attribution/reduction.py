@@ -1,8 +1,8 @@
-"""Channels of a layer reduced to features: slots, and non-negative least squares.
+"""Reduction of a layer's channels to features, by non-negative least squares.
 
-A feature is a direction over the *slots* of a layer, non-negative and of sum 1. A layer that is
-never negative has a slot a channel; one that is signed has two: the channel where its activation is
-positive, and the channel where it is negative, as a size.
+A feature is a direction over the channels of a layer, non-negative and with sum 1. In a layer whose
+activations may be negative, each channel is split into two *slots*: the channel where its
+activation is positive, and the absolute value of the channel where it is negative.
 
 Letters in shape comments: N cells (of any number of frames), C channels, M slots, F features.
 """
@@ -16,17 +16,17 @@ from numba import njit, prange
 
 from common.devices import give_numba_torchs_threads
 
-_ROWS_A_TIME = 2**16
-_DEPENDENT = 1e-10  # of a direction's length: what is left of one that others make up
+_ROWS_PER_BATCH = 2**16
+_DEPENDENT = 1e-10  # share of a direction's length that other directions do not span
 
 
 def num_slots(channels: int, signed: bool) -> int:
-    """M of a layer."""
+    """Return M."""
     return 2 * channels if signed else channels
 
 
-def to_slots(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Numbers of channels (N, C) to slots (N, M), by the sign of the activations there (N, C).
+def split_signs(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.ndarray:
+    """Arrange values of channels (N, C) in slots (N, M), by the sign of the activations (N, C).
 
     In a signed layer the slots of positive activations come first, then those of negative ones.
     """
@@ -36,23 +36,23 @@ def to_slots(values: np.ndarray, activations: np.ndarray, signed: bool) -> np.nd
     return np.concatenate([np.where(negative, 0, values), np.where(negative, values, 0)], axis=1)
 
 
-def activations_in_slots(activations: np.ndarray, signed: bool) -> np.ndarray:
-    """Activations (N, C) as sizes in slots (N, M), none of them negative."""
-    return np.abs(to_slots(activations, activations, signed))
+def split_activations(activations: np.ndarray, signed: bool) -> np.ndarray:
+    """Absolute activations (N, C) in slots (N, M)."""
+    return np.abs(split_signs(activations, activations, signed))
 
 
-def cells_first(values: np.ndarray) -> np.ndarray:
-    """Maps (B, C, H, W) to rows of cells (B H W, C), frame by frame."""
+def flatten_cells(values: np.ndarray) -> np.ndarray:
+    """Flatten maps (B, C, H, W) to rows of cells (B H W, C), frame by frame."""
     return np.ascontiguousarray(np.moveaxis(values, 1, -1)).reshape(-1, values.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Reducer:
-    """Reduces what a layer holds to features.
+    """Reduces channels to features.
 
     Attributes:
-        directions: float32 (F, M), non-negative, each of sum 1.
-        signed: whether the layer's slots are of signs.
+        directions: float32 (F, M), non-negative, each with sum 1.
+        signed: whether the layer has slots of both signs.
     """
 
     directions: np.ndarray
@@ -60,40 +60,49 @@ class Reducer:
 
     def attributions(self, values: np.ndarray, activations: np.ndarray
                      ) -> tuple[np.ndarray, np.ndarray]:
-        """Attributions (N, C) in cells with these activations (N, C).
+        """Reduce attributions.
 
-        Positive and negative parts are reduced by themselves. Since a direction's sum is 1, a
-        coefficient is in the unit of the output.
+        Positive and negative parts are reduced separately. Since a direction has sum 1, its
+        coefficient has the unit of the output.
+
+        Args:
+            values: attributions (N, C).
+            activations: activations of the same cells (N, C).
 
         Returns:
-            Coefficients float64 (N, F), and what they leave of the sum over channels, float64 (N,):
-            both together have that sum, exactly.
+            Coefficients float64 (N, F) and residuals float64 (N,), which together have exactly the
+            sum of the attributions over channels.
         """
-        found = np.empty((len(values), len(self.directions)))
-        for some in _pieces(len(values)):
-            rows = to_slots(values[some], activations[some], self.signed)
-            found[some] = nnls(np.maximum(rows, 0), self.directions)
-            found[some] -= nnls(np.maximum(-rows, 0), self.directions)
-        return found, values.sum(axis=1, dtype=np.float64) - found.sum(axis=1)
+        coefficients = np.empty((len(values), len(self.directions)))
+        for rows in _batches(len(values)):
+            slots = split_signs(values[rows], activations[rows], self.signed)
+            coefficients[rows] = nnls(np.maximum(slots, 0), self.directions)
+            coefficients[rows] -= nnls(np.maximum(-slots, 0), self.directions)
+        return coefficients, values.sum(axis=1, dtype=np.float64) - coefficients.sum(axis=1)
+
+    def with_residual(self, values: np.ndarray, activations: np.ndarray) -> np.ndarray:
+        """Reduce attributions; coefficients and residual in one array, float64 (N, F + 1)."""
+        coefficients, residual = self.attributions(values, activations)
+        return np.concatenate([coefficients, residual[:, None]], axis=1)
 
     def activations(self, activations: np.ndarray) -> np.ndarray:
-        """Activations (N, C) to coefficients (N, F), float64."""
-        found = np.empty((len(activations), len(self.directions)))
-        for some in _pieces(len(activations)):
-            found[some] = nnls(activations_in_slots(activations[some], self.signed),
-                               self.directions)
-        return found
+        """Reduce activations (N, C) to coefficients, float64 (N, F)."""
+        coefficients = np.empty((len(activations), len(self.directions)))
+        for rows in _batches(len(activations)):
+            coefficients[rows] = nnls(split_activations(activations[rows], self.signed),
+                                      self.directions)
+        return coefficients
 
 
-def _pieces(number: int) -> list[slice]:
-    return [slice(begin, begin + _ROWS_A_TIME) for begin in range(0, number, _ROWS_A_TIME)]
+def _batches(number: int) -> list[slice]:
+    return [slice(begin, begin + _ROWS_PER_BATCH) for begin in range(0, number, _ROWS_PER_BATCH)]
 
 
 def nnls(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Exact non-negative least squares of each row by itself: t >= 0 with the least |t V - x|.
+    """Solve non-negative least squares exactly for each row: t >= 0 that minimises |t V - x|.
 
-    Lawson and Hanson (1974), "Solving least squares problems", chapter 23, on the normal equations:
-    scipy's takes 0.2 ms a row of eight directions, and one layer of 512 frames has a million.
+    Lawson and Hanson (1974), "Solving least squares problems", chapter 23, on the normal equations.
+    SciPy's solver takes 0.2 ms per row with eight directions; a layer of 512 frames has a million.
 
     Args:
         rows: x (N, M).
@@ -104,37 +113,37 @@ def nnls(rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
     """
     directions = directions.astype(np.float64)
     targets = rows.astype(np.float64) @ directions.T
-    found = np.zeros_like(targets)
+    solutions = np.zeros_like(targets)
     give_numba_torchs_threads()
-    _solve(directions @ directions.T, targets, found)
-    return found
+    _solve(directions @ directions.T, targets, solutions)
+    return solutions
 
 
 @njit(nogil=True, cache=True, parallel=True)
-def _solve(gram, targets, found):
+def _solve(gram, targets, solutions):
     for row in prange(len(targets)):
-        _solve_row(gram, targets[row], found[row])
+        _solve_row(gram, targets[row], solutions[row])
 
 
 @njit(nogil=True, cache=True)
 def _solve_row(gram, target, t):
-    """Least t G t / 2 - t b with t >= 0, G ``gram`` (F, F), b ``target`` (F,); t begins as 0."""
+    """Minimise t G t / 2 - t b over t >= 0, G ``gram`` (F, F), b ``target`` (F,); t starts at 0."""
     size = len(target)
     slope = target.copy()  # b - G t
     smallest = 1e-12 * np.abs(target).max()
-    free = np.zeros(size, np.bool_)  # those that may be above 0
-    barred = np.zeros(size, np.bool_)  # made up of others, or no gain
+    free = np.zeros(size, np.bool_)  # may be positive
+    barred = np.zeros(size, np.bool_)  # spanned by others, or no gain
     chosen = np.empty(size, np.int64)
     solved = np.empty(size)
     factor = np.empty((size, size))
     for _ in range(10 * size):
-        best, place = smallest, -1
+        best, index = smallest, -1
         for i in range(size):
             if not free[i] and not barred[i] and slope[i] > best:
-                best, place = slope[i], i
-        if place < 0:
+                best, index = slope[i], i
+        if index < 0:
             return
-        free[place] = True
+        free[index] = True
         while True:
             count = 0
             for i in range(size):
@@ -142,7 +151,7 @@ def _solve_row(gram, target, t):
                     chosen[count] = i
                     count += 1
             if not _cholesky(gram, target, chosen, count, factor, solved):
-                free[place], barred[place] = False, True
+                free[index], barred[index] = False, True
                 break
             # How far to go from t to the solution without going below 0.
             step, first = 1.0, -1
@@ -161,8 +170,8 @@ def _solve_row(gram, target, t):
                 if k == first or (solved[k] <= 0 and t[chosen[k]] <= 0):
                     t[chosen[k]] = 0.0
                     free[chosen[k]] = False
-            if not free[place] and t[place] == 0.0:
-                barred[place] = True  # rounding alone made it look like a gain
+            if not free[index] and t[index] == 0.0:
+                barred[index] = True  # rounding alone made it look like a gain
         for i in range(size):
             slope[i] = target[i]
             for j in range(size):
@@ -171,7 +180,7 @@ def _solve_row(gram, target, t):
 
 @njit(nogil=True, cache=True)
 def _cholesky(gram, target, chosen, count, factor, solved):
-    """Solve for the chosen rows and columns; False if one of them is made up of the others."""
+    """Solve for the chosen rows and columns; False if one of them is spanned by the others."""
     for i in range(count):
         for j in range(i + 1):
             total = gram[chosen[i], chosen[j]]

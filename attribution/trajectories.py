@@ -1,8 +1,8 @@
-"""Trajectories: consecutive episodes of a recording, one step after the other.
+"""Trajectories: consecutive episodes of a recording, concatenated, and steps of interest in them.
 
-A recording has one row a frame, with the reward that arrived *with* the frame, and its episodes end
+A recording has one row per frame, with the reward that arrived *with* the frame. Its episodes end
 in a terminal row, which shows no level and is no step. A step here is a frame that was acted on,
-with what its action earned.
+with the reward of its action.
 
 Letters in shape comments: N steps of all trajectories, A actions.
 """
@@ -11,32 +11,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from agents.rollout_files import RolloutFolder
 from common.errors import UserError
-from common.files import atomic_path, read_arrays
+from common.results import Array
 
 IN_ORDER, FAILURES = CHOICES = ("in_order", "failures")
-WHAT = "trajectories file"
 
 
 @dataclasses.dataclass(frozen=True)
 class Trajectories:
-    """Steps of several trajectories below each other.
+    """Steps of several trajectories, concatenated.
 
     Attributes:
         trajectory: number of the trajectory, ascending, int32 (N,).
-        episode, row: of the recording, int32 (N,).
+        episode, row: frame of the recording, int32 (N,).
         level: seed of the level, int64 (N,).
-        action: that was taken, int16 (N,).
-        earned: reward that the action earned, float32 (N,).
+        action: action taken, int16 (N,).
+        earned: reward of the action, float32 (N,).
         ended: whether the action ended its episode, bool (N,).
-        value: estimate at the step, float32 (N,).
-        next_value: estimate at the next row of the episode; 0 where there is none, float32 (N,).
-        log_probs: of the policy, float32 (N, A).
+        value: value estimate at the step, float32 (N,).
+        next_value: value estimate at the episode's next row; 0 if there is none, float32 (N,).
+        log_probs: log-probabilities of the actions, float32 (N, A).
     """
 
     trajectory: np.ndarray
@@ -55,77 +53,96 @@ class Trajectories:
 
     @property
     def bounds(self) -> np.ndarray:
-        """Where trajectories begin, and the end of the last: int64 (trajectories + 1,)."""
+        """First step of each trajectory, and the end of the last: int64 (trajectories + 1,)."""
         starts = np.flatnonzero(np.diff(self.trajectory, prepend=-1))
         return np.append(starts, len(self))
 
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def frame_ids(self) -> np.ndarray:
+        """Episode and row of each step, int32 (N, 2)."""
+        return np.stack([self.episode, self.row], axis=1)
+
     def part(self, number: int) -> Trajectories:
-        """One of the trajectories."""
+        """Return one of the trajectories."""
         rows = slice(*self.bounds[number:number + 2])
-        return Trajectories(*(getattr(self, field.name)[rows]
-                              for field in dataclasses.fields(self)))
+        return Trajectories(**{name: array[rows] for name, array in vars(self).items()})
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Trajectory of a step, and its number there."""
+        trajectory = int(self.trajectory[step])
+        return trajectory, int(step - self.bounds[trajectory])
 
 
-_KINDS = {"trajectory": "int32", "episode": "int32", "row": "int32", "level": "int64",
-          "action": "int16", "earned": "float32", "ended": "bool", "value": "float32",
-          "next_value": "float32", "log_probs": "float32"}
+FIELDS = {"trajectory": Array(np.int32, "N"), "episode": Array(np.int32, "N"),
+          "row": Array(np.int32, "N"), "level": Array(np.int64, "N"),
+          "action": Array(np.int16, "N"), "earned": Array(np.float32, "N", finite=False),
+          "ended": Array(bool, "N"), "value": Array(np.float32, "N", finite=False),
+          "next_value": Array(np.float32, "N", finite=False),
+          "log_probs": Array(np.float32, "N A", finite=False)}
 
 
-def chosen_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
+def select_episodes(folder: RolloutFolder, episodes: Sequence[int] = (),
                     choose: str = IN_ORDER) -> list[int]:
-    """The episodes that trajectories are made of, in their order.
+    """Return the episodes that trajectories consist of, in order.
 
     Args:
-        episodes: the numbers that are wanted; empty for all.
-        choose: ``in_order``; or ``failures``, those without a reward first.
+        folder: the recording.
+        episodes: numbers of episodes; empty for all.
+        choose: ``in_order``; or ``failures``, episodes without a reward first.
 
     Raises:
         UserError: if the recording has no such episode, or none at all.
     """
-    there = folder.index()["episode"].unique().tolist()
-    if not there:
+    recorded = folder.index()["episode"].unique().tolist()
+    if not recorded:
         raise UserError(f"{folder.path} holds no finished episode; record.py writes them")
     for number in episodes:
-        if number not in there:
-            raise UserError(f"{folder.path} holds no episode {number}; it has {there[0]} to "
-                            f"{there[-1]}")
-    wanted = list(episodes) or there
+        if number not in recorded:
+            raise UserError(f"{folder.path} holds no episode {number}; it has {recorded[0]} to "
+                            f"{recorded[-1]}")
+    selected = list(episodes) or recorded
     if choose == FAILURES:
-        steps = folder.all_steps(wanted)
-        rewards = steps.groupby("episode")["reward"].sum()
-        wanted.sort(key=lambda number: rewards[number] > 0)  # keeps the order among equals
-    return wanted
+        rewards = folder.all_steps(selected).groupby("episode")["reward"].sum()
+        selected.sort(key=lambda number: rewards[number] > 0)  # keeps the order among equals
+    return selected
 
 
 def gather_trajectories(folder: RolloutFolder, num_trajectories: int, num_steps: int,
                         episodes: Sequence[int] = (), choose: str = IN_ORDER) -> Trajectories:
-    """Consecutive episodes of a recording as trajectories of ``num_steps`` steps at most.
+    """Concatenate consecutive episodes of a recording into trajectories.
 
-    A trajectory is cut at ``num_steps``, and the next one begins with the next episode. With fewer
-    episodes than are needed there are fewer trajectories, and the last one is shorter.
+    A trajectory is cut off after ``num_steps`` steps, and the next one begins with the next
+    episode. If the recording has too few episodes, there are fewer trajectories, and the last one
+    is shorter.
 
     Args:
-        episodes, choose: see ``chosen_episodes``.
+        folder: the recording.
+        num_trajectories, num_steps: maximum numbers of trajectories and of steps of each.
+        episodes, choose: see :func:`select_episodes`.
 
     Raises:
         UserError: if the recording is missing or damaged, or has no such episode.
     """
     parts, number, length = [], 0, 0
-    for episode in chosen_episodes(folder, episodes, choose):
+    for episode in select_episodes(folder, episodes, choose):
         if number == num_trajectories:
             break
-        part = _steps_of(folder, episode, num_steps - length)
-        parts.append({"trajectory": np.full(len(part["row"]), number), **part})
-        length += len(part["row"])
+        steps = _read_steps(folder, episode, num_steps - length)
+        parts.append({"trajectory": np.full(len(steps["row"]), number), **steps})
+        length += len(steps["row"])
         if length == num_steps:
             number, length = number + 1, 0
-    joined = {name: np.concatenate([part[name] for part in parts]).astype(kind)
-              for name, kind in _KINDS.items()}
-    return Trajectories(**joined)
+    return Trajectories(**{
+        name: np.concatenate([part[name] for part in parts]).astype(field.dtype)
+        for name, field in FIELDS.items()})
 
 
-def _steps_of(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.ndarray]:
-    """The first steps of an episode, by the fields of ``Trajectories``."""
+def _read_steps(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.ndarray]:
+    """Read the first steps of an episode, by the fields of :class:`Trajectories`."""
     steps, log_probs = folder.steps(episode), folder.array_files(episode).log_probs
     length = len(steps) - 1  # the terminal row is no step
     if length < 1 or not steps["done"].iloc[-1] or steps["done"].iloc[:-1].any():
@@ -142,34 +159,15 @@ def _steps_of(folder: RolloutFolder, episode: int, most: int) -> dict[str, np.nd
             "log_probs": log_probs.rows(0, size)}
 
 
-def save_trajectories(path: Path, trajectories: Trajectories) -> None:
-    """Write ``trajectories.npz``, atomically: an array a field."""
-    with atomic_path(path) as temporary:
-        np.savez(temporary, **vars(trajectories))
-
-
-def read_trajectories(path: Path) -> Trajectories:
-    """Read ``trajectories.npz``.
-
-    Raises:
-        UserError: if the file is missing or damaged.
-    """
-    found = read_arrays(path, WHAT)
-    sizes = {len(array) for array in found.values() if array.ndim}
-    if found.keys() != _KINDS.keys() or len(sizes) != 1 or any(
-            found[name].dtype != kind or found[name].ndim != 1 + (name == "log_probs")
-            for name, kind in _KINDS.items()):
-        raise UserError(f"the {WHAT} {path} does not hold the arrays of trajectories; make it "
-                        "again with attribution.attribute")
-    return Trajectories(**found)
-
-
 def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.ndarray:
-    """Of every episode the step with the highest score, if that is above 0; of these the ``most``
-    highest, highest first, as numbers of steps.
+    """Return the step with the highest score of each episode, if the score is positive.
 
     Args:
-        scores: (N,).
+        scores: score of each step (N,).
+        most: maximum number of steps.
+
+    Returns:
+        Indices of the steps with the highest scores, in descending order of score.
     """
     new = (np.diff(steps.episode, prepend=-1) != 0) | (np.diff(steps.trajectory, prepend=-1) != 0)
     starts = np.flatnonzero(new)
@@ -179,21 +177,21 @@ def best_of_episodes(scores: np.ndarray, steps: Trajectories, most: int) -> np.n
     return best[np.argsort(-scores[best], kind="stable")][:most]
 
 
-def spikes(steps: Trajectories) -> np.ndarray:
-    """By how much the value of a step stands out from its neighbours', |V_t - (V_{t-1} + V_{t+1})
-    / 2|; 0 where an episode or trajectory begins, ends or is cut. float64 (N,)."""
+def value_spikes(steps: Trajectories) -> np.ndarray:
+    """How far the value of a step deviates from its neighbours, |V_t - (V_{t-1} + V_{t+1}) / 2|;
+    0 where an episode or trajectory begins, ends or is cut off. float64 (N,)."""
     values = steps.value.astype(np.float64)
-    found = np.zeros(len(values))
+    spikes = np.zeros(len(values))
     inner = ((steps.episode[2:] == steps.episode[:-2])
              & (steps.trajectory[2:] == steps.trajectory[:-2]))
-    found[1:-1] = np.where(inner, np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2), 0)
-    return found
+    spikes[1:-1] = np.where(inner, np.abs(values[1:-1] - (values[:-2] + values[2:]) / 2), 0)
+    return spikes
 
 
-def failures(steps: Trajectories, most: int) -> np.ndarray:
-    """Last steps of episodes that ended and brought no reward, in order."""
+def failed_ends(steps: Trajectories, most: int) -> np.ndarray:
+    """Indices of the last steps of episodes that ended without a reward, in order."""
     ends = np.flatnonzero(steps.ended)
-    brought = np.array([steps.earned[(steps.episode == steps.episode[end])
+    rewards = np.array([steps.earned[(steps.episode == steps.episode[end])
                                      & (steps.trajectory == steps.trajectory[end])].sum()
                         for end in ends])
-    return ends[~(brought > 0)][:most]
+    return ends[~(rewards > 0)][:most]

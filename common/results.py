@@ -27,6 +27,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class ResultStore:
 
     def keys(self, name: str) -> list[str]:
         """Keys of the items of an entry with one ``{}`` that are on disk, sorted."""
-        before, _, after = self.schema.entry(name).path.partition("{}")
+        before, after = re.split(r"{.*?}", self.schema.entry(name).path)
         found = (str(path.relative_to(self.path)) for path in self.path.glob(before + "*" + after))
         return sorted(text[len(before):len(text) - len(after)] for text in found
                       if not text[len(before):].startswith("."))
@@ -272,7 +273,7 @@ class ResultStore:
 
     def _has_results(self) -> bool:
         return all((self.path / entry.path).exists() for entry in self.schema.results.values()
-                   if not entry.optional and "{}" not in entry.path)
+                   if not entry.optional and "{" not in entry.path)
 
     def check(self) -> None:
         """Raise UserError if the open folder was deleted or moved."""

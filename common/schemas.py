@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -285,7 +286,8 @@ class Entry:
     """A kind of file in a result folder.
 
     Attributes:
-        path: relative path, with ``{}`` for each part of the item's key.
+        path: relative path, with ``{}`` for each part of the item's key, or ``{:0>5}`` for a number
+            that is padded with zeros.
         format: how values are stored.
         optional: a finished folder may lack this result.
         fallback: entry that is read where a file of this one is missing.
@@ -298,7 +300,7 @@ class Entry:
 
     def pattern(self) -> str:
         """Pattern of ``Path.glob`` for the files of this entry."""
-        return self.path.replace("{}", "*") + ("/*" if self.format.is_folder else "")
+        return re.sub(r"{.*?}", "*", self.path) + ("/*" if self.format.is_folder else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ from attribution.integrated_gradients import (
 )
 from attribution.layers import Bottleneck, find_bottlenecks, is_bottleneck, short_names
 from attribution.over_time import IntegratedGradientsOverTime, Window
-from attribution.reduction import Reducer, cells_first, num_slots
+from attribution.reduction import Reducer, flatten_cells, num_slots
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
@@ -244,8 +244,8 @@ def test_features_and_residual_add_up_to_what_the_layer_changes(embedder, recurr
         directions = rng.random((4, num_slots(bottleneck.shape[0], signed))).astype(np.float32)
         reducer = Reducer(directions / directions.sum(axis=1, keepdims=True), signed)
         for values, change, gap in zip(found.values, found.outputs - found.baselines, found.errors):
-            coefficients, residual = reducer.attributions(cells_first(values), cells_first(held))
-            sums = (coefficients.sum(axis=1) + residual).reshape(2, -1).sum(axis=1)
+            cells = reducer.with_residual(flatten_cells(values), flatten_cells(held))
+            sums = cells.reshape(2, -1).sum(axis=1)
             raw = values.reshape(2, -1).sum(axis=1, dtype=np.float64)
             np.testing.assert_allclose(sums, raw, rtol=1e-6, atol=1e-7)
             assert (np.abs(raw - change) <= 0.01 * np.maximum(np.abs(change), 0.1) + 1e-6).all()

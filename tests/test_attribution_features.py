@@ -11,10 +11,10 @@ from attribution.feature_examples import matched, spatial_examples, thumbnail_ex
 from attribution.layers import find_bottlenecks
 from attribution.reduction import (
     Reducer,
-    activations_in_slots,
-    cells_first,
+    flatten_cells,
     nnls,
-    to_slots,
+    split_activations,
+    split_signs,
 )
 from common.errors import UserError
 
@@ -50,9 +50,9 @@ def test_directions_that_make_up_each_other_still_give_the_best_fit():
 def test_slots_are_by_the_sign_of_the_activation():
     activations = np.array([[2.0, -3.0, 0.0]], np.float32)
     values = np.array([[-1.0, 5.0, 4.0]], np.float32)
-    assert to_slots(values, activations, True).tolist() == [[-1, 0, 4, 0, 5, 0]]
-    assert to_slots(values, activations, False).tolist() == [[-1, 5, 4]]
-    assert activations_in_slots(activations, True).tolist() == [[2, 0, 0, 0, 3, 0]]
+    assert split_signs(values, activations, True).tolist() == [[-1, 0, 4, 0, 5, 0]]
+    assert split_signs(values, activations, False).tolist() == [[-1, 5, 4]]
+    assert split_activations(activations, True).tolist() == [[2, 0, 0, 0, 3, 0]]
 
 
 def test_what_directions_make_up_is_found_again_and_the_residual_is_the_rest():
@@ -226,4 +226,4 @@ def test_matching_is_stable():
 
 def test_cells_are_frame_by_frame():
     values = np.arange(2 * 3 * 2 * 2).reshape(2, 3, 2, 2)
-    assert cells_first(values)[5].tolist() == values[1, :, 0, 1].tolist()
+    assert flatten_cells(values)[5].tolist() == values[1, :, 0, 1].tolist()

@@ -27,12 +27,12 @@ from attribution.trajectories import (
     FAILURES,
     Trajectories,
     best_of_episodes,
-    chosen_episodes,
-    failures,
+    failed_ends,
     gather_trajectories,
     read_trajectories,
     save_trajectories,
-    spikes,
+    select_episodes,
+    value_spikes,
 )
 from common.errors import UserError
 from common.settings import load_settings
@@ -96,11 +96,11 @@ def test_advantages_of_a_trajectory_do_not_depend_on_the_next(folder):
 
 
 def test_failures_come_first_when_they_are_asked_for(folder):
-    assert chosen_episodes(folder) == [0, 1, 2, 3]
-    assert chosen_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
-    assert chosen_episodes(folder, (3, 1)) == [3, 1]
+    assert select_episodes(folder) == [0, 1, 2, 3]
+    assert select_episodes(folder, choose=FAILURES) == [1, 0, 2, 3]
+    assert select_episodes(folder, (3, 1)) == [3, 1]
     with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
-        chosen_episodes(folder, (7,))
+        select_episodes(folder, (7,))
 
 
 def test_trajectories_are_read_as_they_were_written(folder, tmp_path):
@@ -238,10 +238,10 @@ def test_the_best_steps_are_one_an_episode(folder):
 
 def test_spikes_are_within_episodes_and_failures_bring_nothing(folder):
     steps = gather_trajectories(folder, 2, 10)
-    found = spikes(steps)
+    found = value_spikes(steps)
     assert found[2] == pytest.approx(abs(steps.value[2] - (steps.value[1] + steps.value[3]) / 2))
     assert np.flatnonzero(found == 0).tolist() == [0, 4, 5, 7, 8, 9, 10, 13]
-    assert failures(steps, 16).tolist() == [7]
+    assert failed_ends(steps, 16).tolist() == [7]
     nothing = dataclasses.replace(steps, earned=np.zeros_like(steps.earned))
     assert isinstance(nothing, Trajectories)
-    assert failures(nothing, 2).tolist() == [4, 7]
+    assert failed_ends(nothing, 2).tolist() == [4, 7]

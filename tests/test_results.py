@@ -137,7 +137,7 @@ class Run:
 
 def keys_of(entry):
     """Keys of three items of an entry, or of its only file."""
-    number = entry.path.count("{}")
+    number = entry.path.count("{")
     return [tuple(f"{place}{part}" for part in range(number))
             for place in ("a", "b", "c")[:3 if number else 1]]
 

@@ -26,7 +26,7 @@ from analysis.panel_export.files import PanelFolder
 from analysis.stories.pages import samples_picture
 from attribution.page_files import AttributionPageFolder
 from attribution.results import AttributionFolder
-from attribution.trajectories import failures
+from attribution.trajectories import failed_ends
 from common.cli import Parser, from_zero
 from common.doctor import chromium
 from common.errors import UserError, script_main
@@ -177,7 +177,7 @@ def attribution_page(shown: Shown) -> Image.Image:
     """The attribution page a few frames before the first failure; at its start if there is none."""
     steps = AttributionFolder(shown.output / attribution_stages.ATTRIBUTION).trajectories()
     view = {}
-    for end in failures(steps, 1):
+    for end in failed_ends(steps, 1):
         number = steps.trajectory[end]
         first = np.flatnonzero(steps.trajectory == number)[0]
         view = {"trajectory": number + 1,

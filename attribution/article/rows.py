@@ -17,7 +17,7 @@ from attribution.article.agent_studies import AgentStudies
 from attribution.checking.object_files import RATES, read_names
 from attribution.failures.results import ANY, ORIGINAL
 from attribution.results import AttributionFolder
-from attribution.trajectories import Trajectories, spikes
+from attribution.trajectories import Trajectories, value_spikes
 from stats.association import explained
 from stats.bootstrap import ClusterBootstrap
 from stats.claims import Finding, read_rows
@@ -127,7 +127,7 @@ def _failures(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
 
 def _jumps(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     steps = studies.attributions.trajectories()
-    sizes = spikes(steps) / max(steps.value.std(), np.finfo(np.float32).tiny)
+    sizes = value_spikes(steps) / max(steps.value.std(), np.finfo(np.float32).tiny)
     yield Finding("steps", "99 % quantile", np.quantile(sizes, 0.99), *_NO_ENDS, len(sizes),
                   shown=True)
     yield Finding("steps", "largest", sizes.max(), *_NO_ENDS, len(sizes), shown=True)
