@@ -20,10 +20,10 @@ from attribution.checking.agent_checks import (
     write_results,
 )
 from attribution.checking.check import CheckContext, Subject
-from attribution.checking.frames import check_attributions, draw_frames
+from attribution.checking.frames import draw_frames
 from attribution.context import AttributionContext, add_agent_flags, add_output_flags
 from attribution.layers import find_bottlenecks
-from attribution.results import AttributionFolder
+from attribution.results import AttributionStore
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main
 from common.files import sha256, versions
@@ -55,12 +55,12 @@ def parser() -> Parser:
 def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(argv)
     set_up_logging(args.log_level)
-    attributions = AttributionFolder(args.attribution_dir)
+    attributions = AttributionStore(args.attribution_dir)
     # Checks that were made before stay in the report, so every layer is opened.
     context = AttributionContext(
         argparse.Namespace(**{**vars(args), "layers": None, "allow_partial": True}),
                     attributions.layers())
-    check_attributions(attributions, context)
+    attributions.check_source(context.agents, context.recording.sha256)
     subjects = attributed_subjects(args.features_dir, context, attributions)
     chosen = choose_subjects(args, context, subjects)
     frames = draw_frames(attributions, args.num_frames, args.seed)
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     store = ResultStore(args.output_dir, CHECK_FILES)
     store.open({**context.provenance, "attributions": attributions.settings(),
-                "trajectories_sha256": sha256(attributions.trajectories_file),
+                "trajectories_sha256": sha256(attributions.file_of("trajectories")),
                 "num_frames": args.num_frames, "seed": args.seed, "versions": versions()},
                args.overwrite)
     checked = CheckContext(context, attributions, frames, args.seed)
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def attributed_subjects(features_dir: Path, context: AttributionContext,
-                        attributions: AttributionFolder) -> list[Subject]:
+                        attributions: AttributionStore) -> list[Subject]:
     """Return all outputs that are attributed to layers with cells.
 
     Raises:
@@ -96,10 +96,7 @@ def attributed_subjects(features_dir: Path, context: AttributionContext,
         if not layer.layer.is_map:
             continue
         features = context.features(features_dir, layer)
-        if attributions.layer_settings(layer.name).get("features_sha256") != features.checksum:
-            raise UserError(f"the attributions in {attributions.path} to {layer.name} are of other "
-                            f"features than those in {features_dir}; name the right "
-                            "--features_dir, or make the attributions again")
+        attributions.check_features(features)
         subjects += [Subject(layer, features, output)
                      for output in outputs_named(attributions.outputs(layer.name))]
     return subjects

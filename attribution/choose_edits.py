@@ -35,7 +35,7 @@ from attribution.failures.conditions import (
 from attribution.failures.edit_search import EditSearch, Trial
 from attribution.failures.results import ORIGINAL, failure_files
 from attribution.layers import find_bottlenecks
-from attribution.results import FeaturesFolder
+from attribution.results import read_features
 from common.cli import (
     Parser,
     add_compute_flags,
@@ -159,7 +159,7 @@ def layers_in(path: Path) -> list[str]:
     """
     names = sorted(file.parent.name for file in path.glob("*/directions.npy"))
     names = [name for name in names
-             if FeaturesFolder(path, name).read().mean_activations[0].size > 1]
+             if read_features(path, name).mean_activations[0].size > 1]
     if not names:
         raise UserError(f"{path} holds no features of a layer with cells; python -m "
                         "attribution.features finds them")

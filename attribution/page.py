@@ -11,30 +11,10 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-import pandas as pd
-
-from agents.agent_file import load_agent
-from agents.provenance import agent_digests, agent_sha256
-from attribution.advantages import (
-    AUTO,
-    GAMMA,
-    LAMBDA,
-    RAW,
-    SLOPES,
-    AdvantageSettings,
-    find_advantage_settings,
-)
+from attribution.advantages import AUTO, GAMMA, LAMBDA, RAW, SLOPES, find_advantage_settings
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS
-from attribution.checking.object_files import OBJECT_FILES
-from attribution.page_contents import (
-    Sources,
-    gather,
-    joined,
-    read_labels,
-)
-from attribution.page_files import AttributionPageFolder, PageContent, write_page
-from attribution.recordings import Recording
-from attribution.results import AttributionFolder
+from attribution.page_contents import AttributedAgent, gather, join_contents, read_labels
+from attribution.page_files import AttributionPageFolder, write_page
 from common.cli import Parser, add_log_flag, count, set_up_logging
 from common.errors import UserError, script_main
 from common.results import ResultStore, Schema
@@ -45,7 +25,7 @@ PAGE = Schema("page of attribution.page", "python -m attribution.page",
 
 
 def reward_scale(text: str) -> str | float:
-    """``auto``, ``raw`` or a number above 0, as an argparse type."""
+    """argparse type: ``auto``, ``raw`` or a number above 0."""
     if text in (AUTO, RAW):
         return text
     try:
@@ -58,7 +38,7 @@ def reward_scale(text: str) -> str | float:
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1, as an argparse type."""
+    """argparse type: a number from 0 to 1."""
     try:
         number = float(text)
     except ValueError:
@@ -118,54 +98,13 @@ def parser() -> Parser:
     return flags
 
 
-def reports_from(page: Path, checks: ResultStore) -> dict[str, str]:
-    """Addresses of the sections of the checks' report, seen from a page's folder, by the names of
-    the checks that were made."""
+def report_addresses(page: Path, checks: ResultStore) -> dict[str, str]:
+    """Addresses of the sections of the checks' report relative to a page's folder, by check."""
     if not checks.has("report"):
         return {}
     path = Path(os.path.relpath(checks.file_of("report").absolute(), page.absolute()))
     return {check: f"{quote(path.as_posix())}#{check}" for check in CHECKS
             if checks.has(f"{check}_table")}
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
-    """An agent whose trajectories a page shows.
-
-    Attributes:
-        name, checksum: of its file.
-        recurrent: whether it has a memory.
-        sources: its attributions, and what they are of.
-        rows: of its recording.
-    """
-
-    name: str
-    checksum: str
-    recurrent: bool
-    sources: Sources
-    rows: pd.DataFrame
-
-
-def shown(args: argparse.Namespace, agent: Path, data: Path, attributions: Path) -> Shown:
-    """An agent's attributions, features and recording, opened.
-
-    Raises:
-        UserError: if it is missing or damaged, or does not belong together.
-    """
-    policy, checksum = load_agent(agent), agent_sha256(agent)
-    recording = Recording(data, policy, agent)
-    sources = Sources(AttributionFolder(attributions), args.features_dir, recording,
-                      agent_digests(agent), ResultStore(args.objects_dir, OBJECT_FILES),
-                      args.activations)
-    return Shown(agent.name, checksum, policy.recurrent, sources, recording.all_steps())
-
-
-def gathered(args: argparse.Namespace, of: Shown, unit: AdvantageSettings) -> PageContent:
-    """Content of the page for an agent."""
-    labels = read_labels(args.labels, of.sources.features) if args.labels else {}
-    return gather(of.sources, args.exp_name, of.name, of.recurrent, unit, of.rows, labels,
-                  args.bookmarks, args.failure_causes,
-                  reports_from(args.output_dir, ResultStore(args.checks_dir, CHECK_FILES)))
 
 
 @script_main
@@ -176,34 +115,39 @@ def main(argv: list[str] | None = None) -> None:
     store = ResultStore(output.path, PAGE)
     store.check_replaceable()
     AttributionPageFolder.built()
-    given = {name: getattr(args, name) for name in ("gamma", "lmbda")
-             if getattr(args, name) is not None}
-    first = shown(args, args.agent_file, args.data_dir, args.attribution_dir)
-    unit = dataclasses.replace(find_advantage_settings(args.agent_file, args.reward_scale,
-                                                       first.rows), **given)
-    content = gathered(args, first, unit)
-    beside = None
+    paths = [(args.agent_file, args.data_dir, args.attribution_dir)]
     if args.beside_agent_file:
         if args.beside_data_dir is None or args.beside_attribution_dir is None:
             raise UserError("--beside_agent_file also needs --beside_data_dir and "
                             "--beside_attribution_dir")
-        beside = shown(args, args.beside_agent_file, args.beside_data_dir,
-                       args.beside_attribution_dir)
-        content = joined(content, gathered(args, beside, unit))
+        paths.append((args.beside_agent_file, args.beside_data_dir, args.beside_attribution_dir))
+    agents = [AttributedAgent(*files, args.features_dir, args.objects_dir, args.activations)
+              for files in paths]
+    settings = find_advantage_settings(args.agent_file, args.reward_scale,
+                                       agents[0].recording.all_steps())
+    settings = dataclasses.replace(settings, **{
+        name: value for name, value in (("gamma", args.gamma), ("lmbda", args.lmbda))
+        if value is not None})
+    reports = report_addresses(args.output_dir, ResultStore(args.checks_dir, CHECK_FILES))
+    contents = [
+        gather(agent, args.exp_name, settings,
+               read_labels(args.labels, agent.features) if args.labels else {}, args.bookmarks,
+               args.failure_causes, reports) for agent in agents]
+    content = join_contents(*contents) if len(contents) > 1 else contents[0]
     begin = time.perf_counter()
     with store.replace({
-            "exp_name": args.exp_name, "agent_sha256": first.checksum,
-            "recording_sha256": first.sources.recording.sha256,
-            "beside_agent_sha256": beside and beside.checksum, "bookmarks": args.bookmarks,
-            "activations": args.activations,
-            "features": {name: each.checksum for name, each in first.sources.features.items()},
+            "exp_name": args.exp_name, "agent_sha256": agents[0].checksum,
+            "recording_sha256": agents[0].recording.sha256,
+            "beside_agent_sha256": agents[1].checksum if len(agents) > 1 else None,
+            "bookmarks": args.bookmarks, "activations": args.activations,
+            "features": {name: each.checksum for name, each in agents[0].features.items()},
             "unit": content.unit, "labels": content.labels}) as temporary:
         write_page(temporary, content)
         size = sum(path.stat().st_size for path in temporary.rglob("*"))
     slope = content.unit["slope"]
-    print(f"{content.num_trajectories} trajectories, {len(content.advantages)} frames, "
+    print(f"{content.steps.num_trajectories} trajectories, {len(content.steps)} frames, "
           f"{len(content.layers)} layers, {len(content.outputs)} outputs; rewards times "
-          f"{unit.reward_scale:.4g}: slope of returns on values "
+          f"{settings.reward_scale:.4g}: slope of returns on values "
           + ("unknown" if slope is None else f"{slope:.2f} ({content.unit['slope_low_95']:.2f} to "
              f"{content.unit['slope_high_95']:.2f})"))
     if content.unit["off"]:

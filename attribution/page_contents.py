@@ -10,41 +10,38 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
-from attribution.advantages import AdvantageSettings, advantages_of, calibration_of
-from attribution.checking.object_files import has_names, read_names
+from agents.agent_file import load_agent
+from agents.provenance import agent_digests, agent_sha256
+from attribution.advantages import AdvantageSettings, Calibration, advantages_of, calibration_of
+from attribution.checking.object_files import OBJECT_FILES, has_names, read_names
 from attribution.failures.causes import ENDED, MULTIPLE, OTHER, TIMEOUT, recorded_causes
+from attribution.feature_examples import SUBDIVISIONS, Examples
 from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
-from attribution.feature_examples import Examples
 from attribution.page_files import (
     ACTIVATION,
     ATTRIBUTION,
     KINDS,
     PRODUCT,
-    PageAttribution,
     PageContent,
     PageExamples,
     PageLayer,
-    PageMemory,
-    PageObjects,
     PageOutput,
 )
 from attribution.recordings import Recording
 from attribution.results import (
     ACTIVATIONS,
     ATTRIBUTION_SCRIPT,
+    FEATURES,
     INPUT,
-    THUMBNAIL,
-    AttributionFolder,
-    FeaturesFolder,
+    AttributionStore,
     LayerFeatures,
+    read_features,
 )
-from attribution.trajectories import Trajectories, best_of_episodes, failures, spikes
+from attribution.trajectories import Trajectories, best_of_episodes, failed_ends, value_spikes
 from common.errors import UserError, nearest
 from common.files import read_json
 from common.game_constants import ACTION_LABELS, FRAME_SIZE
@@ -53,7 +50,10 @@ from common.results import ResultStore
 PRODUCTS = "gradient_activation:"  # before the name of an output
 _SCORES = ("auc", "low_95", "high_95", "chance_high")  # of a feature and a kind of object
 MAX_NAME = 60  # letters of a feature's name
-MOST_CELLS = 256  # of a layer whose activations are shown unasked: of larger ones they are large
+MAX_CELLS = 256  # of a layer whose activations are shown by default
+_FACTS = {"observations": "observations", "explained": "squared attribution explained, held out",
+          "residual_share": "residual, share of |attribution|", "value_mean": "value, mean",
+          "value_deviation": "value, deviation", "baseline_mean": "its baseline G(0), mean"}
 _TITLES = {
     "value": "value", "taken": "log-probability of the action taken",
     "action": "log-probability of the likeliest action",
@@ -63,15 +63,20 @@ _TITLES = {
     "log_prob_other": "log-probability of other keys",
     "log_prob_still": "log-probability of no direction",
     ACTIVATIONS: "activation of the features"}
+_PREFIXES = {"log_prob_any_": "log-probability of anything ", "log_prob_": "log-probability of ",
+             "logit_sum_": "sum of logits: "}
+_WHY = {TIMEOUT: "Episodes that ended at the time limit.",
+        MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without all of "
+                  "them near, the last step, played again, would not have.",
+        OTHER: "Episodes that would have ended without any hazard near, too.",
+        ENDED: "Episodes that failed; the hazards of this game are not known."}
 
 
 def title_of(output: str) -> str:
-    """An output's name for people."""
+    """Return the title of an output for people."""
     if output in _TITLES:
         return _TITLES[output]
-    for prefix, words in (("log_prob_any_", "log-probability of anything "),
-                          ("log_prob_", "log-probability of "),
-                          ("logit_sum_", "sum of logits: ")):
+    for prefix, words in _PREFIXES.items():
         if output.startswith(prefix):
             return words + output.removeprefix(prefix)
     if output.startswith(PRODUCTS):
@@ -80,303 +85,176 @@ def title_of(output: str) -> str:
     return f"logit of {ACTION_LABELS[int(number)]}" if number.isdigit() else output
 
 
-class Sources:
-    """Attributions with the features and the recording that they are of.
+def kind_of(output: str) -> str:
+    """Return which of ``KINDS`` an output is."""
+    return ACTIVATION if output == ACTIVATIONS else (
+        PRODUCT if output.startswith(PRODUCTS) else ATTRIBUTION)
+
+
+class AttributedAgent:
+    """An agent's attributions with their features and recording: a ``PageAgent``.
 
     Args:
-        attributions: folder of ``attribution.attribute``.
-        features_dir: folder of ``attribution.features``.
-        recording: of the agent.
-        agents: digests of the agent, see ``agents.provenance.agent_digests``.
-        objects: names and scores of the features, of which those of other features are left out.
-        activations: names of the layers of which activations are shown as well; None for those of
-            at most ``MOST_CELLS`` cells.
+        agent_file, data_dir, attributions: the agent, its recording and its attributions.
+        features_dir: folder of the features of all layers.
+        objects_dir: folder of names and scores of features; those of other features are ignored.
+        activations: short names of the layers whose activations are shown; None for layers of at
+            most ``MAX_CELLS`` cells.
+
+    Attributes:
+        name, checksum: name and digest of the agent file.
+        remembers: whether the agent has a memory.
+        recording: its recording.
+        steps: steps of the trajectories.
+        features: features of each layer, in order of computation.
+        layers: short names of all layers, the frame itself first.
+        outputs: names of all outputs.
+        tolerance: accepted completeness error.
 
     Raises:
-        UserError: if they do not belong together, or nothing is finished; both checksums are
-            named; or there is no such layer.
+        UserError: if a file is missing or damaged, nothing is finished, the files do not belong
+            together, or there is no such layer.
     """
 
-    def __init__(self, attributions: AttributionFolder, features_dir: Path, recording: Recording,
-                 agents: Collection[str], objects: ResultStore,
-                 activations: list[str] | None = None):
-        self.attributions, self.recording = attributions, recording
-        self._objects = objects
-        found = attributions.settings()
-        for key, accepted, what in (
-                ("agent_sha256", agents, "another agent"),
-                ("recording_sha256", {recording.sha256}, "another recording")):
-            if found.get(key) not in accepted:
-                raise UserError(f"the attributions in {attributions.path} are of {what}: its "
-                                f"checksum is {str(found.get(key))[:12]}, not "
-                                f"{' or '.join(sorted(each[:12] for each in accepted))}")
-        self.tolerance = float(found.get("tolerance") or 0.01)
-        self.layers = attributions.layers()
-        self.gradients = _value_first(attributions.outputs(INPUT))
-        if not self.layers and not self.gradients:
-            raise UserError(f"{attributions.path} holds no finished attributions; python -m "
-                            "attribution.attribute makes them")
-        self.folders = {name: FeaturesFolder(features_dir, name) for name in self.layers}
-        self.features: dict[str, LayerFeatures] = {}
-        for name, folder in self.folders.items():
-            features = self.features[name] = folder.read()
-            expected = attributions.layer_settings(name).get("features_sha256")
-            if features.checksum != expected:
-                raise UserError(f"the attributions in {attributions.path} to the layer '{name}' "
-                                f"are of features with the checksum {str(expected)[:12]}, and "
-                                f"those in {folder.path} have {features.checksum[:12]}; make the "
-                                "attributions again, or name the right --features_dir")
+    def __init__(self, agent_file: Path, data_dir: Path, attributions: Path, features_dir: Path,
+                 objects_dir: Path, activations: list[str] | None):
+        policy = load_agent(agent_file)
+        self.name, self.checksum = agent_file.name, agent_sha256(agent_file)
+        self.remembers = policy.recurrent
+        self.recording = Recording(data_dir, policy, agent_file)
+        self._store = AttributionStore(attributions)
+        self._store.check_source(agent_digests(agent_file), self.recording.sha256)
+        self.tolerance = float(self._store.settings().get("tolerance") or 0.01)
+        self._features_dir = features_dir
+        self._objects = ResultStore(objects_dir, OBJECT_FILES)
+        self.features = {name: read_features(features_dir, name) for name in self._store.layers()}
+        for features in self.features.values():
+            self._store.check_features(features)
         for name in activations or ():
             if name not in self.features:
                 raise UserError(f"there are no features of a layer '{name}' whose activations "
                                 f"could be shown{nearest(name, self.features)}")
         self._with_activations = {
             name for name, features in self.features.items()
-            if math.prod(features.found["grid"]) <= MOST_CELLS
+            if math.prod(features.facts["grid"]) <= MAX_CELLS
         } if activations is None else {*activations}
-        self.steps = attributions.trajectories()
-        there = [self.gradients, *map(self._outputs_at, self.layers)]
-        self.outputs = [*dict.fromkeys(itertools.chain(*there))]
-        self.outputs.sort(key=_kind_of_output)  # keeps the order among equals
+        gradients = self._store.outputs(INPUT)
+        self.layers = [*([INPUT] if gradients else []), *self.features]
+        if not self.layers:
+            raise UserError(f"{attributions} holds no finished attributions; {ATTRIBUTION_SCRIPT} "
+                            "makes them")
+        self.steps = self._store.trajectories()
+        self.outputs = [*dict.fromkeys(itertools.chain(*map(self.outputs_at, self.layers)))]
+        self.outputs.sort(key=lambda name: KINDS.index(kind_of(name)))  # stable
 
-    @property
-    def shown_layers(self) -> list[str]:
-        """Names of the page's layers, in order of computation."""
-        return [*([INPUT] if self.gradients else []), *self.layers]
+    def _has_all(self, entry: str, *key: object) -> bool:
+        """Whether an item of each trajectory is there."""
+        return all(self._store.has(entry, *key, number)
+                   for number in range(self.steps.num_trajectories))
 
     def outputs_at(self, layer: str) -> list[str]:
-        """Names of what there is of a layer, as the page knows them."""
-        return self.gradients if layer == INPUT else self._outputs_at(layer)
-
-    def _outputs_at(self, layer: str) -> list[str]:
-        files, count = self.attributions, len(self.steps.bounds) - 1
-        outputs = _value_first(files.outputs(layer))
-        products = [PRODUCTS + output for output in outputs if all(
-            files.gradient_activation_file(layer, output, number).is_file()
-            for number in range(count))]
-        return [*outputs, *products, *([ACTIVATIONS] if self.has_activations(layer) else [])]
-
-    def has_activations(self, layer: str) -> bool:
-        """Whether the activations of a layer's features are to be shown, and are there for all
-        trajectories."""
-        return layer in self._with_activations and all(
-            self.attributions.file(layer, ACTIVATIONS, number).is_file()
-            for number in range(len(self.steps.bounds) - 1))
-
-    def objects(self, layer: str) -> PageObjects | None:
-        """Kinds of object that the features of a layer go with; None where they are not known."""
-        if not has_names(self._objects, layer, self.features[layer].checksum):
-            return None
-        found = read_names(self._objects, layer)
-        table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
-        kinds = [[row._asdict() for row in rows.itertuples(index=False)] for rows in (
-            table[(table["feature"] == feature) & table["auc"].notna()].sort_values(
-                "auc", ascending=False).drop(columns="feature")
-            for feature in range(self.features[layer].number))]
-        return PageObjects(
-            [found[key] for key in ("score", "score_low_95", "score_high_95", "score_chance")],
-            [each["name"] or "" for each in found["features"]], kinds)
+        """Names of the outputs of a layer, the value first, and of what is shown like one."""
+        outputs = sorted(self._store.outputs(layer), key=lambda name: (name != "value", name))
+        if layer == INPUT:
+            return outputs
+        products = [PRODUCTS + output for output in outputs
+                    if self._has_all("gradient_activation", layer, output)]
+        has_activations = layer in self._with_activations and self._has_all("activations", layer)
+        return [*outputs, *products, *([ACTIVATIONS] if has_activations else [])]
 
     def frames(self, trajectory: int) -> np.ndarray:
-        """uint8 (T, 64, 64, 3)."""
-        part = self.steps.part(trajectory)
-        return self.recording.read(np.stack([part.episode, part.row], axis=1)).frames
+        """Read the frames of a trajectory, uint8 (T, 64, 64, 3)."""
+        return self.recording.read(self.steps.part(trajectory).frame_ids).frames
 
-    def attribution(self, layer: str, output: str, trajectory: int) -> PageAttribution:
-        """Attributions along a trajectory, or activations or gradients in their place.
+    def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
+        """Read attributions along a trajectory, or what is shown like them.
 
-        Activations have no residual. Of gradients by the frame, colours are summed: how much the
-        output changes if a pixel gets brighter.
+        Activations have no residual. Gradients with respect to the frame are summed over colours:
+        the change of the output if a pixel gets brighter.
         """
         if layer == INPUT:
-            found = self.attributions.gradients(output, trajectory)
-            grey = found.gradients.sum(axis=-1, keepdims=True, dtype=np.float32)
-            return PageAttribution(grey * found.largest[:, None, None, None],
-                                   output=found.output)
+            arrays = self._store.read("gradients", output, trajectory)
+            grey = arrays["gradients"].sum(axis=-1, keepdims=True, dtype=np.float32)
+            return {"cells": grey * arrays["largest"][:, None, None, None],
+                    "output": arrays["output"]}
         if output == ACTIVATIONS:
-            cells = self.attributions.activations(layer, trajectory)
+            cells = self._store.read("activations", layer, trajectory)["cells"]
             cells = np.concatenate([cells, np.zeros_like(cells[..., :1])], axis=-1)
-            return PageAttribution(cells, cells.sum(axis=(1, 2), dtype=np.float32))
+            return {"cells": cells, "totals": cells.sum(axis=(1, 2), dtype=np.float32)}
         if output.startswith(PRODUCTS):
-            product = self.attributions.gradient_activation(
-                layer, output.removeprefix(PRODUCTS), trajectory)
-            return PageAttribution(product.cells, product.totals)
-        found = self.attributions.attributed(layer, output, trajectory)
-        return PageAttribution(found.cells, found.totals, found.output, found.baseline, found.gap)
-
+            return self._store.read("gradient_activation", layer, output.removeprefix(PRODUCTS),
+                                    trajectory)
+        return self._store.read("attributions", layer, output, trajectory)
 
     def lags(self, layer: str, output: str) -> int:
-        """The most steps that attributions go back to, for all trajectories; 0 for none."""
-        if _kind_of_output(output) or layer == INPUT:
+        """Largest number of steps that attributions go back in all trajectories; 0 for none."""
+        if layer == INPUT or kind_of(output) != ATTRIBUTION:
             return 0
-        files, count = self.attributions, len(self.steps.bounds) - 1
-        there = [lags for lags in files.lags(layer, output) if all(
-            files.memory_file(layer, output, lags, number).is_file() for number in range(count))]
-        return max(there, default=0)
+        return max((lags for lags in self._store.lags(layer, output)
+                    if self._has_all("over_time", layer, output, lags)), default=0)
 
-    def memory(self, layer: str, output: str, trajectory: int) -> PageMemory:
-        """Attributions over the last steps along a trajectory."""
-        found = self.attributions.over_time(layer, output, self.lags(layer, output), trajectory)
-        return PageMemory(found.totals, found.older, found.baseline, found.gap)
+    def memory(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
+        """Read attributions over time along a trajectory."""
+        return self._store.read("over_time", layer, output, self.lags(layer, output), trajectory)
 
+    def page_layer(self, name: str) -> PageLayer:
+        """Describe a layer for the page."""
+        available = self.outputs_at(name)
+        outputs = tuple(number for number, output in enumerate(self.outputs)
+                        if output in available)
+        if name == INPUT:
+            return PageLayer(name, "the frame itself", (FRAME_SIZE, FRAME_SIZE), 0, 1, 0,
+                             np.zeros(0), {}, outputs, gradients=True)
+        features = self.features[name]
+        facts = features.facts
+        stability = facts.get("stability") or [np.nan] * features.number
+        return PageLayer(
+            name, features.settings.get("layer", name), tuple(facts["grid"]),
+            facts["first_pixel"], facts["stride"], features.number,
+            np.array(stability, dtype=float),
+            {title: facts[key] for key, title in _FACTS.items() if facts.get(key) is not None},
+            outputs, bool(facts.get("partial")), objects=self._read_objects(name),
+            **self._read_examples(features))
 
-def _kind_of_output(name: str) -> int:
-    """Its place among ``KINDS``."""
-    kind = ACTIVATION if name == ACTIVATIONS else (
-        PRODUCT if name.startswith(PRODUCTS) else ATTRIBUTION)
-    return KINDS.index(kind)
+    def _read_objects(self, layer: str) -> dict | None:
+        """Kinds of object that features respond to, see ``PageLayer``; None if unknown."""
+        features = self.features[layer]
+        if not has_names(self._objects, layer, features.checksum):
+            return None
+        names = read_names(self._objects, layer)
+        table = self._objects.read("scores", layer)[["feature", "kind", *_SCORES]]
+        table = table[table["auc"].notna()]
+        return {
+            "score": [names[key] for key in ("score", "score_low_95", "score_high_95",
+                                             "score_chance")],
+            "names": [feature["name"] or "" for feature in names["features"]],
+            "kinds": [table[table["feature"] == number].sort_values("auc", ascending=False).drop(
+                columns="feature").to_dict("records") for number in range(features.number)]}
 
-
-def _value_first(outputs: list[str]) -> list[str]:
-    return sorted(outputs, key=lambda name: (name != "value", name))
-
-
-def gather(sources: Sources, experiment: str, agent: str, remembers: bool, unit: AdvantageSettings,
-           rows: pd.DataFrame, labels: dict[str, dict[int, str]], num_bookmarks: int,
-           with_causes: bool, reports: dict[str, str]) -> PageContent:
-    """All that a page shows.
-
-    Args:
-        experiment, agent: names for people.
-        remembers: whether the agent has a memory.
-        rows: of the recording.
-        labels: names of features, see ``read_labels``.
-        num_bookmarks: steps of each list.
-        with_causes: play failed episodes once more, to say what ended them.
-        reports: addresses of the sections of a report of checks, by the checks' names.
-    """
-    steps = sources.steps
-    calibration = calibration_of(rows, unit.reward_scale, unit.gamma)
-    advantages = advantages_of(steps, unit.reward_scale, unit.gamma, unit.lmbda)
-    names = sources.outputs
-    outputs = [PageOutput(name, title_of(name), KINDS[_kind_of_output(name)]) for name in names]
-    layers = tuple(_layer(sources, name, names) for name in sources.shown_layers)
-    env = sources.recording.description.get("env") or {}
-    game = ", ".join(filter(None, (
-        env.get("env_name"), env.get("distribution_mode"),
-        {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds")))))
-    content = PageContent(
-        experiment, (agent,), (0,) * (len(steps.bounds) - 1),
-        game or "a game that the recording does not name", tuple(outputs),
-        layers, steps, advantages.astype(np.float32),
-        {**dataclasses.asdict(unit), "slope": _number(calibration.slope),
-         "slope_low_95": _number(calibration.low_95),
-         "slope_high_95": _number(calibration.high_95),
-         "r2": _number(calibration.r2), "off": calibration.is_off},
-        [], {name: {**dict(enumerate(sources.features[name].found.get("names", ()))),
-                    **labels.get(name, {})} for name in sources.layers},
-        _failures(sources) if with_causes else [], reports, sources.tolerance, remembers,
-        sources.frames,
-        lambda layer, output, trajectory: sources.attribution(
-            sources.shown_layers[layer], outputs[output].name, trajectory),
-        lambda layer, output: sources.lags(sources.shown_layers[layer], outputs[output].name),
-        lambda layer, output, trajectory: sources.memory(
-            sources.shown_layers[layer], outputs[output].name, trajectory))
-    return dataclasses.replace(content, bookmarks=_bookmarks(sources, content, advantages,
-                                                             num_bookmarks))
+    def _read_examples(self, features: LayerFeatures) -> dict:
+        """Examples of a layer's features, as fields of ``PageLayer``. They are frames of the
+        recording that the features were found in, and left out if that is another one."""
+        store = ResultStore(self._features_dir / features.name, FEATURES)
+        items: list[tuple] = [("spatial_examples", f"{shares:g}") for shares in SUBDIVISIONS]
+        items = [item for item in (*items, ("thumbnail_examples",)) if store.has(*item)]
+        if not items or features.settings.get("recording_sha256") != self.recording.sha256:
+            return {}
+        examples = {item: Examples(**store.read(*item)) for item in items}
+        numbers = np.concatenate([each.observations.ravel() for each in examples.values()])
+        used = np.unique(numbers[numbers >= 0])
+        new_numbers = np.full(len(features.observations), -1)
+        new_numbers[used] = np.arange(len(used))
+        converted = {
+            item: _convert_examples(each, new_numbers, float(item[1]) if item[1:] else None)
+            for item, each in examples.items()}
+        return {"thumbnails": converted.pop(("thumbnail_examples",), None),
+                "spatial": tuple(converted.values()),
+                "pictures": self.recording.read(features.observations[used]).frames}
 
 
-def joined(content: PageContent, other: PageContent) -> PageContent:
-    """A page of two agents, such as an original and an edited one, whose attributions are reduced
-    to the same features: the trajectories of one, and behind them those of the other.
-
-    Raises:
-        UserError: if the other lacks a layer or an output of the first.
-    """
-    layers = {layer.name: number for number, layer in enumerate(other.layers)}
-    outputs = {output.name: number for number, output in enumerate(other.outputs)}
-    for layer in content.layers:
-        for output in layer.outputs:
-            name = content.outputs[output].name
-            if (layer.name not in layers or name not in outputs or outputs[name]
-                    not in other.layers[layers[layer.name]].outputs):
-                raise UserError(f"{other.agents[0]} has no attributions of {name} at {layer.name} "
-                                f"as {content.agents[0]} has; make them with {ATTRIBUTION_SCRIPT}")
-    count = content.num_trajectories
-
-    def there(layer: int, output: int) -> tuple[int, int]:
-        return layers[content.layers[layer].name], outputs[content.outputs[output].name]
-
-    def lags(layer: int, output: int) -> int:
-        own = content.lags(layer, output)
-        return own if own == other.lags(*there(layer, output)) else 0
-
-    def moved(steps: list[list]) -> list[list]:
-        return [[trajectory + count, *rest] for trajectory, *rest in steps]
-
-    causes = {each["cause"]: list(each["steps"]) for each in content.failures}
-    for each in other.failures:
-        causes.setdefault(each["cause"], []).extend(moved(each["steps"]))
-    steps = {field.name: np.concatenate([getattr(content.steps, field.name),
-                                         getattr(other.steps, field.name)])
-             for field in dataclasses.fields(Trajectories)}
-    steps["trajectory"] = np.concatenate([content.steps.trajectory,
-                                          other.steps.trajectory + count])
-    return dataclasses.replace(
-        content, agents=content.agents + other.agents,
-        agent_of=content.agent_of + (1,) * other.num_trajectories, steps=Trajectories(**steps),
-        advantages=np.concatenate([content.advantages, other.advantages]),
-        bookmarks=[*content.bookmarks, *(
-            {**each, "title": f"{other.agents[0]}: {each['title']}", "steps": moved(each["steps"])}
-            for each in other.bookmarks)],
-        failures=[{"cause": cause, "steps": places} for cause, places in causes.items()],
-        frames=lambda number: (content.frames(number) if number < count
-                               else other.frames(number - count)),
-        attribution=lambda layer, output, number: (
-            content.attribution(layer, output, number) if number < count
-            else other.attribution(*there(layer, output), number - count)),
-        lags=lags, memory=lambda layer, output, number: (
-            content.memory(layer, output, number) if number < count
-            else other.memory(*there(layer, output), number - count)))
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
-
-
-def _layer(sources: Sources, name: str, names: list[str]) -> PageLayer:
-    there = sources.outputs_at(name)
-    numbers = tuple(number for number, output in enumerate(names) if output in there)
-    if name == INPUT:
-        return PageLayer(name, "the frame itself", (FRAME_SIZE, FRAME_SIZE), 0, 1, 0, np.zeros(0),
-                         {}, numbers, gradients=True)
-    features = sources.features[name]
-    found = features.found
-    stability = found.get("stability") or [np.nan] * features.number
-    facts = {title: found[key] for key, title in (
-        ("observations", "observations"), ("explained", "squared attribution explained, held out"),
-        ("residual_share", "residual, share of |attribution|"), ("value_mean", "value, mean"),
-        ("value_deviation", "value, deviation"), ("baseline_mean", "its baseline G(0), mean"))
-        if found.get(key) is not None}
-    layer = PageLayer(
-        name, features.settings.get("layer", name), tuple(found["grid"]), found["first_pixel"],
-        found["stride"], features.number, np.array(stability, dtype=float), facts, numbers,
-        bool(found.get("partial")), objects=sources.objects(name))
-    return _with_examples(layer, sources, features)
-
-
-def _with_examples(layer: PageLayer, sources: Sources, features: LayerFeatures) -> PageLayer:
-    """The layer with the examples of its features, if it has any; they are frames of the recording
-    that the features were found in, and left out if that is another."""
-    folder = sources.folders[layer.name]
-    same = features.settings.get("recording_sha256") == sources.recording.sha256
-    kinds = folder.example_kinds() if same else []
-    examples = {kind: folder.examples(kind) for kind in kinds}
-    if not examples:
-        return layer
-    numbers = np.concatenate([each.observations.ravel() for each in examples.values()])
-    used = np.unique(numbers[numbers >= 0])
-    places = np.full(len(features.observations), -1)
-    places[used] = np.arange(len(used))
-    converted = {kind: _examples(each, places, None if kind == THUMBNAIL else float(kind))
-                 for kind, each in examples.items()}
-    return dataclasses.replace(
-        layer, thumbnails=converted.pop(THUMBNAIL, None), spatial=tuple(converted.values()),
-        pictures=sources.recording.read(features.observations[used]).frames)
-
-
-def _examples(examples: Examples, places: np.ndarray, shares: float | None) -> PageExamples:
-    """Examples whose observations have other numbers."""
+def _convert_examples(examples: Examples, new_numbers: np.ndarray,
+                      shares: float | None) -> PageExamples:
+    """Convert examples for the page, with other numbers of their observations."""
     observations = examples.observations
     shape = observations.shape
     if len(shape) == 2:  # of a thumbnail, in reading order
@@ -384,26 +262,109 @@ def _examples(examples: Examples, places: np.ndarray, shares: float | None) -> P
         shape = (shape[0], -(-shape[1] // side), side)
     missing = int(np.prod(shape[1:])) - int(np.prod(observations.shape[1:]))
 
-    def shaped(array: np.ndarray, fill: float) -> np.ndarray:
+    def padded(array: np.ndarray, fill: float) -> np.ndarray:
         flat = array.reshape(len(array), -1, *array.shape[observations.ndim:])
-        padded = np.pad(flat, [(0, 0), (0, missing)] + [(0, 0)] * (flat.ndim - 2),
-                        constant_values=fill)
-        return padded.reshape(*shape, *array.shape[observations.ndim:])
+        flat = np.pad(flat, [(0, 0), (0, missing)] + [(0, 0)] * (flat.ndim - 2),
+                      constant_values=fill)
+        return flat.reshape(*shape, *array.shape[observations.ndim:])
 
     boxes = examples.boxes.astype(np.float32)
     centres = (boxes[..., :2] + boxes[..., 2:]) / 2 - 0.5  # pixels are counted at their middles
-    renumbered = np.where(observations >= 0, places[np.maximum(observations, 0)], -1)
-    return PageExamples(shaped(renumbered, -1), shaped(centres, 0), shaped(examples.strengths, 0),
+    renumbered = np.where(observations >= 0, new_numbers[np.maximum(observations, 0)], -1)
+    return PageExamples(padded(renumbered, -1), padded(centres, 0), padded(examples.strengths, 0),
                         shares)
 
 
-def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
+def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
+           labels: dict[str, dict[int, str]], num_bookmarks: int, with_causes: bool,
+           reports: dict[str, str]) -> PageContent:
+    """Gather everything that a page of one agent shows.
+
+    Args:
+        experiment: name of the experiment.
+        settings: how advantages are computed.
+        labels: names of features, see ``read_labels``.
+        num_bookmarks: maximum number of steps in each list of bookmarks.
+        with_causes: replay failed episodes to determine what ended them.
+        reports: addresses of the sections of a report of checks, by check.
+    """
+    calibration = calibration_of(agent.recording.all_steps(), settings.reward_scale, settings.gamma)
+    advantages = advantages_of(agent.steps, settings.reward_scale, settings.gamma, settings.lmbda)
+    failures = _failures(agent) if with_causes else []
+    env = agent.recording.description.get("env") or {}
+    backgrounds = {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds"))
+    game = ", ".join(filter(None, (env.get("env_name"), env.get("distribution_mode"),
+                                   backgrounds)))
+    return PageContent(
+        experiment, (agent,), (0,) * agent.steps.num_trajectories,
+        game or "a game that the recording does not name",
+        tuple(PageOutput(name, title_of(name), kind_of(name)) for name in agent.outputs),
+        tuple(map(agent.page_layer, agent.layers)), agent.steps, advantages.astype(np.float32),
+        {**dataclasses.asdict(settings), **_describe(calibration)},
+        _bookmarks(agent, advantages, calibration.is_off, failures, num_bookmarks),
+        {name: {**dict(enumerate(features.facts.get("names", ()))), **labels.get(name, {})}
+         for name, features in agent.features.items()},
+        failures, reports, agent.tolerance, agent.remembers)
+
+
+def _describe(calibration: Calibration) -> dict:
+    return {"slope": _number(calibration.slope), "slope_low_95": _number(calibration.low_95),
+            "slope_high_95": _number(calibration.high_95), "r2": _number(calibration.r2),
+            "off": calibration.is_off}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def join_contents(content: PageContent, other: PageContent) -> PageContent:
+    """Join the pages of two agents, such as an original and an edited one, whose attributions are
+    reduced to the same features: trajectories of the other agent follow those of the first.
+
+    Raises:
+        UserError: if the other agent lacks attributions of the first one.
+    """
+    [agent], [other_agent] = content.agents, other.agents
+    attributed = {(layer.name, other.outputs[output].name)
+                  for layer in other.layers for output in layer.outputs}
+    for layer in content.layers:
+        for output in layer.outputs:
+            name = content.outputs[output].name
+            if (layer.name, name) not in attributed:
+                raise UserError(f"{other_agent.name} has no attributions of {name} at {layer.name} "
+                                f"as {agent.name} has; make them with {ATTRIBUTION_SCRIPT}")
+    count = content.steps.num_trajectories
+
+    def shifted(steps: list[list]) -> list[list]:
+        return [[trajectory + count, *rest] for trajectory, *rest in steps]
+
+    causes = {failure["cause"]: list(failure["steps"]) for failure in content.failures}
+    for failure in other.failures:
+        causes.setdefault(failure["cause"], []).extend(shifted(failure["steps"]))
+    later = dataclasses.replace(other.steps, trajectory=other.steps.trajectory + count)
+    return dataclasses.replace(
+        content, agents=(agent, other_agent),
+        agent_of=content.agent_of + (1,) * other.steps.num_trajectories,
+        steps=Trajectories(**{name: np.concatenate([array, vars(later)[name]])
+                              for name, array in vars(content.steps).items()}),
+        advantages=np.concatenate([content.advantages, other.advantages]),
+        bookmarks=[*content.bookmarks, *(
+            {**bookmark, "title": f"{other_agent.name}: {bookmark['title']}",
+             "steps": shifted(bookmark["steps"])} for bookmark in other.bookmarks)],
+        failures=[{"cause": cause, "steps": steps} for cause, steps in causes.items()])
+
+
+def _bookmarks(agent: AttributedAgent, advantages: np.ndarray, is_off: bool, failures: list[dict],
                most: int) -> list[dict]:
-    """Lists of steps that are worth looking at first; those without any are left out."""
-    steps = content.steps
+    """Lists of steps of interest; empty ones are left out.
+
+    Args:
+        is_off: whether values and rewards seem to have different units.
+    """
+    steps = agent.steps
     best = functools.partial(best_of_episodes, steps=steps, most=most)
-    jumps = spikes(steps)
-    badge, warning = ("", "") if not content.unit["off"] else (
+    spikes = value_spikes(steps)
+    badge, warning = ("", "") if not is_off else (
         " (unit uncertain)", " Values and rewards do not seem to have the same unit, so this list "
         "may be wrong: export the page with another --reward_scale.")
     lists = [
@@ -412,78 +373,73 @@ def _bookmarks(sources: Sources, content: PageContent, advantages: np.ndarray,
         (f"Unexpected successes{badge}", "The highest advantages, one an episode: it went better "
          f"than expected.{warning}", best(advantages), advantages),
         ("Value spikes", "The value stands out from that of the frames before and after it: "
-         "something was seen that was not there, or went away at once.", best(jumps), jumps),
-        *((f"Failures: {each['cause'].replace('_', ' ')}", _why(each["cause"]), np.array(
-            [steps.bounds[trajectory] + step for trajectory, step in each["steps"]]), None)
-          for each in content.failures),
-        *([] if content.failures else [
-            ("Episodes without a reward", "Their last frames.", failures(steps, most), None)])]
-    if sources.layers:
-        layer = sources.layers[len(sources.layers) // 2]  # which the page shows first
-        output = _value_first(sources.attributions.outputs(layer))[0]
-        gaps, residuals = _errors(sources, layer, output)
-        of = f"{title_of(output)} at {layer}"
+         "something was seen that was not there, or went away at once.", best(spikes), spikes),
+        *((f"Failures: {failure['cause'].replace('_', ' ')}", _explain_cause(failure["cause"]),
+           np.array([steps.bounds[trajectory] + step for trajectory, step in failure["steps"]]),
+           None) for failure in failures),
+        *([] if failures else [
+            ("Episodes without a reward", "Their last frames.", failed_ends(steps, most), None)])]
+    if agent.features:
+        layer = [*agent.features][len(agent.features) // 2]  # which the page shows first
+        output = agent.outputs_at(layer)[0]
+        gaps, residuals = _errors(agent, layer, output)
+        what = f"{title_of(output)} at {layer}"
         lists += [
-            ("Largest gaps", f"The attributions of {of} lack most to the change of the output, "
+            ("Largest gaps", f"The attributions of {what} lack most to the change of the output, "
              "as a share of it.", best(gaps), gaps),
-            ("Largest residual", f"The features leave most of {of} unexplained, as a share of "
+            ("Largest residual", f"The features leave most of {what} unexplained, as a share of "
              "all |attribution|.", best(residuals), residuals)]
     return [{"title": title, "why": why,
-             "steps": [[*content.place(step), None if scores is None else float(scores[step])]
-                       for step in found.tolist()]}
-            for title, why, found, scores in lists if len(found)]
+             "steps": [[*steps.place(step), None if scores is None else float(scores[step])]
+                       for step in chosen.tolist()]}
+            for title, why, chosen, scores in lists if len(chosen)]
 
 
-def _why(cause: str) -> str:
-    """Explanation of a cause of failure, for the page."""
-    return {TIMEOUT: "Episodes that ended at the time limit.",
-            MULTIPLE: "No kind of hazard alone ended these episodes, but all together: without "
-                      "all of them near, the last step, played again, would not have.",
-            OTHER: "Episodes that would have ended without any hazard near, too.",
-            ENDED: "Episodes that failed; the hazards of this game are not known."}.get(
-        cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played again in the "
-               "real game, would not have ended these episodes.")
+def _explain_cause(cause: str) -> str:
+    """Explain a cause of failure on the page."""
+    return _WHY.get(cause, f"Without the {cause.replace('_', ' ')} nearby, the last step, played "
+                           "again in the real game, would not have ended these episodes.")
 
 
-def _failures(sources: Sources) -> list[dict]:
-    """Last steps of the failed episodes that are shown to their end, by their causes."""
-    steps, found = sources.steps, {}
+def _failures(agent: AttributedAgent) -> list[dict]:
+    """Last steps of the failed episodes that are shown to their end, by cause."""
+    steps = agent.steps
     ends = np.flatnonzero(steps.ended)
-    causes = recorded_causes(sources.recording.folder, np.unique(steps.episode[ends]).tolist())
+    causes = recorded_causes(agent.recording.folder, np.unique(steps.episode[ends]).tolist())
+    by_cause: dict[str, list] = {}
     for end in ends.tolist():
         if steps.episode[end] in causes:
-            place = int(steps.trajectory[end]), int(end - steps.bounds[steps.trajectory[end]])
-            found.setdefault(causes[steps.episode[end]], []).append(place)
-    return [{"cause": cause, "steps": found[cause]} for cause in sorted(
-        found, key=lambda cause: (-len(found[cause]), cause))]
+            by_cause.setdefault(causes[steps.episode[end]], []).append(steps.place(end))
+    return [{"cause": cause, "steps": by_cause[cause]} for cause in sorted(
+        by_cause, key=lambda cause: (-len(by_cause[cause]), cause))]
 
 
-def _errors(sources: Sources, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
-    """Gaps of all steps, and what share of |attribution| the residual is, (N,) each."""
-    gaps, shares = [], []
-    for trajectory in range(len(sources.steps.bounds) - 1):
-        found = sources.attribution(layer, output, trajectory)
-        sizes = np.abs(found.cells.astype(np.float32)).sum(axis=(1, 2))
-        gaps.append(found.gap)
+def _errors(agent: AttributedAgent, layer: str, output: str) -> tuple[np.ndarray, np.ndarray]:
+    """Completeness errors of all steps, and the residual's share of |attribution|, (N,) each."""
+    errors, shares = [], []
+    for trajectory in range(agent.steps.num_trajectories):
+        arrays = agent.attribution(layer, output, trajectory)
+        sizes = np.abs(arrays["cells"].astype(np.float32)).sum(axis=(1, 2))
+        errors.append(arrays["gap"])
         shares.append(sizes[:, -1] / np.maximum(sizes.sum(axis=1), np.finfo(np.float32).tiny))
-    return np.concatenate(gaps), np.concatenate(shares)
+    return np.concatenate(errors), np.concatenate(shares)
 
 
 def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dict[int, str]]:
-    """Names of features, as the page saves them: {layer: {number on the page, from 1: name}}.
+    """Read names of features that the page saved: {layer: {number on the page, from 1: name}}.
 
     Returns:
         Names by layer and feature, features counted from 0.
 
     Raises:
-        UserError: if the file is missing, or names a layer or a feature that there is not.
+        UserError: if the file is missing or damaged, or names an unknown layer or feature.
     """
     content = read_json(path)
-    if not isinstance(content, dict) or not all(isinstance(each, dict)
-                                                for each in content.values()):
+    if not isinstance(content, dict) or not all(isinstance(names, dict)
+                                                for names in content.values()):
         raise UserError(f"{path} holds no names of features by layer: "
                         '{"2b": {"1": "a name"}}')
-    found: dict[str, dict[int, str]] = {}
+    labels: dict[str, dict[int, str]] = {}
     for layer, names in content.items():
         if layer not in features:
             raise UserError(f"{path} has names for a layer '{layer}', which is not shown"
@@ -496,5 +452,5 @@ def read_labels(path: Path, features: dict[str, LayerFeatures]) -> dict[str, dic
             if not isinstance(name, str) or len(name) > MAX_NAME:
                 raise UserError(f"in {path} the name of feature {number} of {layer} is no text of "
                                 f"at most {MAX_NAME} letters")
-            found.setdefault(layer, {})[int(number) - 1] = name
-    return found
+            labels.setdefault(layer, {})[int(number) - 1] = name
+    return labels

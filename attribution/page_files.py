@@ -28,9 +28,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -47,8 +48,8 @@ STRIP_STEPS = 4096  # in a line of a strip; WebP has no side above 16 383 pixels
 LEVELS = 127  # of a quantised cell, on both sides of 0
 _QUALITY, _EFFORT = 92, 2
 ATTRIBUTION, PRODUCT, ACTIVATION = KINDS = ("attribution", "product", "activation")
-NUM_PARTS = 24  # of a histogram
-NUM_STRONGEST = 8  # steps of a feature, one an episode
+NUM_BINS = 24  # of a histogram
+NUM_STRONGEST = 8  # steps per feature, one per episode
 
 
 class AttributionPageFolder(PageFolder):
@@ -72,39 +73,34 @@ class AttributionPageFolder(PageFolder):
         return self.data_file(f"observations_{layer:02d}_{sheet:03d}")
 
 
-@dataclasses.dataclass(frozen=True)
-class PageAttribution:
-    """Attributions of an output to the features of a layer, along a trajectory.
+class PageAgent(Protocol):
+    """An agent whose trajectories a page shows; arrays are read when they are written.
 
     Attributes:
-        cells: by feature, the residual last, in the output's unit, floating (T, H, W, F + 1).
-        totals: their sums over cells, float32 (T, F + 1); None of gradients by the frame.
-        output, baseline: G(a) and G(0), float32 (T,); None where there is none.
-        gap: error of the integral, as a share, float32 (T,); likewise.
+        name: name of its file.
     """
 
-    cells: np.ndarray
-    totals: np.ndarray | None = None
-    output: np.ndarray | None = None
-    baseline: np.ndarray | None = None
-    gap: np.ndarray | None = None
+    name: str
 
+    def frames(self, trajectory: int) -> np.ndarray:
+        """Read the frames of a trajectory, uint8 (T, 64, 64, 3)."""
 
-@dataclasses.dataclass(frozen=True)
-class PageMemory:
-    """Attributions of an output to the features of a layer at the last L steps.
+    def attribution(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
+        """Read what a row of the page shows.
 
-    Attributes:
-        totals: by how many steps ago and by feature, the residual last, float32 (T, L, F + 1).
-        older: of what was remembered before these steps, float32 (T,).
-        baseline: G of the path's start, float32 (T,).
-        gap: error of the integral, as a share, float32 (T,).
-    """
+        Returns:
+            ``cells`` (T, H, W, F + 1), by feature, the residual last, in the output's unit; and
+            optionally ``totals``, their sums over cells (T, F + 1), ``output`` and ``baseline``,
+            G(a) and G(0), and ``gap``, the completeness error (T,).
+        """
 
-    totals: np.ndarray
-    older: np.ndarray
-    baseline: np.ndarray
-    gap: np.ndarray
+    def lags(self, layer: str, output: str) -> int:
+        """Number of steps that attributions over time go back; 0 if there are none."""
+
+    def memory(self, layer: str, output: str, trajectory: int) -> Mapping[str, np.ndarray]:
+        """Read attributions over time: ``totals`` (T, L, F + 1), by lag and feature, the residual
+        last; ``older``, of the memory before these steps, ``baseline``, G at the start of the path,
+        and ``gap`` (T,)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +108,10 @@ class PageExamples:
     """Observations that show a layer's features.
 
     Attributes:
-        observation: number of the observation at each place; -1 for none, int32 (F, R, C).
+        observation: number of the observation at each position; -1 for none, int32 (F, R, C).
         centre: pixel on which its patch is centred, down and right, float32 (F, R, C, 2).
-        strength: of the activation there, float32 (F, R, C).
-        shares: places of the grid a cell of the layer; None for a legend's pictures.
+        strength: activation there, float32 (F, R, C).
+        shares: positions of the grid per cell of the layer; None for a legend's thumbnails.
     """
 
     observation: np.ndarray
@@ -125,39 +121,25 @@ class PageExamples:
 
 
 @dataclasses.dataclass(frozen=True)
-class PageObjects:
-    """Scores of a layer's features by kinds of object, see ``attribution.checking.object_files``.
-
-    Attributes:
-        score: object score of the layer, with its interval and what chance gives: [score, low,
-            high, chance]; None for a number that there is not.
-        names: of each feature the kind it is called by, "" for none (F,).
-        kinds: of each feature [{"kind", "auc", "low_95", "high_95", "chance_high"}], best first
-            (F,).
-    """
-
-    score: list[float | None]
-    names: list[str]
-    kinds: list[list[dict]]
-
-
-@dataclasses.dataclass(frozen=True)
 class PageLayer:
     """A layer, its features, and what is attributed to them.
 
     Attributes:
-        name, path: short name, and that of the module.
+        name, path: short name, and name of the module.
         grid: H and W.
-        first_pixel, stride: pixels on which cells are centred; None of units.
+        first_pixel, stride: pixels on which cells are centred; None for units.
         num_features: F.
-        stability: of each feature, see ``attribution.features``; NaN where unknown, (F,).
-        facts: what is known of the features as a whole, by titles for people.
+        stability: of each feature, see ``attribution.features``; NaN if unknown (F,).
+        facts: facts about the features as a whole, by title.
         outputs: numbers of the outputs that are attributed to this layer.
-        partial: whether a part of the network goes around it.
-        gradients: whether it is the frame itself, of whose pixels there are gradients alone.
-        objects: what kinds of object its features go with; None where that is not known.
-        thumbnails, spatial: examples; None and empty where there are none.
-        pictures: the observations that the examples name, uint8 (O, 64, 64, 3).
+        partial: whether a part of the network bypasses it.
+        gradients: whether it is the frame itself, which has only gradients.
+        objects: kinds of object that its features respond to; None if unknown. ``score``: object
+            score of the layer, with its interval and its value by chance, [score, low, high,
+            chance]; ``names``: kind that each feature is named after, or "" (F,); ``kinds``: for
+            each feature a list of {"kind", "auc", "low_95", "high_95", "chance_high"}, best first.
+        thumbnails, spatial: examples, if there are any.
+        pictures: the observations that the examples refer to, uint8 (O, 64, 64, 3).
     """
 
     name: str
@@ -171,7 +153,7 @@ class PageLayer:
     outputs: tuple[int, ...]
     partial: bool = False
     gradients: bool = False
-    objects: PageObjects | None = None
+    objects: dict | None = None
     thumbnails: PageExamples | None = None
     spatial: tuple[PageExamples, ...] = ()
     pictures: np.ndarray | None = None
@@ -179,14 +161,13 @@ class PageLayer:
 
 @dataclasses.dataclass(frozen=True)
 class PageOutput:
-    """An output that something is attributed to.
+    """An output of the agent, or a quantity that is shown like one.
 
     Attributes:
         name: as in ``--outputs``.
-        title: for people.
-        kind: one of ``KINDS``. Only of an attribution, the output is its baseline and what its
-            features add; gradient times activation, and the activations of features, are shown
-            beside it.
+        title: title for people.
+        kind: one of ``KINDS``. Only attributions sum to the output minus its baseline; gradient
+            times activation and the activations of features are shown in addition.
     """
 
     name: str
@@ -196,33 +177,27 @@ class PageOutput:
 
 @dataclasses.dataclass(frozen=True)
 class PageContent:
-    """All that a page shows.
+    """Everything that a page shows.
 
     Attributes:
-        experiment: its name.
-        agents: names of the agents' files; mostly one.
-        agent_of: number of the agent that made each trajectory.
-        game: and how it was played, for people.
-        outputs, layers: what there is.
-        steps: of all trajectories.
+        experiment: name of the experiment.
+        agents: the agents, mostly one.
+        agent_of: number of the agent of each trajectory.
+        game: game and mode, for people.
+        outputs, layers: outputs and layers with attributions.
+        steps: steps of all trajectories, one agent after the other.
         advantages: float32 (N,).
-        unit: of rewards and values, and how well they fit, for people; see ``contents``.
+        unit: how rewards are scaled, and how well values predict returns; see ``page_contents``.
         bookmarks: [{"title", "why", "steps": [[trajectory, step, score]]}].
-        labels: names of features by layer and feature, counted from 0.
-        failures: [{"cause", "steps": [[trajectory, step]]}] of episodes that failed, by what ended
-            them; empty where that is not known.
-        reports: addresses of the sections of a report of checks, seen from the page, by the names
-            of the checks.
-        tolerance: of gaps, as a share.
+        labels: names of features, by layer and feature from 0.
+        failures: [{"cause", "steps": [[trajectory, step]]}] of failed episodes; empty if unknown.
+        reports: addresses of the sections of a report of checks relative to the page, by check.
+        tolerance: accepted completeness error.
         remembers: whether the agent has a memory.
-        frames: reads the frames of a trajectory, uint8 (T, 64, 64, 3).
-        attribution: reads those of a layer, an output and a trajectory, by their numbers.
-        lags: steps that the attributions of a layer and an output go back to, 0 for none.
-        memory: reads these, likewise.
     """
 
     experiment: str
-    agents: tuple[str, ...]
+    agents: tuple[PageAgent, ...]
     agent_of: tuple[int, ...]
     game: str
     outputs: tuple[PageOutput, ...]
@@ -236,71 +211,47 @@ class PageContent:
     reports: dict[str, str]
     tolerance: float
     remembers: bool
-    frames: Callable[[int], np.ndarray]
-    attribution: Callable[[int, int, int], PageAttribution]
-    lags: Callable[[int, int], int]
-    memory: Callable[[int, int, int], PageMemory]
 
-    @property
-    def num_trajectories(self) -> int:
-        return len(self.steps.bounds) - 1
+    def source(self, trajectory: int) -> tuple[PageAgent, int]:
+        """Agent of a trajectory, and the trajectory's number among those of this agent."""
+        number = self.agent_of[trajectory]
+        return self.agents[number], trajectory - self.agent_of.index(number)
 
-    def place(self, step: int) -> tuple[int, int]:
-        """Trajectory of a step, and its number there."""
-        trajectory = int(self.steps.trajectory[step])
-        return trajectory, int(step - self.steps.bounds[trajectory])
-
-
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """Statistics of a layer and an output over all trajectories.
-
-    Attributes:
-        layer, output: numbers.
-        scale: median over frames of the largest |cell| of a feature: that is drawn bright.
-        gaps: median, 99 % quantile, largest, and how many are above the tolerance; None where
-            there are none.
-        means: of each feature's totals, the residual's last (F + 1,).
-        strongest: for each feature [trajectory, step, total] of its largest |totals|.
-        lags: steps that attributions go back to; 0 for none.
-        spread: for each feature how many frames have which largest |cell| of it: {"low", "high",
-            "counts"}; equal parts of that range.
-    """
-
-    layer: int
-    output: int
-    scale: float
-    gaps: dict[str, float] | None
-    means: list[float]
-    strongest: list[list[list[float]]]
-    lags: int
-    spread: list[dict]
+    def lags(self, layer: int, output: int) -> int:
+        """Number of steps that attributions over time go back; 0 if the agents differ."""
+        lags = {agent.lags(self.layers[layer].name, self.outputs[output].name)
+                for agent in self.agents}
+        return lags.pop() if len(lags) == 1 else 0
 
 
 def write_page(path: Path, content: PageContent) -> None:
     """Write the page and its data into a folder."""
     folder = AttributionPageFolder(path)
     folder.copy_page()
-    jobs = [(layer, output) for layer in range(len(content.layers))
-            for output in content.layers[layer].outputs]
+    numbers = range(len(content.agent_of))
 
     def write_frames(trajectory: int) -> str:
-        frames = content.frames(trajectory)
-        for sheet, picture in enumerate(_sheets(frames)):
-            file = folder.frames_file(trajectory, sheet)
-            file.write_bytes(data_script(file, {"sheet": picture}))
+        agent, number = content.source(trajectory)
+        frames = agent.frames(number)
+        for sheet, image in enumerate(_sheets(frames)):
+            _write(folder.frames_file(trajectory, sheet), {"sheet": image})
         return _strip(frames)
 
+    jobs = [(layer, output) for layer in range(len(content.layers))
+            for output in content.layers[layer].outputs]
     # Reading, encoding and compressing all let other threads work.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        strips = list(pool.map(write_frames, range(content.num_trajectories)))
-        summaries = []
+        strips = list(pool.map(write_frames, numbers))
         work = pool.map(lambda job: _write_attributions(folder, content, *job), jobs)
-        for summary in with_progress(work, len(jobs), "attribution"):
-            summaries.append(summary)
+        summaries = list(with_progress(work, len(jobs), "attribution"))
     _write(folder.data_file("strips"), {"strips": strips})
     for number, layer in enumerate(content.layers):
-        _write_examples(folder, number, layer)
+        if layer.pictures is not None:
+            for sheet, image in enumerate(_sheets(layer.pictures)):
+                _write(folder.observations_file(number, sheet), {"sheet": image})
+            _write(folder.examples_file(number), {
+                "thumbnails": _encode_examples(layer.thumbnails) if layer.thumbnails else None,
+                "spatial": [_encode_examples(examples) for examples in layer.spatial]})
     _write(folder.data_file("steps"), encoded(
         **{name: getattr(content.steps, name) for name in ("episode", "row", "action", "earned",
                                                            "value")},
@@ -314,9 +265,10 @@ def _write(file: Path, content: dict) -> None:
     file.write_bytes(data_script(file, content))
 
 
-def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
+def _manifest(content: PageContent, summaries: list[dict]) -> dict:
     return {
-        "format": FORMAT, "experiment": content.experiment, "agents": content.agents,
+        "format": FORMAT, "experiment": content.experiment,
+        "agents": [agent.name for agent in content.agents],
         "agent_of": content.agent_of, "game": content.game, "frame": FRAME_SIZE, "tiles": TILES,
         "levels": LEVELS,
         "strip": {"columns": STRIP_COLUMNS.stop - STRIP_COLUMNS.start, "steps": STRIP_STEPS},
@@ -328,13 +280,12 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
             "name": layer.name, "path": layer.path, "grid": layer.grid,
             "first_pixel": layer.first_pixel, "stride": layer.stride,
             "num_features": layer.num_features,
-            "stability": [None if np.isnan(each) else float(each) for each in layer.stability],
+            "stability": [None if np.isnan(value) else float(value) for value in layer.stability],
             "facts": layer.facts, "outputs": layer.outputs, "partial": layer.partial,
-            "gradients": layer.gradients,
-            "objects": None if layer.objects is None else dataclasses.asdict(layer.objects),
+            "gradients": layer.gradients, "objects": layer.objects,
             "examples": layer.pictures is not None,
         } for layer in content.layers],
-        "summaries": [dataclasses.asdict(summary) for summary in summaries],
+        "summaries": summaries,
         "unit": content.unit, "bookmarks": content.bookmarks, "failures": content.failures,
         "reports": content.reports,
         "labels": [[content.labels.get(layer.name, {}).get(feature, "")
@@ -343,31 +294,33 @@ def _manifest(content: PageContent, summaries: list[Summary]) -> dict:
 
 
 def _write_attributions(folder: AttributionPageFolder, content: PageContent, layer: int,
-                        output: int) -> Summary:
-    """Write those of all trajectories, and sum them up."""
+                        output: int) -> dict:
+    """Write the attributions of an output to a layer in all trajectories; return their summary."""
+    names = content.layers[layer].name, content.outputs[output].name
+    lags = content.lags(layer, output)
     peaks, gaps, totals = [], [], []
-    for trajectory in range(content.num_trajectories):
-        found = content.attribution(layer, output, trajectory)
-        cells, peak = quantised(found.cells)
-        exact = {name: getattr(found, name) for name in ("totals", "output", "baseline", "gap")}
-        _write(folder.attribution_file(layer, output, trajectory), packed(
-            cells=cells, peak=peak, **{name: array.astype(np.float32)
-                                       for name, array in exact.items() if array is not None}))
-        if content.lags(layer, output):
-            _write(folder.memory_file(layer, output, trajectory),
-                   packed(**vars(content.memory(layer, output, trajectory))))
-        largest = np.abs(found.cells.astype(np.float32)).max(axis=(1, 2))
+    for trajectory in range(len(content.agent_of)):
+        agent, number = content.source(trajectory)
+        arrays = agent.attribution(*names, number)
+        cells, peak = quantise(arrays["cells"])
+        exact = {name: arrays[name].astype(np.float32)
+                 for name in ("totals", "output", "baseline", "gap") if name in arrays}
+        _write(folder.attribution_file(layer, output, trajectory),
+               packed(cells=cells, peak=peak, **exact))
+        if lags:
+            memory = agent.memory(*names, number)
+            _write(folder.memory_file(layer, output, trajectory), packed(
+                **{name: memory[name] for name in ("totals", "older", "baseline", "gap")}))
+        largest = np.abs(arrays["cells"].astype(np.float32)).max(axis=(1, 2))
         peaks.append(largest if content.layers[layer].gradients else largest[:, :-1])
-        if found.gap is not None:
-            gaps.append(found.gap)
-        if found.totals is not None:
-            totals.append(found.totals)
+        gaps += [exact["gap"]] if "gap" in exact else []
+        totals += [exact["totals"]] if "totals" in exact else []
     return _summary(content, layer, output, np.concatenate(peaks), *(
-        np.concatenate(parts) if parts else None for parts in (gaps, totals)))
+        np.concatenate(pieces) if pieces else None for pieces in (gaps, totals)))
 
 
-def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Cells (T, H, W, F + 1) as int8, and of each frame the |cell| that is ``LEVELS`` (T,)."""
+def quantise(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Convert cells (T, H, W, F + 1) to int8; also return the |cell| that is ``LEVELS`` (T,)."""
     cells = cells.astype(np.float32)
     peak = np.abs(cells).max(axis=(1, 2, 3))
     scale = np.where(peak > 0, LEVELS / np.where(peak > 0, peak, 1), 0)
@@ -375,40 +328,36 @@ def quantised(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _summary(content: PageContent, layer: int, output: int, peaks: np.ndarray,
-             gaps: np.ndarray | None, totals: np.ndarray | None) -> Summary:
+             gaps: np.ndarray | None, totals: np.ndarray | None) -> dict:
+    """Statistics of a layer and an output over all trajectories.
+
+    Returns:
+        ``scale``: |cell| that is drawn bright, the median over frames of the largest one; ``gaps``:
+        quantiles of the completeness errors, and how many are above the tolerance; ``means`` of
+        each feature's totals, the residual's last (F + 1,); ``strongest``: for each feature the
+        [trajectory, step, total] with its largest |totals|; ``lags``; ``spread``: for each feature
+        a histogram over frames of its largest |cell|.
+    """
     largest = peaks.max(axis=1)
-    scale = float(np.median(largest)) or float(largest.max()) or 1.0
     features = () if totals is None else totals[:, :-1].T
-    strongest = [[[*content.place(step), float(feature[step])]
-                  for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
-                 for feature in features]
-    errors = None if gaps is None else {
-        "median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
-        "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
-        "steps": len(gaps)}
-    return Summary(
-        layer, output, scale, errors,
-        [] if totals is None else totals.mean(axis=0).astype(float).tolist(), strongest,
-        content.lags(layer, output), [_spread(peak) for _, peak in zip(features, peaks.T)])
+    histograms = [np.histogram(peak, bins=NUM_BINS) for _, peak in zip(features, peaks.T)]
+    return {
+        "layer": layer, "output": output,
+        "scale": float(np.median(largest)) or float(largest.max()) or 1.0,
+        "gaps": None if gaps is None else {
+            "median": float(np.median(gaps)), "most": float(np.quantile(gaps, 0.99)),
+            "largest": float(gaps.max()), "above": int((gaps > content.tolerance).sum()),
+            "steps": len(gaps)},
+        "means": [] if totals is None else totals.mean(axis=0).astype(float).tolist(),
+        "strongest": [[[*content.steps.place(step), float(feature[step])]
+                       for step in best_of_episodes(np.abs(feature), content.steps, NUM_STRONGEST)]
+                      for feature in features],
+        "lags": content.lags(layer, output),
+        "spread": [{"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
+                   for counts, edges in histograms]}
 
 
-def _spread(values: np.ndarray) -> dict:
-    counts, edges = np.histogram(values, bins=NUM_PARTS)
-    return {"low": float(edges[0]), "high": float(edges[-1]), "counts": counts.tolist()}
-
-
-def _write_examples(folder: AttributionPageFolder, number: int, layer: PageLayer) -> None:
-    if layer.pictures is None:
-        return
-    sheets = list(_sheets(layer.pictures))
-    for sheet, picture in enumerate(sheets):
-        _write(folder.observations_file(number, sheet), {"sheet": picture})
-    _write(folder.examples_file(number), {
-        "thumbnails": _examples(layer.thumbnails) if layer.thumbnails else None,
-        "spatial": [_examples(examples) for examples in layer.spatial]})
-
-
-def _examples(examples: PageExamples) -> dict:
+def _encode_examples(examples: PageExamples) -> dict:
     return {"grid": examples.observation.shape[1:], "shares": examples.shares,
             "arrays": packed(observation=examples.observation.astype(np.int32),
                              centre=examples.centre.astype(np.float32),
@@ -416,7 +365,7 @@ def _examples(examples: PageExamples) -> dict:
 
 
 def _sheets(frames: np.ndarray) -> Iterator[str]:
-    """Frames (T, H, W, 3) in sheets of TILES x TILES, as letters of WebP files."""
+    """Encode frames (T, H, W, 3) as WebP sheets of TILES x TILES."""
     size = TILES * TILES
     for begin in range(0, len(frames), size):
         part = frames[begin:begin + size]
@@ -429,18 +378,19 @@ def _sheets(frames: np.ndarray) -> Iterator[str]:
 
 
 def _strip(frames: np.ndarray) -> str:
-    """The middle columns of frames (T, H, W, 3) beside each other, in lines of STRIP_STEPS."""
+    """Encode the middle columns of frames (T, H, W, 3) next to each other, in lines of
+    STRIP_STEPS."""
     lines = -(-len(frames) // STRIP_STEPS)
     columns = frames[:, :, STRIP_COLUMNS]  # (T, H, c, 3)
     width = min(len(frames), STRIP_STEPS)
     filled = np.zeros((lines * width, *columns.shape[1:]), np.uint8)
     filled[:len(frames)] = columns
     _, height, wide, _ = columns.shape
-    picture = filled.reshape(lines, width, height, wide, 3).transpose(0, 2, 1, 3, 4)
-    return _webp(picture.reshape(lines * height, width * wide, 3))
+    image = filled.reshape(lines, width, height, wide, 3).transpose(0, 2, 1, 3, 4)
+    return _webp(image.reshape(lines * height, width * wide, 3))
 
 
-def _webp(picture: np.ndarray) -> str:
+def _webp(image: np.ndarray) -> str:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "WEBP", quality=_QUALITY, method=_EFFORT)
+    Image.fromarray(image).save(buffer, "WEBP", quality=_QUALITY, method=_EFFORT)
     return letters(buffer.getvalue())

@@ -262,6 +262,11 @@ class AttributionStore(ResultStore):
         """Names of the outputs whose attributions to a layer are finished."""
         return sorted(path.parent.name for path in (self.path / layer).glob("*/summary.json"))
 
+    def lags(self, layer: str, output: str) -> list[int]:
+        """Numbers of steps L for which there are attributions over time."""
+        return sorted(int(path.name.removeprefix("memory_"))
+                      for path in (self.path / layer / output).glob("memory_*"))
+
     def trajectories(self) -> Trajectories:
         """Steps of the trajectories.
 
@@ -281,11 +286,30 @@ class AttributionStore(ResultStore):
         numbers = range(self.trajectories().num_trajectories)
         return np.concatenate([self.read(entry, *key, number)[name] for number in numbers])
 
-    def check_features(self, features: LayerFeatures) -> None:
-        """Raise if attributions to other features of the layer are in the folder.
+    def check_source(self, agents: Collection[str], recording: str) -> None:
+        """Check that the attributions are of an agent and a recording.
+
+        Args:
+            agents: digests of the agent.
+            recording: digest of the recording.
 
         Raises:
-            UserError: naming both checksums.
+            UserError: naming both checksums, if they are not.
+        """
+        settings = self.settings()
+        for key, what, accepted in (("agent_sha256", "agent", agents),
+                                    ("recording_sha256", "recording", {recording})):
+            if settings.get(key) not in accepted:
+                raise UserError(f"the attributions in {self.path} are of another {what}: its "
+                                f"checksum is {str(settings.get(key))[:12]}, not "
+                                f"{' or '.join(sorted(digest[:12] for digest in accepted))}; make "
+                                f"them again with {ATTRIBUTION_SCRIPT}")
+
+    def check_features(self, features: LayerFeatures) -> None:
+        """Check that attributions to a layer, if there are any, are reduced to its features.
+
+        Raises:
+            UserError: naming both checksums, if they are not.
         """
         if self.has("layer", features.name):
             checksum = self.read("layer", features.name).get("features_sha256")

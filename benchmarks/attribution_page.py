@@ -28,7 +28,6 @@ from attribution.feature_examples import THUMBNAIL as THUMBNAIL_SIDE
 from attribution.page_files import (
     ACTIVATION,
     AttributionPageFolder,
-    PageAttribution,
     PageContent,
     PageExamples,
     PageLayer,
@@ -113,7 +112,7 @@ def synthetic_content(size: Size) -> PageContent:
                   tuple(range(len(outputs))) if name == "block3" else (0, last),
                   **_examples(rng, side, stride))
         for name, (side, stride) in GRIDS.items())
-    cells = {number: _cells(rng, side) for number, (side, _) in enumerate(GRIDS.values())}
+    cells = {name: _cells(rng, side) for name, (side, _) in GRIDS.items()}
     pictures = np.stack([_noise(rng) for _ in range(16)])
     place = np.arange(total)
     steps = Trajectories(
@@ -124,26 +123,36 @@ def synthetic_content(size: Size) -> PageContent:
         rng.normal(size=total).astype(np.float32), rng.normal(size=total).astype(np.float32),
         np.log(rng.dirichlet(np.ones(NUM_ACTIONS), total)).astype(np.float32))
 
-    def frames(trajectory: int) -> np.ndarray:
-        picture = pictures[trajectory % len(pictures)]
-        return np.stack([np.roll(picture, t, axis=1) for t in range(size.steps)])
+    class SyntheticAgent:
+        name = "model.pth"
 
-    def attribution(layer: int, output: int, trajectory: int) -> PageAttribution:
-        own = np.roll(cells[layer], 7 * trajectory + 3 * output, axis=0)
-        own = np.concatenate([own] * -(-size.steps // len(own)))[:size.steps]
-        totals = own.sum(axis=(1, 2), dtype=np.float32)
-        if output == last:
-            return PageAttribution(np.abs(own), np.abs(totals))
-        baseline = np.full(size.steps, 5, np.float32)
-        return PageAttribution(own, totals, baseline + totals.sum(axis=1), baseline,
-                               np.full(size.steps, 0.002, np.float32))
+        def frames(self, trajectory: int) -> np.ndarray:
+            picture = pictures[trajectory % len(pictures)]
+            return np.stack([np.roll(picture, t, axis=1) for t in range(size.steps)])
+
+        def attribution(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
+            number = [each.name for each in outputs].index(output)
+            own = np.roll(cells[layer], 7 * trajectory + 3 * number, axis=0)
+            own = np.concatenate([own] * -(-size.steps // len(own)))[:size.steps]
+            totals = own.sum(axis=(1, 2), dtype=np.float32)
+            if number == last:
+                return {"cells": np.abs(own), "totals": np.abs(totals)}
+            baseline = np.full(size.steps, 5, np.float32)
+            return {"cells": own, "totals": totals, "output": baseline + totals.sum(axis=1),
+                    "baseline": baseline, "gap": np.full(size.steps, 0.002, np.float32)}
+
+        def lags(self, layer: str, output: str) -> int:
+            return 0
+
+        def memory(self, layer: str, output: str, trajectory: int) -> dict[str, np.ndarray]:
+            return {}
 
     return PageContent(
-        "synthetic", ("model.pth",), (0,) * size.trajectories, "no game", outputs, layers, steps,
+        "synthetic", (SyntheticAgent(),), (0,) * size.trajectories, "no game", outputs, layers,
+        steps,
         rng.normal(size=total).astype(np.float32),
         {"reward_scale": 1.0, "gamma": 0.999, "lmbda": 0.95, "slope": 1.0, "r2": 0.5,
-         "off": False}, [], {name: {} for name in GRIDS}, [], {}, 0.01, True, frames, attribution,
-        lambda layer, output: 0, lambda layer, output, trajectory: None)
+         "off": False}, [], {name: {} for name in GRIDS}, [], {}, 0.01, True)
 
 
 def _cells(rng: np.random.Generator, side: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from agents.rollout_files import RolloutFolder
 from attribution import attribute as attribute_script
 from attribution import edit_agent, features, page
 from attribution.page_files import AttributionPageFolder
-from attribution.results import INPUT, AttributionFolder
+from attribution.results import INPUT, AttributionStore
 from attribution.trajectories import Trajectories
 
 LAYERS = ("block3", "embedder.relufc")  # a map, and units
@@ -40,8 +41,12 @@ class AttributionRun:
         return RolloutFolder(self.folder / "data")
 
     @property
-    def attributions(self) -> AttributionFolder:
-        return AttributionFolder(self.folder / "attribution")
+    def attributions(self) -> AttributionStore:
+        return AttributionStore(self.folder / "attribution")
+
+    def read(self, entry: str, *key: object) -> SimpleNamespace:
+        """Arrays of an item of the attributions."""
+        return SimpleNamespace(**self.attributions.read(entry, *key))
 
     @property
     def steps(self) -> Trajectories:

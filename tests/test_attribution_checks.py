@@ -20,7 +20,7 @@ from attribution.checking.object_files import OBJECT_FILES, read_names
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import cascade, randomise, rank_correlations, stages_of
 from attribution.layers import find_bottlenecks
-from attribution.results import AttributionFolder
+from attribution.results import AttributionStore
 from common.results import ResultStore
 from stats.association import rank_correlation, ratio, slope
 from stats.bootstrap import ClusterBootstrap
@@ -177,7 +177,8 @@ def test_attributions_of_another_agent_or_recording_are_refused(agent, run, tmp_
             ("settings.json", {**settings, "agent_sha256": "0" * 64}, "are of another agent"),
             ("settings.json", {**settings, "recording_sha256": "0" * 64},
              "are of another recording"),
-            ("block3/settings.json", {**layer, "features_sha256": "0"}, "of other features")):
+            ("block3/settings.json", {**layer, "features_sha256": "0"},
+             "are of features with the checksum 0")):
         other = tmp_path / "attribution"
         shutil.rmtree(other, ignore_errors=True)
         shutil.copytree(run / "attribution", other)
@@ -289,8 +290,8 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
 
 def test_the_attributions_checked_are_those_on_disk(agent, run, made):
     """Expected changes of interventions are the stored totals."""
-    folder = AttributionFolder(run / "attribution")
+    folder = AttributionStore(run / "attribution")
     raw = made.read("interventions", "block3", "value")
-    everything = np.concatenate([folder.attributed("block3", "value", number).totals
+    everything = np.concatenate([folder.read("attributions", "block3", "value", number)["totals"]
                                  for number in range(10)])[:, 0]
     assert len(raw["totals"]) == NUM_FRAMES and np.isin(raw["totals"], everything).all()

@@ -101,19 +101,19 @@ def planted(overlapping: bool, signed: bool) -> tuple[LayerSamples, np.ndarray]:
 @pytest.mark.parametrize(("overlapping", "signed"), ((False, False), (True, False), (False, True)))
 def test_planted_features_are_found_in_the_order_of_their_attribution(overlapping, signed):
     held, expected = planted(overlapping, signed)
-    found = find_features(held, 3, seed=0)
+    reducer, facts = find_features(held, 3, seed=0)
     assert held.signed == signed
     # Overlapping directions are unique but for what can be moved between them.
-    np.testing.assert_allclose(found.reducer.directions, expected,
+    np.testing.assert_allclose(reducer.directions, expected,
                                atol=0.08 if overlapping else 1e-3)
-    assert found.facts["explained"] > 0.999 and found.facts["residual_share"] < 0.02
-    assert found.facts["attribution"] == sorted(found.facts["attribution"], reverse=True)
+    assert facts["explained"] > 0.999 and facts["residual_share"] < 0.02
+    assert facts["attribution"] == sorted(facts["attribution"], reverse=True)
     total = np.abs(held.attributions).sum() / NUM
-    assert sum(found.facts["attribution"]) == pytest.approx(total, rel=0.02)
-    assert min(found.facts["stability"]) > 0.95
-    np.testing.assert_allclose(found.reducer.directions.sum(axis=1), 1, rtol=1e-6)
-    again = find_features(held, 3, seed=0)
-    np.testing.assert_array_equal(again.reducer.directions, found.reducer.directions)
+    assert sum(facts["attribution"]) == pytest.approx(total, rel=0.02)
+    assert min(facts["stability"]) > 0.95
+    np.testing.assert_allclose(reducer.directions.sum(axis=1), 1, rtol=1e-6)
+    again, _ = find_features(held, 3, seed=0)
+    np.testing.assert_array_equal(again.directions, reducer.directions)
 
 
 def test_features_of_activations_are_found_in_activations():
@@ -121,7 +121,7 @@ def test_features_of_activations_are_found_in_activations():
     swapped = LayerSamples("layer", np.roll(held.attributions, 1, axis=1),
                            np.abs(held.attributions),
                    held.episodes)
-    found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS).reducer.directions
+    found = find_features(swapped, 3, seed=0, kind=ACTIVATIONS)[0].directions
     assert {tuple(row) for row in found.round(2)} == {tuple(row) for row in expected.round(2)}
 
 
@@ -132,7 +132,7 @@ def test_rows_that_are_held_out_are_not_fitted_to(monkeypatch):
     monkeypatch.setattr(features_module._Rows, "take",
                         lambda self, numbers: asked.append(set(numbers)) or take(self, numbers))
     monkeypatch.setattr(features_module, "MAX_ROWS", 500)
-    facts = find_features(held, 3, seed=0).facts
+    _, facts = find_features(held, 3, seed=0)
     tested, fitted = asked[0], asked[1]
     assert len(fitted) == facts["fitted_rows"] == 500
     assert len(tested) == facts["rows"] - 500 and not tested & fitted

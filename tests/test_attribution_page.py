@@ -26,7 +26,7 @@ from PIL import Image
 from agents.agent_file import AgentOrigin, load_agent, save_agent
 from agents.run_folder import TrainSettings
 from attribution import page as attribution_page
-from attribution import page_contents as contents
+from attribution import page_contents
 from attribution.advantages import (
     AdvantageSettings,
     advantages_of,
@@ -37,7 +37,7 @@ from attribution.checking.object_files import OBJECT_FILES, write_names
 from attribution.checking.object_scores import ObjectScores
 from attribution.failures.causes import recorded_causes
 from attribution.page_files import FORMAT, LEVELS, TILES
-from attribution.results import INPUT, FeaturesFolder
+from attribution.results import INPUT, read_features
 from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
@@ -155,13 +155,13 @@ class Reference:
 
     def scale(self, output):
         """Median over all frames of the largest |cell| of a feature."""
-        cells = [self.run.attributions.attributed(MAP, output, number).cells
+        cells = [self.run.read("attributions", MAP, output, number).cells
                  for number in range(len(self.steps.bounds) - 1)]
         return np.median(np.abs(np.concatenate(cells)[..., :-1].astype(float)).max(axis=(1, 2, 3)))
 
     def picture(self, output, trajectory, step, kind, on=None, gain=1.0, smoothing=1.0,
                 overlay=True):
-        cells = self.run.attributions.attributed(MAP, output, trajectory).cells[step]
+        cells = self.run.read("attributions", MAP, output, trajectory).cells[step]
         factor = gain / self.scale(output)
         return self.painted(cells, factor, trajectory, step, kind, on, smoothing, overlay)
 
@@ -243,10 +243,11 @@ def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_pa
     np.save(directions, np.load(directions)[::-1])
     message = refused(run, output, capsys, features_dir=tmp_path / "features")
     assert f"to the layer '{MAP}' are of features with the checksum" in message
-    assert "holds no attributions" in refused(run, output, capsys, attribution_dir=tmp_path)
+    assert "which python -m attribution.attribute writes" in refused(
+        run, output, capsys, attribution_dir=tmp_path)
     shutil.copytree(run.attributions.path, tmp_path / "attribution")
     (tmp_path / "attribution" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
-    assert "trajectory_00001.npz is truncated" in refused(
+    assert "trajectory_00001.npz" in refused(
         run, output, capsys, attribution_dir=tmp_path / "attribution")
 
 
@@ -265,7 +266,7 @@ def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(
     assert shown_activations(exported(run, tmp_path / "none", "--activations")) == []
     assert "a layer 'block4' whose activations could be shown (did you mean 'block3'?)" in refused(
         run, tmp_path / "page", capsys, "--activations", "block4")
-    monkeypatch.setattr(contents, "MOST_CELLS", 63)  # of block3's 64
+    monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # of block3's 64
     assert shown_activations(exported(run, tmp_path / "small")) == [UNITS]
 
 
@@ -409,7 +410,7 @@ def test_attributions_are_drawn_as_python_computes_them(page, reference, case):
 def test_gradient_times_activation_is_a_row_beside_attribution(page, run, reference):
     show(page, "trajectory=2&frame=9&row=gradient_activation%3Alog_prob_any_right&smoothing=0.5")
     assert row(page).get_attribute("aria-label") == f"row 1: gradient × activation: {RIGHT}"
-    products = [run.attributions.gradient_activation(MAP, "log_prob_any_right", number)
+    products = [run.read("gradient_activation", MAP, "log_prob_any_right", number)
                 for number in (0, 1)]
     peaks = np.concatenate([np.abs(each.cells[..., :-1].astype(float)).max(axis=(1, 2, 3))
                             for each in products])
@@ -428,7 +429,7 @@ def test_the_frame_itself_is_a_layer_of_signed_gradients(page, run, reference):
     show(page, f"layer={INPUT}&trajectory=2&frame=9&row=value&smoothing=0")
     grey, sizes = {}, []
     for number in (0, 1):
-        found = run.attributions.gradients("value", number)
+        found = run.read("gradients", "value", number)
         cells = found.gradients.astype(np.float32).sum(axis=-1) * found.largest[:, None, None]
         grey[number] = cells[..., None]
         sizes.append(np.abs(cells).max(axis=(1, 2)))
@@ -461,7 +462,7 @@ def test_two_trajectories_are_shown_in_step(page, run, reference):
                 reference.picture("value", trajectory, step, kind), atol=2)
         np.testing.assert_allclose(pixels(page.locator(".picture canvas").nth(index)),
                                    reference.frame(trajectory, step), atol=2)
-    found = run.attributions.attributed(MAP, "value", 1)
+    found = run.read("attributions", MAP, "value", 1)
     np.testing.assert_allclose(
         list(table_of(page, 1).values()),
         [found.baseline[13], *found.totals[13], found.output[13]], rtol=6e-3, atol=1e-4)
@@ -484,7 +485,7 @@ def test_features_are_named_and_scored_by_objects(run, browser, tmp_path):
     auc = np.array([[0.9, 0.6], [0.4, 0.81], [0.55, np.nan], [0.5, 0.52], [np.nan, np.nan]])
     scores = ObjectScores(auc, auc - 0.05, auc + 0.05, auc * 0 + 0.5, auc * 0 + 0.45,
                           auc * 0 + 0.55, np.array([30, 20]), np.array([0.7, 0.65, 0.75]), 0.52)
-    checksum = FeaturesFolder(run.folder / "features", MAP).read().checksum
+    checksum = read_features(run.folder / "features", MAP).checksum
     for layer, features in ((MAP, checksum), (UNITS, "0" * 64)):  # the latter are others
         write_names(objects, layer, {"layer": layer, "features_sha256": features},
                     ["coin", "saw_blade"], scores, {}, np.empty((0, 2)))
@@ -577,7 +578,7 @@ def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, bro
             ago = step - np.flatnonzero(run.steps.level[:NUM_STEPS] == level)[0]
             at = same[min(ago, len(same) - 1)] if len(same) else step
             assert f"trajectory 3 of edited.pth, frame {at + 1}" in row(page, 1).inner_text()
-            found = edited.attributions.attributed(MAP, "value", 0)
+            found = edited.read("attributions", MAP, "value", 0)
             np.testing.assert_allclose(
                 list(table_of(page, 1).values()),
                 [found.baseline[at], *found.totals[at], found.output[at]], rtol=6e-3, atol=1e-4)
@@ -638,7 +639,7 @@ def table_of(page, index=0):
 
 def test_a_rows_numbers_are_those_of_the_files(page, run):
     show(page, "trajectory=2&frame=12&row=log_prob_any_right&row=activations")
-    found = run.attributions.attributed(MAP, "log_prob_any_right", 1)
+    found = run.read("attributions", MAP, "log_prob_any_right", 1)
     shown = list(table_of(page).values())
     expected = [found.baseline[11], *found.totals[11], found.output[11]]
     np.testing.assert_allclose(shown, expected, rtol=6e-3, atol=1e-4)
@@ -646,7 +647,7 @@ def test_a_rows_numbers_are_those_of_the_files(page, run):
     assert line.startswith(RIGHT) and "from memory alone" in line  # the agent has a GRU
     gap = number(re.search(r"gap (\S+) %", line)[1])
     assert gap == pytest.approx(100 * found.gap[11], rel=0.06, abs=1e-3)
-    cells = run.attributions.activations(MAP, 1)[11].astype(float)
+    cells = run.read("activations", MAP, 1).cells[11].astype(float)
     np.testing.assert_allclose(list(table_of(page, 1).values()), cells.sum(axis=(0, 1)),
                                rtol=6e-3, atol=1e-3)
     assert row(page, 1).locator(".sum").count() == 0
@@ -654,7 +655,7 @@ def test_a_rows_numbers_are_those_of_the_files(page, run):
 
 def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
     show(page, "trajectory=1&frame=20&chart=bars")
-    totals = run.attributions.attributed(MAP, "value", 0).totals.astype(float)
+    totals = run.read("attributions", MAP, "value", 0).totals.astype(float)
     highest, lowest = totals.max(axis=1), totals.min(axis=1)
     top = max(0, np.quantile(highest, 0.9), highest.max() / 5)
     bottom = -max(0, np.quantile(-lowest, 0.9), -lowest.min() / 5)
@@ -687,7 +688,7 @@ def test_bars_have_the_height_and_colour_of_their_numbers(page, run):
 
 def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
     show(page, "trajectory=2&frame=9&row=value&row=log_prob_any_right")
-    found = run.attributions.over_time(MAP, "value", LAGS, 1)
+    found = run.read("over_time", MAP, "value", LAGS, 1)
     assert page.locator(".memory").count() == 1  # of the output that has them
     memory = row(page).locator(".memory")
     shown = [number(text.removesuffix(" %")) for text in memory.locator("td").all_text_contents()]
@@ -835,8 +836,8 @@ def test_curves_show_their_numbers_and_ranges(page, run):
     chooser.select_option(label=f"2 coins in {RIGHT}")
     page.wait_for_selector(SHOWN)
     label = page.locator(".strip canvas").get_attribute("aria-label")
-    right = run.attributions.attributed(MAP, "log_prob_any_right", 1).totals[:, 1]
-    value = run.attributions.attributed(MAP, "value", 1).output
+    right = run.read("attributions", MAP, "log_prob_any_right", 1).totals[:, 1]
+    value = run.read("attributions", MAP, "value", 1).output
     advantage = advantages_of(run.steps, 0.5, GAMMA, LAMBDA)[run.steps.bounds[1]:]
     parts = label.partition(": ")[2].split("; ")
     assert len(parts) == 3
@@ -956,7 +957,7 @@ def test_bookmarks_go_where_they_say(page, run, reference):
     assert said(page) == (worst[0][0] + 1, worst[0][1] + 1)
     gaps = lists["Largest gaps"]
     assert gaps[0][2] == pytest.approx(max(
-        run.attributions.attributed(UNITS, "value", number).gap.max() for number in (0, 1)))
+        run.read("attributions", UNITS, "value", number).gap.max() for number in (0, 1)))
     show(page, "trajectory=2&frame=8")
     page.get_by_role("button", name="Mark this frame").click()
     show_first = page.get_by_role("list", name="Yours").get_by_role("button")
@@ -1023,7 +1024,7 @@ def test_the_popup_zooms_leads_to_frames_and_closes(page, reference):
     trajectory, step, total = summaries[0]["strongest"][0][0]
     dialog.locator("details[open] button").first.click()
     assert said(page) == (trajectory + 1, step + 1) and dialog.count() == 0
-    value = abs(reference.run.attributions.attributed(MAP, "value", trajectory).totals[step, 0])
+    value = abs(reference.run.read("attributions", MAP, "value", trajectory).totals[step, 0])
     assert abs(total) == pytest.approx(value)
     for close in (lambda: page.keyboard.press("Escape"), lambda: page.mouse.click(3, 3),
                   lambda: dialog.get_by_role("button", name="Close").click()):
@@ -1057,7 +1058,7 @@ def test_a_rows_picture_is_saved(page, tmp_path):
 def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
     show(page, f"layer={UNITS}&row=value&row=log_prob_any_right")
     assert row(page).locator("canvas").count() == 1
-    found = run.attributions.attributed(UNITS, "value", 0)
+    found = run.read("attributions", UNITS, "value", 0)
     np.testing.assert_allclose(
         list(table_of(page).values()),
         [found.baseline[0], *found.totals[0], found.output[0]], rtol=6e-3, atol=1e-4)
@@ -1066,7 +1067,7 @@ def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
 
 
 def test_the_errors_and_the_unit_are_said(page, run, reference):
-    gaps = np.concatenate([run.attributions.attributed(MAP, "value", each).gap for each in (0, 1)])
+    gaps = np.concatenate([run.read("attributions", MAP, "value", each).gap for each in (0, 1)])
     cells = page.locator("section[aria-labelledby=checks-title] tbody tr").first.locator("td")
     *texts, above = cells.all_inner_texts()
     for text, share in zip(texts, (np.median(gaps), np.quantile(gaps, 0.99)), strict=True):

@@ -2,15 +2,12 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, killed_at, record_arguments, small_policy, wait_for
+from conftest import FLOAT32, killed_at, record_arguments, small_policy
 
 import record
 from agents.acting import run_policy
@@ -19,9 +16,10 @@ from agents.networks import ImpalaEmbedder, Policy
 from agents.rollout_files import RolloutFolder
 from attribution import attribute, features
 from attribution.feature_examples import SUBDIVISIONS
-from attribution.results import AttributionFolder, FeaturesFolder
+from attribution.results import FEATURES, AttributionStore, read_features
 from attribution.trajectories import gather_trajectories
 from common.files import sha256
+from common.results import ResultStore
 from interventions.hidden_states_folder import hidden_state_results
 
 NUM_OBSERVATIONS = 160
@@ -78,18 +76,19 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_features_of_a_recording_are_written_and_read(found, data, agent):
-    folder = FeaturesFolder(found, "block3")
-    read = folder.read()
+    read = read_features(found, "block3")
     assert read.reducer.directions.shape == (3, 5) and not read.reducer.signed
     assert read.number == 3 and read.mean_activations.shape == (5, 8, 8)
-    assert read.found["stride"] == 8 and read.found["first_pixel"] == 0
-    assert read.found["value_deviation"] > 0 and not read.found["partial"]
-    assert folder.example_kinds() == [*SUBDIVISIONS, "thumbnail"]
-    for kind in folder.example_kinds():
-        assert folder.examples(kind).observations.max() < NUM_OBSERVATIONS
-    units = FeaturesFolder(found, "hidden_state")
-    assert units.read().reducer.signed and units.read().reducer.directions.shape == (3, 24)
-    assert units.example_kinds() == []
+    assert read.facts["stride"] == 8 and read.facts["first_pixel"] == 0
+    assert read.facts["value_deviation"] > 0 and not read.facts["partial"]
+    store = ResultStore(found / "block3", FEATURES)
+    for item in (*(("spatial_examples", f"{each:g}") for each in SUBDIVISIONS),
+                 ("thumbnail_examples",)):
+        assert store.read(*item)["observations"].max() < NUM_OBSERVATIONS
+    units = read_features(found, "hidden_state")
+    assert units.reducer.signed and units.reducer.directions.shape == (3, 24)
+    assert not list((found / "hidden_state").glob("examples*"))
+    assert not list(found.rglob(".parts*"))
 
     # Observations are spread evenly over the episodes, without terminal rows.
     recording = RolloutFolder(data)
@@ -113,7 +112,7 @@ def test_features_of_a_recording_are_written_and_read(found, data, agent):
 
 
 def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, data, agent):
-    folder = AttributionFolder(made)
+    folder = AttributionStore(made)
     assert folder.layers() == ["block3", "hidden_state"]
     steps, policy = folder.trajectories(), load_agent(agent)
     expected = gather_trajectories(RolloutFolder(data), 2, 80)
@@ -129,19 +128,19 @@ def test_attributions_along_trajectories_add_up_to_what_the_agent_said(made, dat
                                                         for e, r in at])))
             for output, said in (("value", run.values),
                                  ("taken", run.log_probs[np.arange(len(at)), part.action])):
-                read = folder.attributed(layer, output, number)
-                assert read.cells.shape == (80, *grid, 4)
-                np.testing.assert_allclose(read.output, said.numpy(), atol=1e-5)
-                change = read.output - read.baseline
+                read = folder.read("attributions", layer, output, number)
+                assert read["cells"].shape == (80, *grid, 4)
+                np.testing.assert_allclose(read["output"], said.numpy(), atol=1e-5)
+                change = read["output"] - read["baseline"]
                 allowed = 0.01 * np.maximum(
-                    np.abs(change), 0.1 * folder.summary(layer, output)["deviation"]) + 1e-5
-                assert (np.abs(read.totals.sum(axis=1) - change) <= allowed).all()
-                np.testing.assert_allclose(read.cells.astype(np.float64).sum(axis=(1, 2)),
-                                           read.totals, atol=2e-3 * np.abs(read.totals).max())
-            activations = folder.activations(layer, number)
+                    np.abs(change), 0.1 * folder.read("summary", layer, output)["deviation"]) + 1e-5
+                assert (np.abs(read["totals"].sum(axis=1) - change) <= allowed).all()
+                np.testing.assert_allclose(read["cells"].astype(np.float64).sum(axis=(1, 2)),
+                                           read["totals"], atol=2e-3 * np.abs(read["totals"]).max())
+            activations = folder.read("activations", layer, number)["cells"]
             assert activations.shape == (80, *grid, 3) and (activations >= 0).all()
             assert activations.any()
-    summary = folder.summary("block3", "value")
+    summary = folder.read("summary", "block3", "value")
     assert summary["frames"] == 160 and summary["above"] == 0 and summary["gap_99"] <= 0.01
 
 
@@ -165,47 +164,7 @@ def test_the_same_command_again_changes_nothing_and_more_can_be_added(
     assert "block3: already there" in capsys.readouterr().out
 
 
-def test_shards_and_a_join_attribute_as_one_run(made, found, agent, data, tmp_path, capsys):
-    output = tmp_path / "out"
-
-    def run(*more):
-        return attribute.main(attribution_arguments(agent, data, found, output, *MADE, *more))
-
-    def written(layer):
-        return {path: path.stat().st_mtime_ns for path in output.glob(f"{layer}/*/trajectory_*")}
-
-    other = shutil.copytree(found, tmp_path / "other")
-    directions = FeaturesFolder(other, "block3").directions_file
-    np.save(directions, 2 * np.load(directions))
-    with killed_at(AttributionFolder, "add", 4):  # when the first layer is done
-        assert run("--shard", "2/3") == 130
-    before = written("block3")
-    assert run("--shard", "3/3") == 0  # has no trajectory
-    assert {path.stem for path in written("*")} == {"trajectory_00001"}
-    for more, words in ((["--join"], "out lacks shards 1/3, 2/3"),
-                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
-                        (["--shard", "1/3", "--memory_steps", "2"], "with another memory_steps"),
-                        (["--shard", "1/3", "--features_dir", str(other)],
-                         "with another features"),
-                        (["--shard", "1/3", "--outputs", "value"], "with another outputs"),
-                        (["--shard", "1/3", "--layers", "block3", "hidden_state"],
-                         "with another layers"),
-                        (["--shard", "1/3", "--gradient_activation"],
-                         "with another gradient_activation"),
-                        (["--shard", "1/3", "--tolerance", "0.02"], "with another tolerance"),
-                        ([], "holds shards that are not joined; run this with --join")):
-        assert run(*more) == 2
-        assert words in capsys.readouterr().err
-    assert run("--shard", "2/3") == run("--shard", "1/3") == 0
-    assert not list(output.rglob("summary.json"))
-    pieces = written("*")
-    assert before.items() <= pieces.items()
-    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
-    assert written("*") == pieces and contents(output) == contents(made)
-
-
-def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run(
-        found, agent, data, tmp_path, capsys):
+def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, capsys):
     output, alone = tmp_path / "out", tmp_path / "alone"
 
     def run(folder, *more):
@@ -217,12 +176,22 @@ def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run
         return {path: path.stat().st_mtime_ns for path in output.rglob("trajectory_*")}
 
     assert run(alone) == 0
-    pieces = {}
-    for method in ("add_over_time", "add_gradient_activation"):
-        with killed_at(AttributionFolder, method, 2):  # at the second trajectory
-            assert run(output, "--shard", "1/2") == 130
-        pieces, before = written(), pieces
-        assert before.items() < pieces.items()
+    with killed_at(ResultStore, "write", 3):
+        assert run(output, "--shard", "1/2") == 130
+    pieces = written()
+    assert len(pieces) == 2
+    other = shutil.copytree(found, tmp_path / "other")
+    directions = ResultStore(other / "hidden_state", FEATURES).file_of("directions")
+    np.save(directions, 2 * np.load(directions))
+    for more, words in ((["--join"], "out lacks shards 1/2, 2/2"),
+                        (["--shard", "2/2", "--memory_steps", "1"], "with another memory_steps"),
+                        (["--shard", "2/2", "--features_dir", str(other)],
+                         "with another features"),
+                        (["--shard", "2/2", "--outputs", "taken"], "with another outputs"),
+                        (["--shard", "2/2", "--layers", "hidden_state"], "with another layers"),
+                        (["--shard", "2/2", "--tolerance", "0.02"], "with another tolerance")):
+        assert run(output, *more) == 2
+        assert words in capsys.readouterr().err
     for part, numbers in ((1, [0, 2]), (2, [0, 1, 2])):
         assert run(output, "--shard", f"{part}/2") == 0
         pieces, before = written(), pieces
@@ -231,8 +200,6 @@ def test_shards_and_a_join_attribute_over_time_and_multiply_gradients_as_one_run
             path.relative_to(alone) for number in numbers
             for path in alone.rglob(f"trajectory_{number:05d}.npz")}
     assert not list(output.rglob("settings.json"))  # the join's
-    assert run(output, "--join", "--memory_steps", "1") == 2
-    assert "have another memory_steps; give --join with their flags" in capsys.readouterr().err
     assert run(output, "--join") == run(output, "--shard", "2/2") == 0
     assert written() == pieces and contents(output) == contents(alone)
 
@@ -252,18 +219,18 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
     arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
                                       "--num_trajectories", "1", "--memory_steps", "3")
     assert attribute.main(arguments) == 0
-    folder = AttributionFolder(tmp_path / "out")
+    folder = AttributionStore(tmp_path / "out")
     assert folder.lags("block3", "value") == [3] and folder.outputs("block3") == ["value"]
-    read, plain = folder.over_time("block3", "value", 3, 0), folder.attributed(
-        "block3", "value", 0)
-    assert read.totals.shape == (80, 3, 4)
-    np.testing.assert_allclose(read.output, plain.output, atol=1e-4)
-    change = read.output - read.baseline
-    np.testing.assert_allclose(read.totals.sum(axis=(1, 2)) + read.older, change,
+    read = folder.read("over_time", "block3", "value", 3, 0)
+    plain = folder.read("attributions", "block3", "value", 0)
+    assert read["totals"].shape == (80, 3, 4)
+    np.testing.assert_allclose(read["output"], plain["output"], atol=1e-4)
+    change = read["output"] - read["baseline"]
+    np.testing.assert_allclose(read["totals"].sum(axis=(1, 2)) + read["older"], change,
                                atol=0.01 * np.abs(change).max())
     rows = folder.trajectories().row
-    assert (read.totals[rows == 0, 1:] == 0).all() and (read.older[rows < 3] == 0).all()
-    assert (read.totals[rows > 1] != 0).any(axis=(0, 2)).all() and read.older[rows == 5].any()
+    assert (read["totals"][rows == 0, 1:] == 0).all() and (read["older"][rows < 3] == 0).all()
+    assert (read["totals"][rows > 1] != 0).any(axis=(0, 2)).all() and read["older"][rows == 5].any()
     without = tmp_path / "model_3.pth"
     save_agent(without, Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
     other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
@@ -278,12 +245,12 @@ def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, 
         agent, data, found, tmp_path / "out", "--layers", "input", "block3", "--outputs", "value",
         "taken", "--num_trajectories", "1", "--gradient_activation")
     assert attribute.main(arguments) == 0
-    assert "gradients by the frame" in capsys.readouterr().out
-    folder = AttributionFolder(tmp_path / "out")
+    assert "no completeness check" in capsys.readouterr().out
+    folder = AttributionStore(tmp_path / "out")
     assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
-    assert "gap_median" not in folder.summary("input", "value")
+    assert "gap_median" not in folder.read("summary", "input", "value")
     steps, policy = folder.trajectories(), load_agent(agent)
-    reducer = FeaturesFolder(found, "block3").read().reducer
+    reducer = read_features(found, "block3").reducer
     for at in (0, 7, 41):
         episode = RolloutFolder(data).episode(int(steps.episode[at]))
         row = int(steps.row[at])
@@ -297,20 +264,20 @@ def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, 
         for output, scalar in (("value", run.values[0]),
                                ("taken", run.log_probs[0, int(steps.action[at])])):
             by_frame, by_layer = torch.autograd.grad(scalar, (image, kept[0]), retain_graph=True)
-            stored = folder.gradients(output, 0)
-            ours = stored.gradients[at].astype(np.float32) * stored.largest[at]
+            stored = folder.read("gradients", output, 0)
+            ours = stored["gradients"][at].astype(np.float32) * stored["largest"][at]
             np.testing.assert_allclose(ours, by_frame[0].permute(1, 2, 0).numpy(),
                                        atol=1e-3 * by_frame.abs().max().item())
-            assert stored.output[at] == pytest.approx(scalar.item(), abs=1e-4)
+            assert stored["output"][at] == pytest.approx(scalar.item(), abs=1e-4)
             activations = kept[0].detach().numpy()
             products = np.moveaxis(by_layer.numpy() * activations, 1, -1).reshape(64, -1)
             coefficients, residual = reducer.attributions(
                 products, np.moveaxis(activations, 1, -1).reshape(64, -1))
             expected = np.concatenate([coefficients, residual[:, None]], axis=1)
-            read = folder.gradient_activation("block3", output, 0)
-            np.testing.assert_allclose(read.cells[at].reshape(64, -1), expected,
+            read = folder.read("gradient_activation", "block3", output, 0)
+            np.testing.assert_allclose(read["cells"][at].reshape(64, -1), expected,
                                        atol=2e-3 * np.abs(expected).max())
-            np.testing.assert_allclose(read.totals[at], expected.sum(axis=0),
+            np.testing.assert_allclose(read["totals"][at], expected.sum(axis=0),
                                        atol=1e-4 * np.abs(expected).sum())
     before = contents(folder.path)
     assert attribute.main(arguments) == 0 and contents(folder.path) == before
@@ -335,25 +302,25 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
     flags = ("--precomp_dir", str(tmp_path / "hx"), "--num_episodes", "7")
     assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
                                             "--nmf_features", "8")) == 0
-    read = FeaturesFolder(tmp_path / "out", "hidden_state").read()
+    read = read_features(tmp_path / "out", "hidden_state")
     directions = (matrix.T @ (np.sqrt(variances[:num])[:, None] * components[:num])) * std
-    for name, direction in zip(read.found["names"], read.reducer.directions, strict=True):
+    for name, direction in zip(read.facts["names"], read.reducer.directions, strict=True):
         _, number, sign = name.split()
         signed = directions[int(number)] * (1 if sign == "+" else -1)
         slots = np.concatenate([np.maximum(signed, 0), np.maximum(-signed, 0)])
         np.testing.assert_allclose(direction, slots / slots.sum(), atol=1e-5)
-    assert sorted(read.found["names"]) == sorted(
+    assert sorted(read.facts["names"]) == sorted(
         f"IC {number} {sign}" for number in range(num) for sign in "+−")
-    attribution_of = read.found["attribution"]
+    attribution_of = read.facts["attribution"]
     assert attribution_of == sorted(attribution_of, reverse=True)
     assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
         "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix_hx",
         "ica_mixing_matrix_hx")}
     assert attribute.main(attribution_arguments(
         agent, data, tmp_path / "out", tmp_path / "a", "--num_trajectories", "1")) == 0
-    attributed = AttributionFolder(tmp_path / "a").attributed("hidden_state", "value", 0)
-    np.testing.assert_allclose(attributed.totals.sum(axis=1),
-                               attributed.output - attributed.baseline, atol=0.02)
+    attributed = AttributionStore(tmp_path / "a").read("attributions", "hidden_state", "value", 0)
+    np.testing.assert_allclose(attributed["totals"].sum(axis=1),
+                               attributed["output"] - attributed["baseline"], atol=0.02)
     capsys.readouterr()
     assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
                                             "--nmf_features", "9", "--overwrite")) == 2
@@ -365,27 +332,27 @@ def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_pa
                                       "--published_mode", "--num_trajectories", "1", "--outputs",
                                       "value", "policy")
     assert attribute.main(arguments) == 0
-    folder = AttributionFolder(tmp_path / "out")
+    folder = AttributionStore(tmp_path / "out")
     assert {"value", "logit_0", "logit_sum_right"} <= set(folder.outputs("block3"))
     assert not any(name.startswith("log_prob") for name in folder.outputs("block3"))
-    read = folder.attributed("block3", "value", 0)
-    assert (read.steps == 10).all() and folder.settings()["rule"] == "right"
+    read = folder.read("attributions", "block3", "value", 0)
+    assert (read["steps"] == 10).all() and folder.settings()["rule"] == "right"
 
 
 def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data, tmp_path):
     arguments = features_arguments(agent, data, tmp_path / "features", "block3")
     assert features.main([*arguments, "--baseline", "mean", "--integrate_steps", "1"]) == 0
-    read = FeaturesFolder(tmp_path / "features", "block3").read()
-    assert read.found["gap_99"] <= read.settings["tolerance"] == 0.01  # one node was refined
+    read = read_features(tmp_path / "features", "block3")
+    assert read.facts["gap_99"] <= read.settings["tolerance"] == 0.01  # one node was refined
     assert attribute.main(attribution_arguments(
         agent, data, tmp_path / "features", tmp_path / "out", "--num_trajectories", "1")) == 0
-    attributed = AttributionFolder(tmp_path / "out").attributed("block3", "value", 0)
+    attributed = AttributionStore(tmp_path / "out").read("attributions", "block3", "value", 0)
     policy = load_agent(agent)
     mean = torch.from_numpy(read.mean_activations).flatten()[None]
     embedding = policy.embedder.relufc(policy.embedder.fc(mean))
     episode = RolloutFolder(data).episode(0)
     said = policy.step(embedding, torch.from_numpy(episode.hidden_states[:1])).values
-    np.testing.assert_allclose(attributed.baseline[0], said.item(), atol=1e-5)
+    np.testing.assert_allclose(attributed["baseline"][0], said.item(), atol=1e-5)
 
 
 def test_dry_runs_write_nothing(agent, data, found, tmp_path, capsys):
@@ -459,8 +426,8 @@ def test_features_and_folders_of_something_else_are_refused(agent, data, found, 
     assert attribute.main(attribution_arguments(agent, data, copy, made, "--layers",
                                                   "block3")) == 2
     said = capsys.readouterr().err
-    assert FeaturesFolder(copy, "block3").read().checksum[:12] in said
-    assert FeaturesFolder(found, "block3").read().checksum[:12] in said
+    assert read_features(copy, "block3").checksum[:12] in said
+    assert read_features(found, "block3").checksum[:12] in said
     again = damaged(data, tmp_path / "again")
     log_probs = np.load(again / "episode_00003" / "lp.npy")
     np.save(again / "episode_00003" / "lp.npy", log_probs - 1)
@@ -506,32 +473,23 @@ def test_numbers_that_are_not_finite_are_named_by_layer_and_frame(agent, data, t
             in capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("script", ("features", "attribute"))
-def test_a_killed_run_goes_on_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
+@pytest.mark.parametrize("script", (features, attribute))
+def test_a_killed_run_resumes_and_ends_with_the_same_files(script, agent, data, found, tmp_path,
                                                            monkeypatch):
-    def arguments(folder):
-        if script == "features":
-            return features_arguments(agent, data, folder, "block1")
-        return attribution_arguments(agent, data, found, folder, "--num_trajectories", "4",
-                                     "--outputs", "policy")
+    monkeypatch.setattr(features, "BATCHES_PER_PART", 1)
 
-    monkeypatch.setattr(features, "PASSES_A_PART", 1)
-    code = ("import sys, torch\n"
-            "from attribution import attribute, features\n"
-            f"torch.set_num_threads({torch.get_num_threads()})\n"
-            "features.PASSES_A_PART = 1\n"
-            f"{script}.main(sys.argv[1:])")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    pattern = "block1/.parts*/*.npz" if script == "features" else "block3/*/trajectory_*.npz"
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments(killed)], cwd=ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(not path.name.startswith(".") for path in killed.glob(pattern)), process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not list(killed.glob("*/*/summary.json")) and not list(killed.glob("*/directions.npy"))
-    main = {"features": features, "attribute": attribute}[script].main
-    assert main(arguments(whole)) == 0 == main(arguments(killed))
-    assert contents(killed).keys() == contents(whole).keys()
-    different = [name for name, content in contents(whole).items()
-                 if contents(killed)[name] != content]
-    assert not different
+    def run(name):
+        arguments = (features_arguments(agent, data, tmp_path / name) if script is features else
+                     attribution_arguments(agent, data, found, tmp_path / name, "--num_steps", "6"))
+        return script.main(arguments)
+
+    assert run("whole") == 0
+    for call in (4, 6):  # features: behind the parts; attributions: a trajectory, the summary
+        with killed_at(ResultStore, "write", call):
+            assert run("killed") == 130
+        assert not list((tmp_path / "killed").rglob("summary.json"))
+        assert list((tmp_path / "killed").rglob("*00000.npz"))
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").rglob("traj*0.npz")}
+    assert run("killed") == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")

@@ -10,9 +10,10 @@ from scipy.stats import spearmanr
 from attribution import table
 from attribution.advantages import advantages_of
 from attribution.article.claims import CLAIMS
-from attribution.results import Attributed, AttributionFolder, FeaturesFolder
+from attribution.results import FEATURES, AttributionStore, finish_features, read_features
 from attribution.trajectories import Trajectories
 from common.files import save_json
+from common.results import ResultStore
 
 LENGTHS = (40, 25)  # of two trajectories
 EPISODES = (15, 30, 40)  # ends, in steps of the first; the third is cut
@@ -41,26 +42,27 @@ def studies(tmp_path):
     """Attributions alone, of random numbers; the cells by layer, and the steps."""
     rng, path = np.random.default_rng(0), tmp_path / "agent"
     steps, cells = steps_of(rng), {}
-    folder = AttributionFolder(path / "attribution")
-    folder.open({"game": "coinrun",
-                 "unit": {"reward_scale": 0.5, "gamma": 0.9, "lmbda": 0.8}}, False)
-    folder.add_trajectories(steps)
+    folder = AttributionStore(path / "attribution")
+    folder.open({"game": "coinrun", "unit": {"reward_scale": 0.5, "gamma": 0.9, "lmbda": 0.8}})
+    folder.write("trajectories", value=vars(steps))
     for place, layer in enumerate(LAYERS):
-        features = FeaturesFolder(path / "features", layer)
-        features.open({"baseline": "zero"}, False)
-        features.finish(rng.random((NUM_FEATURES, 8)).astype(np.float32),
-                        np.zeros((8, *GRID), np.float32), np.zeros((9, 2), np.int32), {}, {
+        features = ResultStore(path / "features" / layer, FEATURES)
+        features.open({"baseline": "zero"})
+        finish_features(features, {
             "signed": False, "grid": GRID, "largest_entry": [0.5, 0.6, 0.7, 0.8, 0.9],
             "value_mean": 5.0, "value_deviation": 1.0, "baseline_mean": 4.0 + place,
-            "baseline_deviation": 0.5, "observations": 9, "residual_share": 0.125})
-        folder.open_layer(features.read(), {"place": place})
+            "baseline_deviation": 0.5, "observations": 9, "residual_share": 0.125},
+            directions=rng.random((NUM_FEATURES, 8)), mean_activations=np.zeros((8, *GRID)),
+            observations=np.zeros((9, 2)))
+        folder.write("layer", layer, value={
+            "features_sha256": read_features(path / "features", layer).checksum, "place": place})
         cells[layer] = rng.normal(size=(sum(LENGTHS), *GRID, NUM_FEATURES + 1)).astype(np.float16)
         for number, part in enumerate(np.split(cells[layer], [LENGTHS[0]])):
             nothing = np.zeros(len(part), np.float32)
-            folder.add(layer, "value", number, Attributed(
-                part, part.sum((1, 2), dtype=np.float32), nothing, nothing, nothing,
-                nothing.astype(np.int16)))
-        folder.add_summary(layer, "value", {})
+            folder.write("attributions", layer, "value", number, value={
+                "cells": part, "totals": part.sum((1, 2), dtype=np.float32),
+                **dict.fromkeys(("output", "baseline", "gap", "steps"), nothing)})
+        folder.write("summary", layer, "value", value={})
     return path, {layer: each.astype(np.float64) for layer, each in cells.items()}, steps
 
 
@@ -128,7 +130,7 @@ def test_layer_that_is_shown_is_the_middle_one_or_the_one_asked_for(studies, tmp
     assert table.main(["--studies", str(path), str(path)]) == 2
     assert "--labels" in capsys.readouterr().err
     assert table.main(["--studies", str(tmp_path)]) == 2
-    assert "no attributions" in capsys.readouterr().err
+    assert "which python -m attribution.attribute writes" in capsys.readouterr().err
 
 
 def test_rows_of_objects_and_causes_are_read_from_their_tables(studies, tmp_path):

@@ -29,8 +29,6 @@ from attribution.trajectories import (
     best_of_episodes,
     failed_ends,
     gather_trajectories,
-    read_trajectories,
-    save_trajectories,
     select_episodes,
     value_spikes,
 )
@@ -101,20 +99,6 @@ def test_failures_come_first_when_they_are_asked_for(folder):
     assert select_episodes(folder, (3, 1)) == [3, 1]
     with pytest.raises(UserError, match="holds no episode 7; it has 0 to 3"):
         select_episodes(folder, (7,))
-
-
-def test_trajectories_are_read_as_they_were_written(folder, tmp_path):
-    steps = gather_trajectories(folder, 2, 6)
-    save_trajectories(tmp_path / "trajectories.npz", steps)
-    again = read_trajectories(tmp_path / "trajectories.npz")
-    for name, array in vars(steps).items():
-        assert getattr(again, name).dtype == array.dtype
-        np.testing.assert_array_equal(getattr(again, name), array)
-    np.savez(tmp_path / "other.npz", **{**vars(steps), "row": steps.row[:3]})
-    with pytest.raises(UserError, match="does not hold the arrays of trajectories"):
-        read_trajectories(tmp_path / "other.npz")
-    with pytest.raises(UserError, match=r"no trajectories file .*none\.npz"):
-        read_trajectories(tmp_path / "none.npz")
 
 
 def test_rewards_are_scaled_as_in_training():

@@ -19,7 +19,7 @@ from attribution.failures.edit_search import (
 )
 from attribution.failures.results import FAILURES
 from attribution.layers import find_bottlenecks
-from attribution.results import FeaturesFolder
+from attribution.results import FEATURES, finish_features
 from common.results import ResultStore
 from envs.procgen_env import MAX_LEVEL, EnvConfig
 
@@ -73,14 +73,14 @@ def folder(tmp_path_factory):
     policy = guarded()
     save_agent(path / "model.pth", policy)
     [bottleneck] = find_bottlenecks(policy, [LAYER])
-    features = FeaturesFolder(path / "features", LAYER)
+    features = ResultStore(path / "features" / LAYER, FEATURES)
     features.open({"agent_sha256": agent_sha256(path / "model.pth"), "game": "coinrun",
-                   "layer": bottleneck.layer.name, "baseline": "zero"}, False)
+                   "layer": bottleneck.layer.name, "baseline": "zero"})
     directions = np.zeros((3, 64), np.float32)
     directions[[0, 1, 2], [7, GUARD, 9]] = 1
-    features.finish(directions, np.zeros(bottleneck.shape, np.float32), np.zeros((9, 2), np.int32),
-                    {},
-                    {"signed": False, "grid": bottleneck.shape[1:]})
+    finish_features(features, {"signed": False, "grid": bottleneck.shape[1:]},
+                    directions=directions, mean_activations=np.zeros(bottleneck.shape),
+                    observations=np.zeros((9, 2)))
     return path
 
 

@@ -25,8 +25,9 @@ from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
-from attribution.results import FeaturesFolder
+from attribution.results import FEATURES, finish_features
 from common.errors import UserError
+from common.results import ResultStore
 from maze.field.page_export import check_agent
 
 RNG = np.random.default_rng(0)
@@ -245,11 +246,12 @@ def with_features(tmp_path_factory) -> Path:
     assert record.main(record_arguments(folder / "model.pth", folder, 2, "--no_action_noise",
                                         "--no_videos")) == 0
     recording = Recording(folder / "data", policy, folder / "model.pth")
-    features = FeaturesFolder(folder / "features", "block3")
+    features = ResultStore(folder / "features" / "block3", FEATURES)
     features.open({"layer": BLOCK3, "agent_sha256": agent_sha256(folder / "model.pth"),
-                   "recording_sha256": recording.sha256}, False)
-    features.finish(directions(3, 5).numpy(), np.zeros((5, 8, 8), np.float32),
-                    recording.observations(20, 0), {}, {"signed": False, "grid": [8, 8]})
+                   "recording_sha256": recording.sha256})
+    finish_features(features, {"signed": False, "grid": [8, 8]},
+                    directions=directions(3, 5).numpy(), mean_activations=np.zeros((5, 8, 8)),
+                    observations=recording.observations(20, 0))
     return folder
 
 

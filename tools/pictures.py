@@ -25,7 +25,7 @@ from analysis.influences.files import ComparisonFolder
 from analysis.panel_export.files import PanelFolder
 from analysis.stories.pages import samples_picture
 from attribution.page_files import AttributionPageFolder
-from attribution.results import AttributionFolder
+from attribution.results import AttributionStore
 from attribution.trajectories import failed_ends
 from common.cli import Parser, from_zero
 from common.doctor import chromium
@@ -175,7 +175,7 @@ def panel(shown: Shown) -> Image.Image:
 
 def attribution_page(shown: Shown) -> Image.Image:
     """The attribution page a few frames before the first failure; at its start if there is none."""
-    steps = AttributionFolder(shown.output / attribution_stages.ATTRIBUTION).trajectories()
+    steps = AttributionStore(shown.output / attribution_stages.ATTRIBUTION).trajectories()
     view = {}
     for end in failed_ends(steps, 1):
         number = steps.trajectory[end]

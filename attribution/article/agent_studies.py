@@ -11,9 +11,9 @@ from attribution.checking.agent_checks import CHECK_FILES
 from attribution.checking.object_files import OBJECT_FILES
 from attribution.failures.results import FAILURES
 from attribution.results import (
-    AttributionFolder,
-    FeaturesFolder,
+    AttributionStore,
     LayerFeatures,
+    read_features,
 )
 from common.errors import UserError
 from common.results import ResultStore
@@ -32,7 +32,7 @@ class AgentStudies:
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        self.attributions = AttributionFolder(self.path / "attribution")
+        self.attributions = AttributionStore(self.path / "attribution")
         self.attributions.settings()
         self.objects = ResultStore(self.path / "objects", OBJECT_FILES)
         self.causes = ResultStore(self.path / "causes", FAILURES)
@@ -44,7 +44,7 @@ class AgentStudies:
     @functools.cached_property
     def features(self) -> dict[str, LayerFeatures]:
         """The features of each layer, by its name."""
-        return {layer: FeaturesFolder(self.path / "features", layer).read()
+        return {layer: read_features(self.path / "features", layer)
                 for layer in self.layers}
 
     def densities(self, layer: str, output: str) -> pd.DataFrame:

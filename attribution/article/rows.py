@@ -16,7 +16,7 @@ from attribution.advantages import AdvantageSettings, advantages_of
 from attribution.article.agent_studies import AgentStudies
 from attribution.checking.object_files import RATES, read_names
 from attribution.failures.results import ANY, ORIGINAL
-from attribution.results import AttributionFolder
+from attribution.results import AttributionStore
 from attribution.trajectories import Trajectories, value_spikes
 from stats.association import explained
 from stats.bootstrap import ClusterBootstrap
@@ -77,9 +77,9 @@ def _sparse(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
 def _cells(studies: AgentStudies, layer: str) -> Iterator[np.ndarray]:
     """Attributions of the value to the features of a layer, a trajectory at a time, the residual
     last: float32 (T, H, W, F + 1)."""
-    folder: AttributionFolder = studies.attributions
-    for number in range(len(folder.trajectories().bounds) - 1):
-        yield folder.attributed(layer, VALUE, number).cells.astype(np.float32)
+    folder: AttributionStore = studies.attributions
+    for number in range(folder.trajectories().num_trajectories):
+        yield folder.read("attributions", layer, VALUE, number)["cells"].astype(np.float32)
 
 
 def _largest_pairs(cells: np.ndarray) -> np.ndarray:
@@ -92,7 +92,7 @@ def _largest_pairs(cells: np.ndarray) -> np.ndarray:
 
 def _directions(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
-        entries = np.array(studies.features[each].found["largest_entry"])
+        entries = np.array(studies.features[each].facts["largest_entry"])
         yield Finding("features", f"largest entry, {each}", entries.mean(), *_NO_ENDS,
                       len(entries), shown=each == layer)
         compared = (studies.objects.read("compared", each)
@@ -109,10 +109,10 @@ def _baseline(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]
         for name, what in (("baseline", f"mean of G(0), {each}"), ("value", "mean of V")):
             if name == "value" and each != layer:
                 continue
-            mean, deviation = (features.found[f"{name}_{number}"] for number in (
+            mean, deviation = (features.facts[f"{name}_{number}"] for number in (
                 "mean", "deviation"))
             yield Finding("observations", f"{what} (one deviation to either side)", mean,
-                          mean - deviation, mean + deviation, features.found["observations"],
+                          mean - deviation, mean + deviation, features.facts["observations"],
                           shown=each == layer)
 
 
@@ -176,7 +176,7 @@ def _clock(studies: AgentStudies, layer: str, seed: int) -> Iterator[Finding]:
     for each in studies.layers:
         features = studies.features[each]
         yield Finding("observations", f"share of the residual, {each}",
-                      features.found["residual_share"], *_NO_ENDS, features.found["observations"],
+                      features.facts["residual_share"], *_NO_ENDS, features.facts["observations"],
                       shown=each == layer)
 
 

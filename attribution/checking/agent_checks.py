@@ -53,14 +53,12 @@ class Completeness(Check):
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
         attributions, rows = context.attributions, []
-        numbers = range(len(attributions.trajectories().bounds) - 1)
         for layer in attributions.layers():
             for output in attributions.outputs(layer):
-                gaps = np.concatenate([attributions.attributed(layer, output, number).gap
-                                       for number in numbers])
+                gaps = attributions.read_all("attributions", layer, output, name="gap")
                 median, high = float(np.median(gaps)), float(np.quantile(gaps, 0.99))
                 rows.append((layer, output, len(gaps), median, high, float(gaps.max()),
-                             attributions.summary(layer, output)["above"],
+                             attributions.read("summary", layer, output)["above"],
                              median <= MEDIAN_BAR and high <= HIGH_BAR))
         return pd.DataFrame(rows, columns=["layer", "output", *self.columns])
 

@@ -29,7 +29,7 @@ from attribution.checking.frames import (
 from attribution.context import AttributionContext
 from attribution.integrated_gradients import Integration
 from attribution.layers import Bottleneck
-from attribution.results import AttributionFolder, LayerFeatures
+from attribution.results import AttributionStore, LayerFeatures
 from common.results import Array
 from envs.objects import GameObject, objects_of
 
@@ -64,7 +64,7 @@ class CheckContext:
     """
 
     agent: AttributionContext
-    attributions: AttributionFolder
+    attributions: AttributionStore
     frames: CheckedFrames
     seed: int
 

@@ -76,7 +76,7 @@ class Deletion(Check):
             and ``other_area`` (under the curves, in deviations of the output), and those of
             ``compare_areas``.
         """
-        deviation = context.attributions.summary(*subject.name)["deviation"] or 1.0
+        deviation = context.attributions.read("summary", *subject.name)["deviation"] or 1.0
         areas = areas_under(arrays["values"]) / deviation  # (N, orders, 2)
         bootstrap = ClusterBootstrap(context.frames.episodes, context.seed)
         return pd.DataFrame([

@@ -24,13 +24,11 @@ from attribution.integrated_gradients import (
 )
 from attribution.layers import Bottleneck
 from attribution.recordings import batches, check_finite_frames
-from attribution.reduction import cells_first
+from attribution.reduction import flatten_cells
 from attribution.results import (
-    ATTRIBUTION_SCRIPT,
-    AttributionFolder,
+    AttributionStore,
     LayerFeatures,
 )
-from common.errors import UserError
 from interventions.partial_forward import PartialForward
 
 GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
@@ -64,16 +62,16 @@ class CheckedFrames:
         return CheckedFrames(self.trajectory[rows], self.step[rows], self.places[rows])
 
 
-def draw_frames(attributions: AttributionFolder, number: int, seed: int) -> CheckedFrames:
+def draw_frames(attributions: AttributionStore, number: int, seed: int) -> CheckedFrames:
     """Draw at most ``number`` frames from all trajectories."""
     steps = attributions.trajectories()
     rows = np.sort(np.random.default_rng(seed).permutation(len(steps))[:number])
     trajectory = steps.trajectory[rows]
     return CheckedFrames(trajectory, rows - steps.bounds[trajectory],
-                         np.stack([steps.episode[rows], steps.row[rows]], axis=1))
+                         steps.frame_ids[rows])
 
 
-def read_attributions(attributions: AttributionFolder, layer: str, output: str,
+def read_attributions(attributions: AttributionStore, layer: str, output: str,
                       frames: CheckedFrames, array: str) -> np.ndarray:
     """Read stored attributions of an output to the features of a layer in frames.
 
@@ -87,26 +85,9 @@ def read_attributions(attributions: AttributionFolder, layer: str, output: str,
         UserError: if a file is missing or damaged.
     """
     return np.concatenate([
-        getattr(attributions.attributed(layer, output, int(number)), array)[
+        attributions.read("attributions", layer, output, int(number))[array][
             frames.step[frames.trajectory == number]].astype(np.float32)
         for number in np.unique(frames.trajectory)])
-
-
-def check_attributions(attributions: AttributionFolder, context: AttributionContext) -> None:
-    """Check that attributions belong to this agent and recording.
-
-    Raises:
-        UserError: if they do not.
-    """
-    settings = attributions.settings()
-    for key, what, accepted in (
-            ("agent_sha256", "agent", context.agents),
-            ("recording_sha256", "recording", {context.recording.sha256})):
-        if settings.get(key) not in accepted:
-            raise UserError(f"the attributions in {attributions.path} are of another {what}: its "
-                            f"checksum is {str(settings.get(key))[:12]}, not "
-                            f"{context.provenance[key][:12]}; make them again with "
-                            f"{ATTRIBUTION_SCRIPT}")
 
 
 def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
@@ -129,7 +110,7 @@ def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
             maps = half.run_to(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
                 ).numpy().reshape(len(batch), *bottleneck.shape)
             check_finite_frames(maps, batch, f"activations of the layer {bottleneck.name}")
-            activations.append(features.reducer.activations(cells_first(maps)).astype(
+            activations.append(features.reducer.activations(flatten_cells(maps)).astype(
                 np.float32).reshape(len(batch), *bottleneck.shape[1:], -1))
     return np.concatenate(activations)
 
@@ -163,10 +144,10 @@ class CheckedLayer:
                  features: LayerFeatures, output: Output, integration: Integration = GRADIENT):
         self.bottleneck, self.features = bottleneck, features
         self._context = context
-        mean = features.mean_activations if features.settings["baseline"] == "mean" else None
         self.attributor = LayerIntegratedGradients(
-            context.policy, context.compute, bottleneck, [output], integration, mean)
-        self.baseline = torch.zeros(bottleneck.shape) if mean is None else torch.from_numpy(mean)
+            context.policy, context.compute, bottleneck, [output], integration, features.baseline)
+        self.baseline = (torch.zeros(bottleneck.shape) if features.baseline is None
+                         else torch.from_numpy(features.baseline))
 
     def batches(self, frames: CheckedFrames) -> Iterator[Batch]:
         """Yield the frames batch by batch."""

@@ -59,13 +59,13 @@ class Randomisation(Check):
     arrays: ClassVar = {"correlations": Array(np.float64, "S N")}
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        agent, features = context.agent, subject.features
+        agent = context.agent
         recorded = agent.recording.read(context.frames.subset(NUM_FRAMES).places)
-        baseline = features.mean_activations if features.settings["baseline"] == "mean" else None
 
         def maps_of(policy: Policy) -> np.ndarray:  # (N, H, W)
             attributor = LayerIntegratedGradients(
-                policy, agent.compute, subject.bottleneck, [subject.output], INTEGRATION, baseline)
+                policy, agent.compute, subject.bottleneck, [subject.output], INTEGRATION,
+                subject.features.baseline)
             values = attributor.attribute(attributor.run_prefix(recorded.frames, recorded.entering),
                                           recorded.actions, np.zeros(1)).values[0]
             return np.abs(values.sum(axis=1, dtype=np.float64))
