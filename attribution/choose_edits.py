@@ -23,7 +23,6 @@ from agents.agent_file import load_agent, read_origin, save_agent
 from agents.edits import with_edits
 from agents.env_flags import add_env_flags, env_config
 from agents.provenance import agent_digests, agent_sha256
-from attribution.context import load_features
 from attribution.failures.conditions import (
     Levels,
     Run,
@@ -35,7 +34,7 @@ from attribution.failures.conditions import (
 from attribution.failures.edit_search import EditSearch, Trial
 from attribution.failures.results import ORIGINAL, failure_files
 from attribution.layers import find_bottlenecks
-from attribution.results import read_features
+from attribution.results import load_features, read_features
 from common.cli import (
     Parser,
     add_compute_flags,

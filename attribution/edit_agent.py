@@ -18,11 +18,10 @@ from agents.edits import Edit, with_edits
 from agents.networks import Policy
 from agents.provenance import agent_digests, agent_sha256
 from agents.reference_set import activations_of
-from attribution.context import load_features
 from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.layers import find_bottlenecks
 from attribution.recordings import Recording
-from attribution.results import LayerFeatures
+from attribution.results import LayerFeatures, load_features
 from common.cli import (
     Parser,
     add_log_flag,
