@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     with_patches = f", with {arm_name(arm)}" if arm else ""
     print(f"{args.model_file} on {words_of(config, edit)}{with_patches}: "
           f"{result}; {steps / (time.monotonic() - started):.0f} steps/s")
-    failures = {}
+    failures: dict = {}
     if args.causes:
         failures = {"causes": {cause: {
             "failures": causes[cause], "rate": causes[cause] / len(levels),

@@ -118,9 +118,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.shard != WHOLE:  # at the end of each shard passes are half empty: the sooner over
         num_slots = min(num_slots, FRAMES_PER_BATCH)
     policy = load_agent(args.model_file, compute.device)
-    noise = load_action_noise(config.env_name)
-    if args.no_action_noise or not noise.enabled:
-        noise = None
+    game_noise = load_action_noise(config.env_name)
+    noise = game_noise if game_noise.enabled and not args.no_action_noise else None
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes, policy.hidden_state_size,

@@ -1,19 +1,19 @@
 """Agent files ``model_<timesteps>.pth``: the published layouts, read and written.
 
-A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; ours also says how the
+A file is a dict with ``model_state_dict`` and ``optimizer_state_dict``; ours also stores how the
 agent starts an episode. Other published files have the weights alone, under ``state_dict``, and
-older recurrent ones have no ``init_hx``. Architecture and widths are read off the tensors.
+older recurrent ones have no ``init_hx``. Architecture and widths are inferred from the tensors.
 
 The optimiser's state is that of an Adam over the parameters in the published order, which differs
-from the order inside a running process and in ``resume.pth``. Published scripts load it into an
-optimiser of their own, which refuses another number of parameters, so files of weights alone have
-one too: that of an Adam that has not taken a step.
+from the order inside a running process and in ``resume.pth``. Published scripts load it into their
+own optimiser, which refuses another number of parameters. Files of weights alone therefore hold
+the state of an Adam that has not taken a step.
 
-A file also holds facts of the training that its values depend on: see ``AgentOrigin``.
+A file also holds facts of the training on which its values depend, see ``AgentOrigin``.
 
-An edited agent is a file with ``edits``: a list of (path of a layer, directions float32 (F, M),
-strength), which are ``agents.edits.Edit`` and become hooks of the agent. ``edited_from`` is then
-the digest of the agent without edits; so it is where an edit has changed the weights.
+An edited agent has ``edits``: a list of (path of a layer, directions float32 (F, M), strength),
+which become ``agents.edits.Edit`` hooks. ``edited_from`` is the digest of the agent before the
+edit, also where an edit has changed the weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from agents.edits import Edit, add_edit
-from agents.networks import ClearEmbedder, ImpalaEmbedder, NatureEmbedder, Policy
+from agents.networks import ClearEmbedder, Embedder, ImpalaEmbedder, NatureEmbedder, Policy
 from common.errors import UserError
 from common.files import checked_weights, load_tensors, save_tensors
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
@@ -42,16 +42,16 @@ _PUBLISHED_ORDER = ("init_hx", "embedder", "fc_policy", "fc_value", "gru")
 
 @dataclasses.dataclass(frozen=True)
 class AgentOrigin:
-    """Facts of the agent's training that an agent file holds; None where it does not say.
+    """Facts of an agent's training that its file holds; None if unknown.
 
     Attributes:
         reward_scale: factor between the game's rewards and those that the values predict; where
             training normalised rewards, the factor at its end, clipping included.
-        use_backgrounds: whether the game's background pictures were drawn.
+        use_backgrounds: whether the game drew background images.
         gamma, lmbda: discount and lambda of the advantages.
         edited_from: digest of the agent that this agent was edited from.
         env_name, distribution_mode: game and mode of the training levels.
-        cheese_region: region of the cheese in them, see ``maze.level.regions``; 0: everywhere.
+        cheese_region: region of the cheese in them, see ``maze.level.regions``; 0 for everywhere.
     """
 
     reward_scale: float | None = None
@@ -69,10 +69,10 @@ def agent_file_name(timesteps: int) -> str:
 
 
 def agent_files(folder: Path) -> list[Path]:
-    """The agent files in a run's folder, fewest time steps first."""
-    found = {int(match[1]): path for path in folder.glob("model_*.pth")
+    """Return the agent files in a run's folder, in order of time steps."""
+    files = {int(match[1]): path for path in folder.glob("model_*.pth")
              if (match := re.fullmatch(r"model_(\d+)\.pth", path.name))}
-    return [found[timesteps] for timesteps in sorted(found)]
+    return [files[timesteps] for timesteps in sorted(files)]
 
 
 def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
@@ -82,7 +82,7 @@ def save_agent(path: Path, policy: Policy, optimizer_state: dict | None = None,
     Args:
         optimizer_state: state dict of an Adam over ``policy.parameters()``; without one, that of
             a new Adam is written.
-        origin: what is known of the training.
+        origin: facts of the training.
     """
     if not optimizer_state:
         optimizer_state = torch.optim.Adam(policy.parameters(), eps=ADAM_EPS).state_dict()
@@ -110,7 +110,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
 
     Raises:
         UserError: if the file is missing, truncated, or not an agent; a tensor that is
-            missing, unknown or of the wrong shape is named, and an edit that cannot be.
+            missing, unknown or of the wrong shape is named, and so is an invalid edit.
     """
     content = load_tensors(path, "agent file")
     state = _weights_of(content)
@@ -131,10 +131,10 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> Policy:
 
 
 def _add_edits(policy: Policy, entries: object, path: Path) -> None:
-    """Make the edits of a file a part of its agent.
+    """Add the edits of a file to its agent.
 
     Raises:
-        UserError: naming the entry that is none.
+        UserError: naming the entry that is invalid.
     """
     if not isinstance(entries, list):
         raise UserError(f"in the agent file {path} '{_EDITS}' is no list")
@@ -152,14 +152,14 @@ def _add_edits(policy: Policy, entries: object, path: Path) -> None:
 
 
 def read_origin(path: Path) -> AgentOrigin:
-    """Read what an agent file says of the agent's training.
+    """Read the facts of an agent's training from its file.
 
     Raises:
-        UserError: if the file is missing or damaged, or says something that cannot be.
+        UserError: if the file is missing or damaged, or a value is invalid.
     """
     content = load_tensors(path, "agent file")
-    found = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
-    for name, value in found.items():
+    facts = {field.name: content.get(field.name) for field in dataclasses.fields(AgentOrigin)}
+    for name, value in facts.items():
         is_right = (isinstance(value, bool) if name == "use_backgrounds" else
                     isinstance(value, str) if name in (
                         "edited_from", "env_name", "distribution_mode") else
@@ -167,10 +167,10 @@ def read_origin(path: Path) -> AgentOrigin:
                     isinstance(value, int | float) and 0 < value < math.inf)
         if value is not None and not is_right:
             raise UserError(f"in the agent file {path} '{name}' is not a value that it can have")
-    return AgentOrigin(**found)
+    return AgentOrigin(**facts)
 
 
-def _weights_of(content: dict) -> object:
+def _weights_of(content: dict) -> Any:
     return content.get("model_state_dict", content.get("state_dict"))
 
 
@@ -178,18 +178,18 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
     """Read Adam's moments from an agent file, ours or a published one.
 
     Args:
-        policy: of the kind in the file.
+        policy: an agent of the kind in the file.
 
     Returns:
         ``state`` of the state dict of an Adam over ``policy.parameters()``: by position ``step``
         () and the moments ``exp_avg`` and ``exp_avg_sq``, in the parameter's shape. An ``init_hx``
-        that the file has not has no entry.
+        that the file lacks has no entry.
 
     Raises:
         UserError: if the file has no state, or one that does not fit its weights.
     """
     content = load_tensors(path, "agent file")
-    weights, optimizer = _weights_of(content), content.get("optimizer_state_dict")
+    weights, optimizer = _weights_of(content), content.get("optimizer_state_dict", {})
     count = num_adam_parameters(optimizer)
     if not count:
         raise UserError(f"the agent file {path} holds no state of an optimiser to go on with")
@@ -206,7 +206,7 @@ def load_optimizer_state(path: Path, policy: Policy) -> dict[int, dict[str, Tens
 
 
 def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Path) -> Policy:
-    """A policy with the sizes of these tensors.
+    """Build a policy with the sizes of these tensors.
 
     Raises:
         UserError: if they are not those of an agent.
@@ -219,12 +219,13 @@ def _policy_like(state: dict[str, Tensor], learned_initial_state: bool, path: Pa
     if "fc_policy.weight" in state and width("fc_policy.weight") != NUM_ACTIONS:
         raise UserError(f"the agent in {path} has {width('fc_policy.weight')} actions; Procgen's "
                         f"games have {NUM_ACTIONS}")
-    reads_grid = "embedder.fc.weight"  # the layer whose width tells the size of the frames
+    reads_grid = "embedder.fc.weight"  # the layer whose width depends on the size of the frames
+    embedder: Embedder
     if "embedder.block1.conv.weight" in state:
-        channels = tuple(width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
-        for k, c in enumerate(channels, 1):  # or a small file could ask for a huge network
+        c1, c2, c3 = (width(f"embedder.block{k}.conv.weight") for k in (1, 2, 3))
+        for k, c in enumerate((c1, c2, c3), 1):  # a small file must not make a huge network
             _check_shape(state, f"embedder.block{k}.res1.conv1.weight", (c, c, 3, 3), path)
-        embedder = ImpalaEmbedder(width("embedder.fc.weight"), channels)
+        embedder = ImpalaEmbedder(width("embedder.fc.weight"), (c1, c2, c3))
     elif "embedder.conv1.weight" in state:
         embedder = NatureEmbedder(width("embedder.fc.weight"))
     elif "embedder.conv1a.weight" in state:
@@ -305,25 +306,24 @@ def adam_moments(state_dict: dict, shapes: Mapping[str, torch.Size],
             for number, (name, shape) in enumerate(shapes.items())]
 
 
-def load_weights(policy: Policy, found: dict[str, Tensor], path: Path) -> None:
-    """Put weights into a policy.
+def load_weights(policy: Policy, weights: dict[str, Tensor], path: Path) -> None:
+    """Load weights into a policy.
 
     Raises:
         UserError: naming the file and the tensor that is missing, unknown or of another shape.
     """
     expected = policy.state_dict()
     for key, tensor in expected.items():
-        _check_shape(found, key, tuple(tensor.shape), path)
-    for key in found:
+        _check_shape(weights, key, tuple(tensor.shape), path)
+    for key in weights:
         if key not in expected:
             raise UserError(f"the agent file {path} has a tensor '{key}' that belongs to no "
                             "agent of this kind")
-    policy.load_state_dict(found)
+    policy.load_state_dict(weights)
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Checksum of an agent's weights and edits: the same for an agent in memory and for all its
-    files."""
+    """Checksum of an agent's weights and edits, equal for an agent in memory and all its files."""
     digest = hashlib.sha256()
     for name, tensor in [*sorted(policy.state_dict().items()),
                          *((f"{edit.layer} {edit.strength!r}", edit.directions)
@@ -333,9 +333,9 @@ def weights_sha256(policy: Policy) -> str:
     return digest.hexdigest()
 
 
-def _check_shape(found: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> None:
-    if key not in found:
+def _check_shape(weights: dict[str, Tensor], key: str, shape: tuple[int, ...], path: Path) -> None:
+    if key not in weights:
         raise UserError(f"the agent file {path} has no tensor '{key}'")
-    if tuple(found[key].shape) != shape:
+    if tuple(weights[key].shape) != shape:
         raise UserError(f"in the agent file {path} the tensor '{key}' has the shape "
-                        f"{tuple(found[key].shape)}, not {shape}")
+                        f"{tuple(weights[key].shape)}, not {shape}")

@@ -22,13 +22,8 @@ from agents.kickstarting import KICKSTART_METRICS, Guidance, kickstart_losses
 from agents.networks import Policy, PolicyOutput
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
-from envs.procgen_env import (
-    EnvConfig,
-    EpisodeStatistics,
-    LevelEdit,
-    ProcgenVectorEnv,
-    RewardNormalizer,
-)
+from envs.procgen_env import EnvConfig, LevelEdit, ProcgenVectorEnv
+from envs.rewards import EpisodeStatistics, RewardNormalizer
 
 PPO_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
 

@@ -101,17 +101,19 @@ class EpisodeDigests:
 
         An episode that differs from what is stored is reported in a warning.
         """
-        result, changed = {}, []
+        result: dict[str, list[int | str]] = {}
+        changed = []
         for number in numbers:
             files, known = self._files_of(number), self._stored.get(str(number))
-            states = [path.stat() for path in files]
-            size, newest = sum(s.st_size for s in states), max(s.st_mtime_ns for s in states)
-            result[str(number)] = known
+            stats = [path.stat() for path in files]
+            size, newest = sum(s.st_size for s in stats), max(s.st_mtime_ns for s in stats)
             if (self._check_contents or not isinstance(known, list) or len(known) != 2
                     or known[0] != size or newest > self._stored_at):
                 result[str(number)] = [size, file_sha256(files)]
                 if known and known != result[str(number)]:
                     changed.append(number)
+            else:
+                result[str(number)] = known
         if changed:
             logger.warning("%s: episode%s %s changed after the recording was finished",
                            self._folder, "s" if len(changed) > 1 else "",

@@ -88,8 +88,9 @@ def replayed(folder: RolloutFolder, episode: int, rows: Collection[int]
         return
     with contextlib.closing(LevelSlots(config, 1)) as slots:
         for row in replay(slots, 0, folder, episode, max(rows)):
-            if row in rows:
-                yield row, LevelState.parse(slots.state(0))
+            state = slots.state(0)
+            if row in rows and state is not None:
+                yield row, LevelState.parse(state)
 
 
 def _mismatch(folder: RolloutFolder, episode: int, row: int) -> UserError:

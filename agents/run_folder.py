@@ -15,7 +15,8 @@ from common.errors import UserError
 from common.files import atomic_path, versions
 from common.metrics_log import read_metrics
 from common.tables import markdown_escaped
-from envs.procgen_env import EnvConfig, EpisodeStatistics
+from envs.procgen_env import EnvConfig
+from envs.rewards import EpisodeStatistics
 
 LOG_NAME = "log.csv"
 CARD_NAME = "model_card.md"

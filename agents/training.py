@@ -41,7 +41,8 @@ from common.progress import Progress
 from common.saved_state import check_generator, check_like, check_optimizer
 from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
-from envs.procgen_env import EpisodeStatistics, LevelEdit
+from envs.procgen_env import LevelEdit
+from envs.rewards import EpisodeStatistics
 
 RESUME_NAME = "resume.pth"
 SECONDS_BETWEEN_SAVES = 600

@@ -16,7 +16,7 @@ from agents.agent_file import read_origin
 from agents.run_folder import TrainSettings
 from attribution.trajectories import Trajectories
 from common.settings import SETTINGS_NAME, load_settings
-from envs.procgen_env import RewardNormalizer, clipped_scale
+from envs.rewards import RewardNormalizer, clipped_scale
 from stats.bootstrap import ClusterBootstrap
 
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents

@@ -36,7 +36,8 @@ from agents.networks import Policy, PolicyOutput, build_policy, to_images
 from agents.ppo import Collector, Rollout, update
 from benchmarks.measuring import Apart, peak_memory
 from common.devices import Compute, keep_freed_memory, resolve_compute
-from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from envs.rewards import EpisodeStatistics, RewardNormalizer
 from maze.level.regions import CheeseRegion
 
 ENV = EnvConfig("coinrun", "easy")

@@ -92,20 +92,20 @@ _BACKGROUNDS = {
 
 @dataclasses.dataclass(frozen=True)
 class LevelState:
-    """State of a level, ready to be looked at. All arrays are read-only.
+    """Parsed state of a level. All arrays are read-only.
 
-    To edit one, take :meth:`offset` and replace bytes, or ``dataclasses.replace`` a part by one of
-    the same size; both ways the rest stays as it is, bit for bit.
+    To edit a state, replace bytes at an :meth:`offset`, or ``dataclasses.replace`` a part by one of
+    the same size; either way the rest stays the same, bit for bit.
 
     Attributes:
-        game: its name.
+        game: name of the game.
         options, levels, step, drawing, world: records with the fields of ``OPTIONS``, ``LEVELS``,
             ``STEP``, ``DRAWING`` and ``WORLD``.
-        level_generator, game_generator, picture_generator: their bytes.
-        grid_size: as stored, w * h in a generated level.
+        level_generator, game_generator, picture_generator: bytes of the random generators.
+        grid_size: stored size, w * h in a generated level.
         entities: array with the fields of ``ENTITY``; x to the right and y upwards, in cells.
-        grid: cells, int32 (h, w); row 0 is the bottom of the picture.
-        tail: what belongs to this game alone, and the end mark.
+        grid: cells, int32 (h, w); row 0 is the bottom of the frame.
+        tail: fields of this game alone, and the end mark.
     """
 
     game: str
@@ -124,23 +124,22 @@ class LevelState:
 
     @classmethod
     def parse(cls, data: bytes, game: str | None = None) -> LevelState:
-        """Read a state.
+        """Parse a state.
 
         Args:
-            data: of one environment, from Procgen's ``get_state``.
-            game: that it must be of, if given.
+            data: state of one environment, from Procgen's ``get_state``.
+            game: expected game, if given.
 
         Raises:
-            UserError: if Procgen could not go on from it; what is wrong is named. Two things cannot
-                be seen here, but for maze: whether an entity's picture has the theme that it asks
-                for (fewer than ten are drawn for most), and what a game makes of the numbers in
-                its tail.
+            UserError: if the state would crash Procgen; the reason is named. Except for maze, two
+                things are not checked: whether the image of an entity has its theme (fewer than
+                ten exist for most), and the meaning of the numbers in the tail.
         """
         walk = _Walk(data)
-        version, found = walk.integer("version"), walk.text("name of the game")
+        version, name_bytes = walk.integer("version"), walk.text("name of the game")
         if version != 0:
             raise walk.error(f"it has version {version}; version 0 is known")
-        name = found.decode("ascii", "replace")
+        name = name_bytes.decode("ascii", "replace")
         if name not in _TAILS:
             raise walk.error(f"there is no game {name[:40]!r}")
         if game not in (None, name):
@@ -156,7 +155,7 @@ class LevelState:
         return state
 
     def to_bytes(self) -> bytes:
-        """The state as Procgen reads it."""
+        """Serialise the state as Procgen reads it."""
         height, width = self.grid.shape
         return b"".join((
             self._head, self.options.tobytes(), self.levels.tobytes(), self.level_generator,
@@ -167,8 +166,8 @@ class LevelState:
             self.grid.astype(_INT, copy=False).tobytes(), self.tail))
 
     def offset(self, name: str) -> int:
-        """Where in the bytes a field of a record lies, or the first of ``entities``, ``grid`` (its
-        cells) or ``tail``: what is of fixed size can be replaced there.
+        """Return the byte offset of a field of a record, or of the first entry of ``entities``,
+        ``grid`` (its cells) or ``tail``. Values of a fixed size can be replaced there.
 
         Raises:
             KeyError: if there is no such field.
@@ -180,39 +179,40 @@ class LevelState:
             value = getattr(self, block)
             if block == name:
                 return at
-            if isinstance(value, np.void) and name in value.dtype.names:
-                return at + value.dtype.fields[name][1]
+            fields = value.dtype.fields if isinstance(value, np.void) else None
+            if fields and name in fields:
+                return at + fields[name][1]
             at += len(value) if isinstance(value, bytes) else value.nbytes
         raise KeyError(name)
 
     def fields(self) -> dict[str, object]:
-        """Every field by its name, in the order of the bytes: numbers, and text for the name of
-        the game and the generators, whose text follows whether they are seeded. The grid is a
-        list of rows, the lowest first."""
-        found: dict[str, object] = {"version": 0, "game": self.game}
+        """Return all fields by name, in the order of the bytes: numbers, and text for the game's
+        name and the generators. The grid is a list of rows, the lowest first."""
+        fields: dict[str, object] = {"version": 0, "game": self.game}
         for block in ("options", "levels", "level_generator", "game_generator", "step",
                       "grid_size", "entities", "drawing", "picture_generator", "world"):
             value = getattr(self, block)
             if isinstance(value, bytes):
                 seeded, length = np.frombuffer(value, _INT, 2).tolist()
-                found |= {f"{block}.is_seeded": seeded,
+                fields |= {f"{block}.is_seeded": seeded,
                           f"{block}.text": value[-length:].decode("ascii") if length else ""}
             elif block == "entities":
-                found["entities.count"] = len(value)
+                fields["entities.count"] = len(value)
                 for number, entity in enumerate(value):
-                    found |= {f"entities[{number}].{name}": entity[name].item()
-                              for name in ENTITY.names}
+                    fields |= {f"entities[{number}].{name}": entity[name].item()
+                              for name in ENTITY.names or ()}
             elif isinstance(value, np.void):
-                found |= {f"{block}.{name}": value[name].item() for name in value.dtype.names}
+                fields |= {f"{block}.{name}": value[name].item()
+                           for name in value.dtype.names or ()}
             else:
-                found[block] = value
+                fields[block] = value
         height, width = self.grid.shape
-        return {**found, "grid.width": width, "grid.height": height, "grid.count": self.grid.size,
+        return {**fields, "grid.width": width, "grid.height": height, "grid.count": self.grid.size,
                 "grid.cells": self.grid.tolist()}
 
     @property
     def player(self) -> np.void:
-        """The last entity of type 0, which Procgen takes for the player."""
+        """The last entity of type 0, which Procgen uses as the player."""
         return self.entities[self.entities["type"] == 0][-1]
 
     @property
@@ -220,7 +220,7 @@ class LevelState:
         return _integers(0, len(self.game)) + self.game.encode("ascii")
 
     def _check(self, walk: _Walk) -> None:
-        """Refuse what can be read but would end the process, or keep it busy for ever."""
+        """Raise if a readable state would end the process or hang it."""
         height, width = self.grid.shape
         if not (self.entities["type"] == 0).any():
             raise walk.error("it has no player")
@@ -260,7 +260,7 @@ class LevelState:
 
 
 class _Walk:
-    """A position in a state that moves on with what is read."""
+    """A reader of a state: each method reads the next part."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -270,7 +270,7 @@ class _Walk:
         return UserError(f"not a Procgen state: {reason}")
 
     def take(self, size: int, what: str) -> int:
-        """The offset of the next ``size`` bytes, which are then behind."""
+        """Skip ``size`` bytes; returns the offset of the first."""
         begin = self.at
         if size < 0:
             raise self.error(f"a negative length of {what} at byte {begin}")
@@ -306,7 +306,7 @@ class _Walk:
         return self.data[begin:end]
 
     def _end_of_generator(self, begin: int) -> int | None:
-        """Where a generator that begins here ends; None if there is none."""
+        """Offset of the end of a generator that begins here; None if there is none."""
         text_begin = begin + 2 * _INT.itemsize
         length = int.from_bytes(self.data[begin + _INT.itemsize:text_begin], "little")
         text = self.data[text_begin:text_begin + length]

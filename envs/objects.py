@@ -1,7 +1,7 @@
-"""Kinds of object of a game, told apart in its state: found, made invisible, taken away.
+"""Kinds of object of a game in its level state: find them, make them invisible, remove them.
 
-The one reader of ``hyperparams/game_objects.yml``. All functions take a ``LevelState`` and give
-another that Procgen can play on from.
+The only reader of ``hyperparams/game_objects.yml``. All functions map a ``LevelState`` to another
+from which Procgen can continue.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class GameObject:
     """A kind of object of a game.
 
     Attributes:
-        name: such as ``saw``.
-        entity_types: of its entities.
-        moving: ``left`` for those of them alone that move to the left or not at all, ``right`` for
-            those that move to the right, None for all.
-        cells: of the grid.
+        name: name such as ``saw``.
+        entity_types: types of its entities.
+        moving: ``left`` for only those that move to the left or stand still, ``right`` for those
+            that move to the right, None for all.
+        cells: values of its cells in the grid.
         hazard: whether it can end an episode.
-        trails: types of the entities that are drawn behind its own. One belongs to the nearest
-            entity of ``entity_types``, wherever that moves.
-        mobile: whether it changes its place in the level; so do all kinds with ``moving``.
+        trails: types of entities that its own leave behind. A trail belongs to the nearest entity
+            of ``entity_types``, whatever its direction.
+        mobile: whether it moves through the level; all kinds with ``moving`` do.
     """
 
     name: str
@@ -64,7 +64,7 @@ class GameObject:
 
 @functools.cache
 def objects_of(game: str) -> tuple[GameObject, ...]:
-    """The kinds of object of a game, none if there is no table of it.
+    """Return the kinds of object of a game; none if the game has no table.
 
     Raises:
         UserError: if the table is damaged; the entry is named.
@@ -78,18 +78,18 @@ def objects_of(game: str) -> tuple[GameObject, ...]:
 
 
 def hazards_of(game: str) -> tuple[GameObject, ...]:
-    """The kinds that can end an episode, see ``objects_of``."""
+    """Return the kinds that can end an episode, see ``objects_of``."""
     return tuple(kind for kind in objects_of(game) if kind.hazard)
 
 
 def invisible(state: LevelState, kind: GameObject) -> LevelState:
-    """The state with the entities of a kind drawn no more; they still act.
+    """Make the entities of a kind invisible; they still act.
 
-    They stay invisible from then on, but what moves with a trail draws a new piece of it in every
-    step, which a new call hides.
+    They stay invisible, but moving entities with a trail add a visible piece to it in every step,
+    which another call hides.
 
     Raises:
-        UserError: if the kind is made of cells, which act as they are drawn.
+        UserError: if the kind is made of cells, which cannot act without being drawn.
     """
     if kind.cells:
         raise UserError(f"{kind.name} of {state.game} is drawn from cells, which cannot be "
@@ -98,18 +98,18 @@ def invisible(state: LevelState, kind: GameObject) -> LevelState:
 
 
 def undrawn(state: LevelState, kind: GameObject) -> LevelState:
-    """The state with a kind drawn no more: entities invisible, cells empty. For a picture alone,
-    as its cells act no more."""
+    """Make a kind invisible: its entities, and its cells by emptying them. Only for rendering,
+    because emptied cells do not act."""
     state = _without_cells(state, kind, None)
     return _with_entities(state, _entities_of(state, kind, trails=True), {"alpha": 0.0})
 
 
 def removed(state: LevelState, kind: GameObject, within: float | None = None) -> LevelState:
-    """The state with a kind taken away: entities far outside of the level, cells empty.
+    """Remove a kind: move its entities far outside of the level, and empty its cells.
 
     Args:
-        within: only what is at most so many cells away from the player's centre, from its nearest
-            edge and in the direction, of x and y, in which it is farther.
+        within: remove only objects whose nearest edge is at most this many cells from the
+            player's centre in x and y (maximum norm).
 
     Raises:
         UserError: if the kind is the player, without which there is no level.
@@ -128,8 +128,8 @@ def removed(state: LevelState, kind: GameObject, within: float | None = None) ->
 
 
 def in_view(state: LevelState, kind: GameObject) -> bool:
-    """Whether any of a kind, or its trail, lies in the square that the last frame showed, hidden
-    by others or not."""
+    """Return whether an object of a kind, or its trail, lies in the view of the last frame, even if
+    it is occluded."""
     view = (state.drawing["center_x"], state.drawing["center_y"], state.world["view_dim"] / 2)
     seen = _entities_of(state, kind, trails=True) & _reaches(state.entities, *view)
     cells = np.isin(state.grid, kind.cells) & _cells_reach(state, *view)
@@ -137,7 +137,7 @@ def in_view(state: LevelState, kind: GameObject) -> bool:
 
 
 def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> np.ndarray:
-    """Which entities are of a kind, bool (entities,); with their trails if asked for."""
+    """Mask of the entities of a kind, bool (entities,), optionally with their trails."""
     chosen = np.isin(state.entities["type"], kind.entity_types)
     if kind.moving is not None:
         chosen &= (state.entities["vx"] > 0) == (kind.moving == RIGHT)
@@ -145,7 +145,7 @@ def _entities_of(state: LevelState, kind: GameObject, trails: bool = False) -> n
 
 
 def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.ndarray:
-    """``chosen`` entities (entities,) and the trails that belong to them."""
+    """Extend a mask of entities (entities,) by the trails that belong to them."""
     entities = state.entities
     owners = np.flatnonzero(np.isin(entities["type"], kind.entity_types))
     trails = np.flatnonzero(np.isin(entities["type"], kind.trails))
@@ -158,21 +158,21 @@ def _owners_in(state: LevelState, kind: GameObject, chosen: np.ndarray) -> np.nd
 
 
 def _reaches(entities: np.ndarray, x: float, y: float, distance: float) -> np.ndarray:
-    """Which entities reach into a square of side 2 ``distance`` around a place, bool."""
+    """Mask of the entities that reach into a square of side 2 ``distance`` around a position."""
     gap = np.maximum(abs(entities["x"] - x) - entities["rx"],
                      abs(entities["y"] - y) - entities["ry"])
     return gap <= distance
 
 
 def _cells_reach(state: LevelState, x: float, y: float, distance: float) -> np.ndarray:
-    """The same of the cells of the grid, bool (h, w)."""
+    """Mask of the cells of the grid that reach into such a square, bool (h, w)."""
     rows, columns = (np.arange(size) + 0.5 for size in state.grid.shape)
     gap = np.maximum(abs(rows - y)[:, None], abs(columns - x)) - 0.5
     return gap <= distance
 
 
 def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]) -> LevelState:
-    """The state with fields of some entities set."""
+    """Set fields of some entities."""
     if not rows.any():
         return state
     entities = state.entities.copy()
@@ -183,8 +183,8 @@ def _with_entities(state: LevelState, rows: np.ndarray, values: dict[str, float]
 
 
 def _without_cells(state: LevelState, kind: GameObject, within: np.ndarray | None) -> LevelState:
-    """The state with the cells of a kind empty, those alone that ``within`` (h, w) marks, if given.
-    Without it also what is drawn around the grid."""
+    """Empty the cells of a kind: those that ``within`` (h, w) marks, or without it all, including
+    the cell that is drawn around the grid."""
     if not kind.cells:
         return state
     gone = np.isin(state.grid, kind.cells)

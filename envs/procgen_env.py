@@ -1,4 +1,4 @@
-"""Procgen as the rest of the code sees it: batches of frames, rewards and episode starts.
+"""Procgen environments: batches of frames, rewards and episode starts; single levels and states.
 
 Letters in shape comments: N environments, H W C height, width, colour channels of a frame.
 """
@@ -16,7 +16,6 @@ import numpy as np
 
 from common.errors import UserError, nearest
 from common.game_constants import FRAME_SIZE, PERSON_VIEW_SIZE
-from common.saved_state import check_like, check_numbers
 from envs.level_state import LevelState
 
 with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, prints an advert
@@ -26,8 +25,8 @@ with contextlib.redirect_stderr(io.StringIO()):  # gym, which procgen imports, p
 MAX_LEVEL = 2**31 - 1
 
 LevelEdit = Callable[[bytes], bytes]
-"""The state of a new level to the one that is played instead. It must be decided by its argument
-alone, and leave its own results as they are: the first frame of a level may be observed twice."""
+"""Map the state of a new level to the one that is played instead. It must be a pure and idempotent
+function: the first frame of a level may be observed twice."""
 
 GAMES_OF_MODE = {
     "easy": tuple(ENV_NAMES),
@@ -40,16 +39,16 @@ GAMES_OF_MODE = {
 
 @dataclasses.dataclass(frozen=True)
 class EnvConfig:
-    """Which game and which levels.
+    """A game and its levels.
 
     Attributes:
         env_name: one of the 16 Procgen games.
         distribution_mode: ``easy``, ``hard``, ``extreme``, ``memory`` or ``exploration``; not
             every game has every mode.
         start_level: seed of the first level.
-        num_levels: how many consecutive level seeds are used; 0 means all of them.
-        use_backgrounds: whether the game draws its pictures behind the level. The published
-            agents were trained without.
+        num_levels: number of consecutive level seeds; 0 for all of them.
+        use_backgrounds: whether the game draws background images. The published agents were
+            trained without.
     """
 
     env_name: str
@@ -92,7 +91,8 @@ class EnvConfig:
         Drawing more with the same seed only adds to the list.
         """
         rng = random.Random(seed)
-        drawn, seen = [], set()
+        drawn: list[int] = []
+        seen: set[int] = set()
         while len(drawn) < num:
             level = rng.choice(self.levels)
             if level not in seen or len(seen) == len(self.levels):
@@ -101,10 +101,13 @@ class EnvConfig:
         return drawn
 
     def unseen_levels(self) -> EnvConfig:
-        """The levels outside this range: all seeds above it.
+        """Return the same game with the levels outside this range: all seeds above it.
 
-        With ``num_levels`` 0 there is nothing outside; then it is the same distribution, of
+        With ``num_levels`` 0 nothing is outside. The result is then the same distribution, of
         which a run sees a vanishing part (2**31 levels).
+
+        Raises:
+            UserError: if no level is left.
         """
         if self.num_levels == 0:
             return self
@@ -119,10 +122,10 @@ class EnvObservation:
     """Observation of N environments at one step.
 
     Attributes:
-        frames: uint8 (N, H, W, C), a copy that is yours to keep.
-        rewards: float32 (N,), what the last action earned.
-        first: bool (N,), whether this frame is the first of an episode (and the last action
-            therefore ended the one before).
+        frames: uint8 (N, H, W, C), a copy.
+        rewards: float32 (N,), rewards of the last action.
+        first: bool (N,), whether this frame is the first of an episode, so that the last action
+            ended the episode before.
     """
 
     frames: np.ndarray
@@ -131,15 +134,15 @@ class EnvObservation:
 
 
 class ProcgenVectorEnv:
-    """N real Procgen environments stepped together.
+    """N Procgen environments stepped together.
 
     ``act`` hands over the actions and returns at once; the environments step in threads of
-    their own until ``observe`` waits for them. Episodes restart by themselves.
+    their own until ``observe`` waits for them. Episodes restart automatically.
 
     Args:
         config: game and levels.
-        num_envs: N.
-        seed: decides which levels are drawn, in which order.
+        num_envs: number of environments N.
+        seed: seed of the draws of levels.
         num_threads: threads that step the environments.
         edit: optional edit of every new level, before its first frame is shown. Rewards and ends
             of episodes stay as they were. Without one no state is read or set.
@@ -156,10 +159,10 @@ class ProcgenVectorEnv:
         self._env = _make(config, config.levels, num_envs, seed, num_threads, person_view=False)
 
     def observe(self) -> EnvObservation:
-        """Wait for the environments and return what they show.
+        """Wait for the environments and return their observation.
 
         Raises:
-            UserError: if an edit gives a state that Procgen would end the process on.
+            UserError: if an edit returns a state that would crash Procgen.
         """
         rewards, observation, first = self._env.observe()
         if self._edit is not None and first.any():
@@ -180,14 +183,14 @@ class ProcgenVectorEnv:
         """Put the environments back into states from :meth:`get_state`.
 
         Raises:
-            UserError: if there is not one for each environment, or one is of another game or such
-                that Procgen would end the process.
+            UserError: if there is not one for each environment, or one is of another game or would
+                crash Procgen.
         """
         self.check_states(states)
         self._env.set_state(states)
 
     def check_states(self, states: list[bytes]) -> None:
-        """Refuse what ``set_state`` would, without setting anything."""
+        """Raise what ``set_state`` would raise, without setting anything."""
         if len(states) != self._env.num:
             raise UserError(f"there are {len(states)} states for {self._env.num} environments")
         for state in states:
@@ -201,36 +204,34 @@ class ProcgenVectorEnv:
 class LevelSlots:
     """Environments for single episodes: each of N slots plays one episode of a chosen level.
 
-    Procgen's own vector environment draws its levels itself. Here the caller decides which
-    level is played where, so an episode depends on its level and its actions alone.
+    Procgen's own vector environment draws its levels itself. Here the caller chooses the level of
+    each slot, so an episode depends on its level and its actions alone.
 
     Args:
         config: game and drawing options; its level range is not used.
-        num_slots: N. A slot shows nothing until :meth:`start`.
-        person_view: whether to draw the 512-pixel view of :meth:`person_view` as well.
+        num_slots: number of slots N. A slot shows nothing until :meth:`start`.
+        person_view: render the 512-pixel view of :meth:`person_view`, too.
         edit: optional edit of every level, before its first frame is shown.
-        edit_every_step: whether it is made again after every step, which takes about 2 ms.
+        edit_every_step: repeat the edit after every step, which takes about 2 ms.
     """
 
     def __init__(self, config: EnvConfig, num_slots: int, person_view: bool = False,
                  edit: LevelEdit | None = None, edit_every_step: bool = False):
         self.frames = np.zeros((num_slots, FRAME_SIZE, FRAME_SIZE, 3), dtype=np.uint8)
         self.level_complete = np.zeros(num_slots, dtype=bool)  # of each slot's last episode
-        self._config = config
-        self._person_view = person_view
-        self._edit = edit
-        self._edit_every_step = edit_every_step
-        self._envs: list[_Procgen | None] = [None] * num_slots
+        self._config, self._person_view = config, person_view
+        self._edit, self._edit_every_step = edit, edit_every_step
+        self._envs: dict[int, _Procgen] = {}  # by slot
 
     def start(self, slot: int, level: int) -> None:
         """Begin an episode; its first frame is in ``frames[slot]``.
 
         Raises:
-            UserError: if an edit gives a state that Procgen would end the process on.
+            UserError: if an edit returns a state that would crash Procgen.
         """
         self.stop(slot)
-        env = _make(self._config, range(level, level + 1), 1, level, 0, self._person_view)
-        self._envs[slot] = env
+        env = self._envs[slot] = _make(self._config, range(level, level + 1), 1, level, 0,
+                                       self._person_view)
         if self._edit is not None:
             env.observe()
             env.edit(0, self._edit)
@@ -250,99 +251,79 @@ class LevelSlots:
             self.stop(slot)
             self.frames[slot] = 0
         else:
-            if self._edit_every_step:
+            if self._edit is not None and self._edit_every_step:
                 env.edit(0, self._edit)
                 observation = env.observe()[1]
             self.frames[slot] = observation["rgb"][0]
         return float(reward[0]), bool(first[0])
 
     def state(self, slot: int) -> bytes | None:
-        """The state of a slot's level; None at the end."""
-        return None if self._envs[slot] is None else self._envs[slot].state_of(0)
+        """State of a slot's level; None after the end."""
+        return self._envs[slot].state_of(0) if slot in self._envs else None
 
     def player(self, slot: int) -> np.void | None:
-        """The player of a slot's level, a record of ``envs.level_state.ENTITY``; None at the
-        end."""
+        """Player of a slot's level, a record of ``envs.level_state.ENTITY``; None after the end."""
         state = self.state(slot)
         return None if state is None else LevelState.parse(state).player
 
     def person_view(self, slot: int) -> np.ndarray:
-        """Person view, uint8 (512, 512, C); needs ``person_view=True``. Black at the end."""
-        if self._envs[slot] is None:
+        """View for people, uint8 (512, 512, C); needs ``person_view=True``. Black after the end."""
+        if slot not in self._envs:
             return np.zeros((PERSON_VIEW_SIZE, PERSON_VIEW_SIZE, 3), dtype=np.uint8)
         return self._envs[slot].get_info()[0]["rgb"]
 
     def stop(self, slot: int) -> None:
         """Free a slot's environment."""
-        if self._envs[slot] is not None:
-            self._envs[slot].close()
-            self._envs[slot] = None
+        if slot in self._envs:
+            self._envs.pop(slot).close()
 
     def close(self) -> None:
-        for slot in range(len(self._envs)):
+        for slot in list(self._envs):
             self.stop(slot)
 
 
 class StateView:
-    """An environment that shows states of levels, without a step being taken.
+    """An environment that is put into states of levels, to render them or to play on from them.
 
     Args:
-        config: the game; everything else a state brings with it.
-        person_view: whether to draw the 512-pixel view instead of the agent's.
+        config: the game; everything else is part of a state.
+        person_view: render the 512-pixel view instead of the agent's.
     """
 
     def __init__(self, config: EnvConfig, person_view: bool = False):
-        self._config = config
-        self._person_view = person_view
+        self._game, self._person_view = config.env_name, person_view
         self._env = _make(config, range(1), 1, 0, 0, person_view)
-
-    def draw(self, state: bytes) -> np.ndarray:
-        """The picture of a state, uint8 (H, W, C).
-
-        Raises:
-            UserError: if it is of another game or such that Procgen would end the process.
-        """
-        LevelState.parse(state, self._config.env_name)
-        self._env.set_state([state])
-        if self._person_view:
-            return self._env.get_info()[0]["rgb"].copy()
-        return self._env.observe()[1]["rgb"][0]
-
-    def close(self) -> None:
-        """Free the environment."""
-        self._env.close()
-
-
-class LevelCopy:
-    """An environment in which levels go on from their states, apart from where they are played.
-
-    Args:
-        config: the game; everything else a state brings with it.
-    """
-
-    def __init__(self, config: EnvConfig):
-        self._game = config.env_name
-        self._env = _make(config, range(1), 1, 0, 0, person_view=False)
 
     def set(self, state: bytes) -> None:
         """Put the level into a state.
 
         Raises:
-            UserError: if it is of another game or such that Procgen would end the process.
+            UserError: if it is of another game or would crash Procgen.
         """
         LevelState.parse(state, self._game)
         self._env.set_state([state])
 
+    def draw(self, state: bytes) -> np.ndarray:
+        """Render a state, uint8 (H, W, C).
+
+        Raises:
+            UserError: see ``set``.
+        """
+        self.set(state)
+        if self._person_view:
+            return self._env.get_info()[0]["rgb"].copy()
+        return self._env.observe()[1]["rgb"][0]
+
     def step(self, action: int) -> tuple[bool, bool]:
         """Take a step; returns whether it ended the episode, and whether the level then counts as
-        solved. After an end another level is there."""
+        solved. After an end the environment shows another level."""
         self._env.observe()
         self._env.act(np.array([action], dtype=np.int32))
         ended = bool(self._env.observe()[2][0])
         return ended, ended and bool(self._env.get_info()[0]["prev_level_complete"])
 
     def state(self) -> bytes:
-        """The state of the level."""
+        """State of the level."""
         return self._env.state_of(0)
 
     def close(self) -> None:
@@ -351,7 +332,7 @@ class LevelCopy:
 
 
 class _Procgen(ProcgenGym3Env):
-    """Procgen's environments, of which single ones are read and set."""
+    """Procgen's environments, with access to the states of single ones."""
 
     def __init__(self, num: int, env_name: str, **options):
         super().__init__(num, env_name, **options)
@@ -359,17 +340,17 @@ class _Procgen(ProcgenGym3Env):
         self._state: object | None = None  # where a state is read to
 
     def state_of(self, index: int) -> bytes:
-        """The state of one environment; all of them must have been observed."""
+        """State of one environment; all of them must have been observed."""
         if self._state is None:
             self._state = self._ffi.new("char[]", MAX_STATE_SIZE)
         size = self.call_c_func("get_state", index, self._state, MAX_STATE_SIZE)
         return bytes(self._ffi.buffer(self._state, size))
 
     def edit(self, index: int, edit: LevelEdit) -> None:
-        """Change one environment, which shows it from the next ``observe`` on.
+        """Edit one environment; the next ``observe`` shows it.
 
         Raises:
-            UserError: if Procgen would end the process on the result.
+            UserError: if the result would crash Procgen.
         """
         edited = edit(self.state_of(index))
         LevelState.parse(edited, self._game)
@@ -390,8 +371,7 @@ def _make(config: EnvConfig, levels: range, num: int, seed: int, num_threads: in
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile. Garbage that holds an environment closes it, for which cffi
-    takes the lock that it holds while another one's library is opened: that would wait for ever."""
+    """Disable garbage collection: freeing an environment while cffi loads a library deadlocks."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -399,126 +379,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def clipped_scale(deviation: float, largest: float) -> float:
-    """Factor that ``RewardNormalizer`` puts on rewards.
-
-    Args:
-        deviation: standard deviation of the running return.
-        largest: largest absolute reward; the factor keeps it within ``RewardNormalizer.CLIP``.
-    """
-    return min(1 / float(deviation), RewardNormalizer.CLIP / float(largest))
-
-
-class RewardNormalizer:
-    """Divides rewards by the running standard deviation of the discounted return.
-
-    Mean and variance are updated over all environments at once with the parallel formula of
-    Chan et al. (1979), as OpenAI's baselines do in ``VecNormalize``.
-    """
-
-    DISCOUNT = 0.99
-    CLIP = 10.0
-    EPSILON = 1e-8
-
-    def __init__(self, num_envs: int):
-        self.returns = np.zeros(num_envs)
-        self.mean = 0.0
-        self.variance = 1.0
-        self.count = 1e-4
-        self.largest = 0.0  # |reward| so far
-
-    @property
-    def scale(self) -> float | None:
-        """Factor between raw and normalised rewards as it is now; None before the first reward.
-
-        Normalised rewards are clipped, so a reward of 10 in CoinRun never exceeds 10.
-        """
-        return (clipped_scale(np.sqrt(self.variance + self.EPSILON), self.largest)
-                if self.largest else None)
-
-    def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Normalise rewards (N,); ``first`` says where an episode has just ended."""
-        self.returns = self.returns * self.DISCOUNT + rewards
-        self._update(self.returns)
-        self.returns[first] = 0.0
-        self.largest = max(self.largest, float(np.abs(rewards).max(initial=0)))
-        scaled = rewards / np.sqrt(self.variance + self.EPSILON)
-        return np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
-
-    def _update(self, batch: np.ndarray) -> None:
-        total = self.count + batch.size
-        delta = batch.mean() - self.mean
-        squares = (self.variance * self.count + batch.var() * batch.size
-                   + delta**2 * self.count * batch.size / total)
-        self.mean += delta * batch.size / total
-        self.variance = squares / total
-        self.count = total
-
-    def state_dict(self) -> dict:
-        return {"returns": self.returns.tolist(), "mean": float(self.mean),
-                "variance": float(self.variance), "count": float(self.count),
-                "largest": self.largest}
-
-    def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
-        if isinstance(state, dict):
-            state = {"largest": 0.0, **state}  # files of earlier versions lack it
-        check_like(state, self.state_dict(), where)
-        if state["variance"] < 0 or state["count"] <= 0:
-            raise UserError(f"{where} has a variance or a count that no rewards have")
-
-    def load_state_dict(self, state: dict) -> None:
-        self.returns = np.array(state["returns"])
-        self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
-        self.largest = state.get("largest", 0.0)
-
-
-class EpisodeStatistics:
-    """Returns and lengths of finished episodes, with the last ``WINDOW`` of them at hand."""
-
-    WINDOW = 40
-
-    def __init__(self, num_envs: int):
-        self.num_episodes = 0
-        self.recent_returns = np.zeros(0)
-        self.recent_lengths = np.zeros(0, dtype=np.int64)
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
-
-    def update(self, rewards: np.ndarray, first: np.ndarray) -> None:
-        """Count one step of every environment: its reward (N,) and whether it ended one."""
-        self._returns += rewards
-        self._lengths += 1
-        if first.any():
-            self.num_episodes += int(first.sum())
-            self.recent_returns = np.append(self.recent_returns, self._returns[first])
-            self.recent_lengths = np.append(self.recent_lengths, self._lengths[first])
-            self.recent_returns = self.recent_returns[-self.WINDOW:]
-            self.recent_lengths = self.recent_lengths[-self.WINDOW:]
-            self._returns[first] = 0.0
-            self._lengths[first] = 0
-
-    def state_dict(self) -> dict:
-        return {"num_episodes": self.num_episodes,
-                "recent_returns": self.recent_returns.tolist(),
-                "recent_lengths": self.recent_lengths.tolist(),
-                "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
-
-    def check_state_dict(self, state, where: str) -> None:
-        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
-        check_like(state, {
-            **self.state_dict(),
-            "recent_returns": lambda found, name: check_numbers(found, float, self.WINDOW, name),
-            "recent_lengths": lambda found, name: check_numbers(found, int, self.WINDOW, name),
-        }, where)
-        if len(state["recent_returns"]) != len(state["recent_lengths"]):
-            raise UserError(f"{where} has other returns than lengths")
-
-    def load_state_dict(self, state: dict) -> None:
-        self.num_episodes = state["num_episodes"]
-        self.recent_returns = np.array(state["recent_returns"], dtype=float)
-        self.recent_lengths = np.array(state["recent_lengths"], dtype=np.int64)
-        self._returns = np.array(state["returns"], dtype=float)
-        self._lengths = np.array(state["lengths"], dtype=np.int64)

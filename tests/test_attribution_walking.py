@@ -34,7 +34,7 @@ from attribution.trajectories import (
 )
 from common.errors import UserError
 from common.settings import load_settings
-from envs.procgen_env import RewardNormalizer
+from envs.rewards import RewardNormalizer
 
 LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps
 GAMMA = 0.9

@@ -7,7 +7,8 @@ from conftest import FLOAT32, tiny_config, tiny_policy
 
 from agents.networks import PolicyOutput
 from agents.ppo import Collector, Rollout, advantages, minibatches, ppo_losses, update
-from envs.procgen_env import EnvConfig, EpisodeStatistics, ProcgenVectorEnv, RewardNormalizer
+from envs.procgen_env import EnvConfig, ProcgenVectorEnv
+from envs.rewards import EpisodeStatistics, RewardNormalizer
 
 
 def test_advantages_equal_the_direct_sum():

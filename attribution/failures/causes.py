@@ -20,7 +20,7 @@ from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from envs.level_state import LevelState
 from envs.objects import GAME_OBJECTS_FILE, GameObject, hazards_of, in_view, removed
-from envs.procgen_env import EnvConfig, LevelCopy
+from envs.procgen_env import EnvConfig, StateView
 
 TIMEOUT = "timeout"
 MULTIPLE = "multiple"  # no kind alone, but all of them together
@@ -56,7 +56,7 @@ class FailureAttributor:
     def __init__(self, config: EnvConfig):
         self._game = config.env_name
         self._hazards = hazards_of(config.env_name)
-        self._copy = LevelCopy(config)
+        self._copy = StateView(config)
 
     def before_last(self, state: bytes, actions: Sequence[int]) -> bytes:
         """Return the state before the last of the actions that an episode took from a state.

@@ -1,0 +1,131 @@
+"""Rewards over an agent's training: normalisation, and statistics of finished episodes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.errors import UserError
+from common.saved_state import check_like, check_numbers
+
+
+def clipped_scale(deviation: float, largest: float) -> float:
+    """Factor that ``RewardNormalizer`` applies to rewards.
+
+    Args:
+        deviation: standard deviation of the running return.
+        largest: largest absolute reward; the factor keeps it within ``RewardNormalizer.CLIP``.
+    """
+    return min(1 / float(deviation), RewardNormalizer.CLIP / float(largest))
+
+
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of the discounted return.
+
+    Mean and variance are updated over all environments at once with the parallel formula of
+    Chan et al. (1979), as OpenAI's baselines do in ``VecNormalize``.
+    """
+
+    DISCOUNT = 0.99
+    CLIP = 10.0
+    EPSILON = 1e-8
+
+    def __init__(self, num_envs: int):
+        self.returns = np.zeros(num_envs)
+        self.mean = 0.0
+        self.variance = 1.0
+        self.count = 1e-4
+        self.largest = 0.0  # |reward| so far
+
+    @property
+    def scale(self) -> float | None:
+        """Factor between raw and normalised rewards as it is now; None before the first reward.
+
+        Normalised rewards are clipped, so a reward of 10 in CoinRun never exceeds 10.
+        """
+        return (clipped_scale(np.sqrt(self.variance + self.EPSILON), self.largest)
+                if self.largest else None)
+
+    def __call__(self, rewards: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Normalise rewards (N,); ``first`` (N,) marks where an episode has just ended."""
+        self.returns = self.returns * self.DISCOUNT + rewards
+        self._update(self.returns)
+        self.returns[first] = 0.0
+        self.largest = max(self.largest, float(np.abs(rewards).max(initial=0)))
+        scaled = rewards / np.sqrt(self.variance + self.EPSILON)
+        return np.clip(scaled, -self.CLIP, self.CLIP).astype(np.float32)
+
+    def _update(self, batch: np.ndarray) -> None:
+        total = self.count + batch.size
+        delta = batch.mean() - self.mean
+        squares = (self.variance * self.count + batch.var() * batch.size
+                   + delta**2 * self.count * batch.size / total)
+        self.mean += delta * batch.size / total
+        self.variance = squares / total
+        self.count = total
+
+    def state_dict(self) -> dict:
+        return {"returns": self.returns.tolist(), "mean": float(self.mean),
+                "variance": float(self.variance), "count": float(self.count),
+                "largest": self.largest}
+
+    def check_state_dict(self, state, where: str) -> None:
+        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
+        if isinstance(state, dict):
+            state = {"largest": 0.0, **state}  # files of earlier versions lack it
+        check_like(state, self.state_dict(), where)
+        if state["variance"] < 0 or state["count"] <= 0:
+            raise UserError(f"{where} has a variance or a count that no rewards have")
+
+    def load_state_dict(self, state: dict) -> None:
+        self.returns = np.array(state["returns"])
+        self.mean, self.variance, self.count = state["mean"], state["variance"], state["count"]
+        self.largest = state.get("largest", 0.0)
+
+
+class EpisodeStatistics:
+    """Returns and lengths of finished episodes; the last ``WINDOW`` are kept."""
+
+    WINDOW = 40
+
+    def __init__(self, num_envs: int):
+        self.num_episodes = 0
+        self.recent_returns = np.zeros(0)
+        self.recent_lengths = np.zeros(0, dtype=np.int64)
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, dtype=np.int64)
+
+    def update(self, rewards: np.ndarray, first: np.ndarray) -> None:
+        """Count one step of every environment: its reward (N,) and whether it ended an episode."""
+        self._returns += rewards
+        self._lengths += 1
+        if first.any():
+            self.num_episodes += int(first.sum())
+            self.recent_returns = np.append(self.recent_returns, self._returns[first])
+            self.recent_lengths = np.append(self.recent_lengths, self._lengths[first])
+            self.recent_returns = self.recent_returns[-self.WINDOW:]
+            self.recent_lengths = self.recent_lengths[-self.WINDOW:]
+            self._returns[first] = 0.0
+            self._lengths[first] = 0
+
+    def state_dict(self) -> dict:
+        return {"num_episodes": self.num_episodes,
+                "recent_returns": self.recent_returns.tolist(),
+                "recent_lengths": self.recent_lengths.tolist(),
+                "returns": self._returns.tolist(), "lengths": self._lengths.tolist()}
+
+    def check_state_dict(self, state, where: str) -> None:
+        """Raise UserError, naming the entry, if ``load_state_dict`` cannot take a state."""
+        check_like(state, {
+            **self.state_dict(),
+            "recent_returns": lambda found, name: check_numbers(found, float, self.WINDOW, name),
+            "recent_lengths": lambda found, name: check_numbers(found, int, self.WINDOW, name),
+        }, where)
+        if len(state["recent_returns"]) != len(state["recent_lengths"]):
+            raise UserError(f"{where} has other returns than lengths")
+
+    def load_state_dict(self, state: dict) -> None:
+        self.num_episodes = state["num_episodes"]
+        self.recent_returns = np.array(state["recent_returns"], dtype=float)
+        self.recent_lengths = np.array(state["recent_lengths"], dtype=np.int64)
+        self._returns = np.array(state["returns"], dtype=float)
+        self._lengths = np.array(state["lengths"], dtype=np.int64)
