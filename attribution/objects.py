@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
                 "seed": args.seed, "kinds": names, "versions": versions()}, args.overwrite)
     arrays = store.compute("masks", function=lambda: {
         "observations": observations, "masks": packed(np.stack([
-            pictures.masks for pictures in rendered_without(
+            pictures.masks for _, pictures in rendered_without(
                 context.recording.folder, observations, kinds)]))})
     observations, masks = arrays["observations"], unpacked(arrays["masks"])
     episodes = observations[:, 0]

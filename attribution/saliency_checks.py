@@ -12,27 +12,39 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from agents.networks import Policy
 from agents.outputs import ANSWERS, VALUE, outputs_named
 from agents.provenance import agent_sha256
 from agents.replay import recorded_game
 from attribution.checking.object_files import kinds_in
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import (
+    cascade,
     randomisation_table,
-    randomise,
     rank_correlations,
     stages_of,
 )
+from attribution.checking.saliency_comparison import (
+    compare_agreements,
+    deletion_table,
+    plot,
+    report,
+)
+from attribution.checking.saliency_maps import (
+    Map,
+    attribution_maps,
+    frame_deletion_curves,
+    hide_objects,
+    simulated_maps,
+    with_agent,
+)
 from attribution.layers import find_bottlenecks
 from attribution.recordings import RecordedFrames, Recording
-from attribution.through_simulator.comparison import compared, deletion_table
-from attribution.through_simulator.maps import Map, attribution_maps, simulated_maps, with_agent
-from attribution.through_simulator.real_changes import deletion_curves, hidden_objects
-from attribution.through_simulator.report import plot, report
 from common.cli import Parser, count
 from common.devices import resolve_compute
 from common.errors import UserError, script_main
 from common.files import sha256
+from common.palette import DPI
 from common.results import Entry, File, ResultStore, Schema
 from common.tables import write_table
 from generative.config import SaliencyConfig, SimulatorConfig
@@ -75,83 +87,71 @@ def main(argv: list[str] | None = None) -> None:
     compute = resolve_compute(common.device, common.gpu_device, args.precision)
     simulator = open_simulator(args.model_file, args.agent_file, parameters.get(SimulatorConfig),
                                compute)
-    policy, checksum = simulator.agent.policy, agent_sha256(args.agent_file)
-    bottlenecks = [bottleneck for bottleneck in find_bottlenecks(policy, args.layers)
-                   if bottleneck.layer.is_map]
-    if not bottlenecks:
+    policy = simulator.agent.policy
+    layers = [layer for layer in find_bottlenecks(policy, args.layers) if layer.layer.is_map]
+    if not layers:
         raise UserError("--layers names no layer with cells; block2 and block3 are some")
-    recording = Recording(Path(common.data_dir), policy, args.agent_file,
-                          args.check_contents)
-    config = recorded_game(recording.folder)
-    kinds = kinds_in(config)
+    recording = Recording(Path(common.data_dir), policy, args.agent_file, args.check_contents)
+    kinds = kinds_in(recorded_game(recording.folder))
     dataset = RolloutDataset(Path(common.data_dir), simulator.config.num_init_steps, max(lags) + 1)
     windows = drawn_windows(dataset, args.num_frames, 0, args.seed)
-    where = [dataset.place(int(window)) for window in windows]
-    places = np.array([(place.episode, place.frame) for place in where])
+    frames = [dataset.place(int(window)) for window in windows]
+    places = np.array([(frame.episode, frame.frame) for frame in frames])
     order = np.lexsort(places.T[::-1])
     windows, places = windows[order], places[order]
-    rows, episodes = recording.read(places), places[:, 0]
+    recorded, episodes = recording.read(places), places[:, 0]
     (output,) = outputs_named([args.output])
-    function, smoothing = SaliencyFunction(args.output), (saliency.gaussian_kernel_size,
-                                                          saliency.sigma)
 
-    def all_maps(agent, some: slice) -> list[Map]:
-        few = RecordedFrames(rows.frames[some], rows.entering[some], rows.actions[some])
+    def maps_of(agent: Policy, rows: slice) -> list[Map]:
+        part = RecordedFrames(recorded.frames[rows], recorded.entering[rows],
+                              recorded.actions[rows])
         with with_agent(simulator, agent):
-            return [*attribution_maps(agent, compute, bottlenecks, output, few),
-                    *simulated_maps(simulator, compute, dataset, windows[some], function, lags,
-                                    *smoothing)]
+            return [*attribution_maps(agent, compute, layers, output, part),
+                    *simulated_maps(simulator, compute, dataset, windows[rows],
+                                    SaliencyFunction(args.output), lags,
+                                    saliency.gaussian_kernel_size, saliency.sigma)]
 
-    maps = all_maps(policy, slice(None))
-    real = hidden_objects(policy, compute, recording.folder, places, rows.entering, kinds, output,
-                          lags)
-    changes = dict(zip(lags, real.changes))
-    objects = []
-    for one in maps:
-        table = objects_table(real.masks, changes[one.lag], one.values, one.bottleneck,
-                              [kind.name for kind in kinds], episodes, args.seed)
-        table.insert(0, "lag", one.lag)
-        table.insert(0, "map", one.name)
-        objects.append(table)
-    now = [one for one in maps if one.lag == 0]
+    maps = maps_of(policy, slice(None))
+    masks, changes, ended = hide_objects(policy, compute, recording.folder, places,
+                                         recorded.entering, kinds, output, lags)
+    by_lag = dict(zip(lags, changes))
+    now = [each for each in maps if each.lag == 0]
     rng = np.random.default_rng([args.seed, 5])
-    scores = [*(one.blocks for one in now),
+    scores = [*(each.blocks for each in now),
               *(rng.random(now[0].blocks.shape) for _ in range(RANDOM_ORDERS))]
-    curves = deletion_curves(policy, compute, rows, scores, output)
-    tables = {"agreement": compared(maps, real.masks, changes, episodes, args.seed),
-              "objects": pd.concat(objects, ignore_index=True),
-              "deletion": deletion_table([one.name for one in now], curves, len(now), episodes,
-                                         args.seed),
-              "randomisation": randomised(all_maps, maps, policy, episodes, args)}
-    what = (f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output "
-            f"{output.name}, read in the frame and {max(lags)} steps later; in "
-            f"{real.ended.sum()} of them the episode ends before.")
+    curves = frame_deletion_curves(policy, compute, recorded, scores, output)
+    some = slice(0, args.num_randomised)
+    correlations = np.array([
+        [rank_correlations(np.abs(own.values[some]), np.abs(other.values))
+         for own, other in zip(maps, maps_of(agent.requires_grad_(False), some))]
+        for agent in cascade(policy, args.seed)])  # (stages, maps, frames)
+    stages, names = [stage for stage, _ in stages_of(policy)], [each.name for each in now]
+    tables = {
+        "agreement": compare_agreements(maps, masks, by_lag, episodes, args.seed),
+        "objects": pd.concat({
+            (each.name, each.lag): objects_table(
+                masks, by_lag[each.lag], each.values, each.bottleneck,
+                [kind.name for kind in kinds], episodes, args.seed)
+            for each in maps}, names=["map", "lag"]).reset_index(["map", "lag"]),
+        "deletion": deletion_table(names, curves, episodes, args.seed),
+        "randomisation": pd.concat({
+            each.name: randomisation_table(correlations[:, place], stages, episodes[some],
+                                           args.seed)
+            for place, each in enumerate(maps)}, names=["map"]).reset_index("map")}
+    description = (
+        f"{len(places)} frames of {len(set(episodes.tolist()))} episodes, output {output.name}, "
+        f"read in the frame and {max(lags)} steps later; in {ended.sum()} of them the episode "
+        "ends before.")
     with store.replace({
-            "agent_sha256": checksum, "model_sha256": sha256(args.model_file),
-            "recording_sha256": recording.sha256, "seed": args.seed, "output": output.name,
-            "num_frames": args.num_frames, "lags": lags}) as folder:
+            "agent_sha256": agent_sha256(args.agent_file),
+            "model_sha256": sha256(args.model_file), "recording_sha256": recording.sha256,
+            "seed": args.seed, "output": output.name, "num_frames": args.num_frames,
+            "lags": lags}) as folder:
         for name, table in tables.items():
             write_table(folder / f"{name}.csv", table)
-        plot(folder / "checks.png", tables, curves, [one.name for one in now])
-        (folder / "report.md").write_text(report(what, tables))
+        plot(tables, curves, names).savefig(folder / "checks.png", dpi=DPI)
+        (folder / "report.md").write_text(report(description, tables))
     print(f"wrote {args.output_dir / 'report.md'}")
-
-
-def randomised(all_maps, maps: list[Map], policy, episodes: np.ndarray, args) -> pd.DataFrame:
-    """Rank correlations of |maps| with those of agents of which more and more is random."""
-    some = slice(0, args.num_randomised)
-    stages, found, changed = stages_of(policy), [], policy
-    for number, (_, paths) in enumerate(stages):
-        changed = randomise(changed, paths, args.seed + number).requires_grad_(False)
-        found.append([rank_correlations(np.abs(own.values[some]), np.abs(other.values))
-                      for own, other in zip(maps, all_maps(changed, some))])
-    tables = []
-    for place, one in enumerate(maps):
-        table = randomisation_table(np.stack([each[place] for each in found]),
-                                    [name for name, _ in stages], episodes[some], args.seed)
-        table.insert(0, "map", one.name)
-        tables.append(table)
-    return pd.concat(tables, ignore_index=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_recorded_frames_are_played_again_from_seed_and_actions(data):
     assert list(states) == rows
     places = np.array([(2, row) for row in rows])
     frames = folder.episode(2).frames
-    for row, pictures in zip(rows, rendered_without(folder, places, objects_of("coinrun"))):
+    for row, (_, pictures) in zip(rows, rendered_without(folder, places, objects_of("coinrun"))):
         assert np.array_equal(pictures.frame, frames[row])
         assert pictures.masks.any(axis=(1, 2)).sum() >= 3
         assert pictures.without.shape == (len(objects_of("coinrun")), 64, 64, 3)
@@ -248,7 +248,7 @@ def test_objects_of_a_recording_are_written_and_read(agent, data, found, tmp_pat
     arrays = store.read("masks")
     observations, masks = arrays["observations"], unpacked(arrays["masks"])
     assert masks.shape == (120, len(kinds), 64, 64) and len(observations) == 120
-    again = np.stack([each.masks for each in rendered_without(
+    again = np.stack([pictures.masks for _, pictures in rendered_without(
         RolloutFolder(data), observations[:9], objects_of("coinrun"))])
     np.testing.assert_array_equal(masks[:9], again)
     names, table = read_names(store, "block3"), store.read("scores", "block3")

@@ -15,18 +15,25 @@ from agents.outputs import outputs_named
 from agents.replay import replayed
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter
 from attribution import saliency_checks
-from attribution.layers import Bottleneck, find_bottlenecks
-from attribution.recordings import RecordedFrames
-from attribution.through_simulator.comparison import CHANCE, agreements, compared, deletion_table
-from attribution.through_simulator.maps import (
+from attribution.checking.saliency_comparison import (
+    CHANCE,
+    agreements,
+    compare_agreements,
+    deletion_table,
+)
+from attribution.checking.saliency_maps import (
     PIXELS,
+    POINTS,
     TIMES_IMAGE,
     Map,
     attribution_maps,
+    frame_deletion_curves,
+    hide_objects,
     simulated_maps,
     with_agent,
 )
-from attribution.through_simulator.real_changes import POINTS, deletion_curves, hidden_objects
+from attribution.layers import Bottleneck, find_bottlenecks
+from attribution.recordings import RecordedFrames
 from common.files import sha256
 from common.parameters import ParameterSet
 from envs.objects import objects_of, undrawn
@@ -130,21 +137,21 @@ def test_blocks_are_sums_over_the_pixels_that_cells_count_for(data, policy):
 def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
     places = np.array([(0, 3), (0, 5), (2, 4)])
     rows = rows_of(data, places)
-    real = hidden_objects(policy, FLOAT32, RolloutFolder(data), places, rows.entering, KINDS,
-                          VALUE, (0, 2))
-    assert real.masks.shape == (3, len(KINDS), 64, 64) and not real.ended.any()
+    masks, changes, ended = hide_objects(policy, FLOAT32, RolloutFolder(data), places,
+                                         rows.entering, KINDS, VALUE, (0, 2))
+    assert masks.shape == (3, len(KINDS), 64, 64) and not ended.any()
     view = StateView(COINRUN)
     for number, (episode, row) in enumerate(places):
         ((_, state),) = replayed(RolloutFolder(data), episode, [row])
         for place, kind in enumerate(KINDS):
             picture = view.draw(undrawn(state, kind).to_bytes())
             seen = (picture != rows.frames[number]).any(axis=-1)
-            np.testing.assert_array_equal(real.masks[number, place], seen)
+            np.testing.assert_array_equal(masks[number, place], seen)
             hidden = torch.from_numpy(rows.entering[number:number + 1])
             before, after = (run_policy(policy, FLOAT32, each[None], hidden)
                              for each in (rows.frames[number], picture))
-            change = float(after.values - before.values)
-            assert real.changes[0, number, place] == pytest.approx(change, abs=1e-4)
+            assert changes[0, number, place] == pytest.approx(
+                float(after.values - before.values), abs=1e-4)
             if place:
                 continue
             # Two steps later: the game goes on as it was, the agent with the state it has then.
@@ -158,16 +165,16 @@ def test_hiding_an_object_changes_what_the_agent_sees_once(data, policy):
                         slots.step(0, int(output.logits.argmax()))
                         output = run_policy(policy, FLOAT32, slots.frames, output.hidden_states)
                 values.append(float(output.values))
-            assert real.changes[1, number, place] == pytest.approx(values[1] - values[0], abs=1e-4)
+            assert changes[1, number, place] == pytest.approx(values[1] - values[0], abs=1e-4)
     view.close()
-    assert (real.changes[0] != 0).any() and not real.changes[:, ~real.masks.any(axis=(2, 3))].any()
+    assert (changes[0] != 0).any() and not changes[:, ~masks.any(axis=(2, 3))].any()
 
 
 def test_deletion_begins_with_the_frame_and_ends_with_the_mean_one(data, policy):
     rows = rows_of(data, [(0, 3), (1, 4), (2, 2)])
     rng = np.random.default_rng(0)
     score = rng.random((3, 8, 8))
-    curves = deletion_curves(policy, FLOAT32, rows, [score, -score], VALUE)
+    curves = frame_deletion_curves(policy, FLOAT32, rows, [score, -score], VALUE)
     mean = np.broadcast_to(rows.frames.mean(axis=0).round().astype(np.uint8), rows.frames.shape)
     full, empty = (run_policy(policy, FLOAT32, each.copy(), torch.from_numpy(rows.entering)).values
                    for each in (rows.frames, mean))
@@ -219,7 +226,7 @@ def test_a_planted_map_is_claimed_and_a_random_one_is_not():
     right = said.reshape(60, 32, 2, 32, 2).sum(axis=(2, 4))
     maps = [Map("layer", 0, layer, right), Map("noise", 0, PIXELS, noise),
             Map("noise, 4 steps later", 4, PIXELS, noise)]
-    table = compared(maps, masks, {0: changes, 4: changes}, np.arange(60) // 2, 0)
+    table = compare_agreements(maps, masks, {0: changes, 4: changes}, np.arange(60) // 2, 0)
     own = table[~table["control"]].set_index(["map", "compared_with", "lag"])
     assert len(own) == 6
     for lag in (0, 4):
@@ -240,12 +247,12 @@ def test_deletion_table_measures_in_deviations_of_the_output():
     curves[:, :, 1] = curves[:, :, 0]
     curves[:, 0, 0] -= 1  # the map's deletion lies one below, its insertion three above
     curves[:, 0, 1] += 3
-    table = deletion_table(["map"], curves, 1, np.arange(40) // 2, 0)
+    table = deletion_table(["map"], curves, np.arange(40) // 2, 0)
     deviation = curves[:, 0, 0, 0].std()
     assert table["better"].tolist() == pytest.approx([1 / deviation, 3 / deviation])
     assert table["above"].all()
     curves[:, 0] = curves[:, 1]
-    assert not deletion_table(["map"], curves, 1, np.arange(40) // 2, 0)["above"].any()
+    assert not deletion_table(["map"], curves, np.arange(40) // 2, 0)["above"].any()
 
 
 # The script

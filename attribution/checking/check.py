@@ -125,13 +125,9 @@ class Check(abc.ABC):
 
     def table(self, context: CheckContext, stored: Mapping[Subject, Arrays]) -> pd.DataFrame:
         """Return the table of all subjects, with the columns ``layer`` and ``output``."""
-        tables = []
-        for subject, arrays in stored.items():
-            table = self.rows(context, subject, arrays)
-            table.insert(0, "output", subject.output.name)
-            table.insert(0, "layer", subject.bottleneck.name)
-            tables.append(table)
-        return pd.concat(tables, ignore_index=True)
+        return pd.concat({subject.name: self.rows(context, subject, arrays)
+                          for subject, arrays in stored.items()}, names=["layer", "output"]
+                         ).reset_index(["layer", "output"]).reset_index(drop=True)
 
     @abc.abstractmethod
     def plot(self, table: pd.DataFrame, arrays: Mapping[Name, Arrays]) -> Figure:

@@ -41,6 +41,7 @@ from common.errors import UserError
 from common.game_constants import FRAME_SIZE
 from common.progress import Progress
 from common.results import Array, Entry, Json, Npz, ResultStore, Schema, Table
+from envs.level_state import LevelState
 from envs.objects import GAME_OBJECTS_FILE, GameObject, objects_of
 from envs.procgen_env import EnvConfig
 
@@ -74,8 +75,10 @@ def kinds_in(config: EnvConfig) -> tuple[GameObject, ...]:
 
 
 def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[GameObject]
-                     ) -> Iterator[ObjectPictures]:
+                     ) -> Iterator[tuple[LevelState, ObjectPictures]]:
     """Render rows of a recording with and without each kind of object, in their order.
+
+    Yields the state of the level of each row, and its renderings.
 
     Args:
         places: episode and row of each frame (O, 2); rows of an episode are adjacent and ascending.
@@ -88,7 +91,7 @@ def rendered_without(folder: RolloutFolder, places: np.ndarray, kinds: Sequence[
         borders = np.flatnonzero(np.diff(places[:, 0])) + 1
         for rows in np.split(places, borders):
             for _, state in replayed(folder, int(rows[0, 0]), rows[:, 1].tolist()):
-                yield painter.draw(state)
+                yield state, painter.draw(state)
                 progress.update(progress.done + 1)
 
 

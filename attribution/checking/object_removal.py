@@ -127,7 +127,7 @@ def remove_objects(context: CheckContext, outputs: Sequence[Output]
     """
     agent, masks, changes = context.agent, [], []
     rendered = rendered_without(agent.recording.folder, context.frames.places, context.kinds)
-    for place, pictures in zip(context.frames.places, rendered):
+    for place, (_, pictures) in zip(context.frames.places, rendered):
         recorded = agent.recording.read(place[None])
         seen = pictures.masks.any(axis=(1, 2))
         frames = np.concatenate([pictures.frame[None], pictures.without[seen]])

@@ -1,1 +1,0 @@
-"""Checks of saliency maps through the simulator, beside attributions to layers."""
