@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from agents.rollout_files import RolloutFolder
-from analysis.behaviours.files import BEHAVIOUR_FILES
-from analysis.hidden_states.recorded import recorded_positions
-from analysis.panel_export.contents import Directions, gather
-from analysis.panel_export.files import PanelFolder, panel_size, write_panel
-from analysis.parameters.config import BehavioursConfig
-from analysis.parameters.flags import add_analysis_flags
+from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.panel_contents import Directions, gather
+from analysis.panel_files import PanelFolder, panel_size, write_panel
+from analysis.parameters import BehavioursConfig, add_analysis_flags
+from analysis.steps import read_recorded_positions
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.results import ResultStore, Schema
@@ -70,12 +69,13 @@ def main(argv: list[str] | None = None) -> None:
     generated = Path(parameters.common.generated_data_dir)
     folders = [SampleFolder(generated / name) for name in args.samples]
     hidden = hidden_state_results(directions_folder(args, parameters),
-                                parameters.get(DirectionFilesConfig).num_episodes)
-    behaviours = StepResults(args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
-                                  parameters.get(BehavioursConfig).num_samples)
-    wanted = {"behaviours_dir", "num_behaviour_samples"} & explicit
-    if not wanted and not behaviours.file("per_sample").exists():
-        print(f"without behaviours: there is no file {behaviours.file('per_sample')}")
+                                  parameters.get(DirectionFilesConfig).num_episodes)
+    results = StepResults(args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
+                          parameters.get(BehavioursConfig).num_samples)
+    behaviours: StepResults | None = results
+    is_required = {"behaviours_dir", "num_behaviour_samples"} & explicit
+    if not is_required and not results.file("per_sample").exists():
+        print(f"without behaviours: there is no file {results.file('per_sample')}")
         behaviours = None
     units = folders[0].stacked_field("hidden_states", folders[0].numbers()[:1]).shape[2]
     content = gather(args.exp_name, folders, args.num_samples,
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
 def positions_of(hidden: StepResults) -> dict[str, np.ndarray]:
     """Where the player was at the recorded states, if the recording is there and says so."""
     data_dir = hidden.settings().get("data_dir")
-    return recorded_positions(RolloutFolder(data_dir), hidden.number) if data_dir else {}
+    return read_recorded_positions(RolloutFolder(data_dir), hidden.number) if data_dir else {}
 
 
 def check_space(path: Path, size: int) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_sha256
-from analysis.hidden_states.readout import readout
-from analysis.hidden_states.readout_figures import UNIT, plot_action_bars, plot_actions, plot_value
-from analysis.results.output import draw_jobs
+from analysis.readout import UNIT, plot_action_bars, plot_actions, plot_value, readout
+from analysis.state_maps import save_figures
 from common.cli import Parser
 from common.errors import script_main
 from common.game_constants import ACTION_LABELS
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     policy = load_agent(args.agent_file)
     num_episodes = parameters.get(DirectionFilesConfig).num_episodes
     precomputed = directions_folder(args, parameters)
-    projector, matrices = Projector.load_for(policy.hidden_state_size, precomputed, num_episodes,
+    projector, matrices = Projector.load_for(policy.fc_value.in_features, precomputed, num_episodes,
                                              args.agent_file)
     weights = readout(policy, projector)
     title = (f"{args.agent_file.name}: {len(weights.value)} independent components of the states "
@@ -57,10 +56,10 @@ def main(argv: list[str] | None = None) -> None:
             "matrices_sha256": matrices}) as temporary:
         weights.table(ACTION_LABELS).to_csv(temporary / TABLE_NAME, index=False,
                                             float_format="%.6g")
-        draw_jobs(temporary, [
-            ("action_weights.png", lambda path: plot_actions(path, weights, title)),
-            ("action_weights_by_ic.png", lambda path: plot_action_bars(path, weights, title)),
-            ("value_weights.png", lambda path: plot_value(path, weights, title))])
+        save_figures(temporary, (
+            ("action_weights.png", plot_actions(weights, title)),
+            ("action_weights_by_ic.png", plot_action_bars(weights, title)),
+            ("value_weights.png", plot_value(weights, title))))
     strongest = int(np.abs(weights.value).argmax())
     print(f"wrote 3 figures and {TABLE_NAME} to {output}; IC {strongest} moves the value most, by "
           f"{weights.value[strongest]:+.3g} {UNIT}")

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.influences.correlation import lags_of
-from analysis.influences.correlation_figures import CorrelationFigures, Correlations
-from analysis.influences.files import CorrelationFolder
-from analysis.influences.inputs import open_inputs, open_reader
-from analysis.parameters.config import XplotsConfig
-from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import draw_jobs, figure_schema
+from analysis.influences.correlation import (
+    CORRELATION_FILES,
+    CorrelationFigures,
+    Correlations,
+    lags_of,
+)
+from analysis.influences.gradients import open_inputs, open_reader
+from analysis.parameters import XplotsConfig, add_influence_flags
+from analysis.state_maps import figure_schema, save_figures
 from common.cli import Parser
 from common.errors import script_main
-from common.results import ResultStore, Schema
+from common.results import ResultStore
 
 FIGURES = figure_schema("xcorr_and_xcaus_plots.py")
-DATA = Schema("matrices of xcorr_and_xcaus_plots.py", "xcorr_and_xcaus_plots.py",
-              results=CorrelationFolder.FILES,
-              flag="--data_output_dir", replaced=True)
 
 
 def parser() -> Parser:
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.correlation_plots
     data = args.data_output_dir or parameters.folders.correlations
-    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, DATA)
+    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, CORRELATION_FILES)
     figure_store.check_replaceable()
     data_store.check_replaceable()
     inputs = open_inputs(args, parameters)
@@ -51,18 +50,17 @@ def main(argv: list[str] | None = None) -> None:
               f"these lags, which are left out: {', '.join(map(str, left_out))}", flush=True)
     influences = None if args.no_causation else open_reader(inputs, parameters).read(())
     share = parameters.get(XplotsConfig).extrema_threshold
-    found = Correlations.of(inputs, lags, influences, share)
+    correlations = Correlations.compute(inputs, lags, influences, share)
     settings = {**inputs.description(), "lags": lags, "lags_left_out": left_out,
                 "extrema_threshold": share,
                 "saliency_step": None if influences is None else influences.step}
     with data_store.replace(settings) as temporary:
-        found.save(CorrelationFolder(temporary))
-    figures = CorrelationFigures(found, left_out)
+        num_matrices = correlations.save(temporary)
     with figure_store.replace({**settings, "data": str(data)}) as temporary:
-        draw_jobs(temporary, figures.jobs())
-    print(f"wrote {len(list(data.glob('*.npy')))} matrices to {data} and {len(figures.jobs())} "
-          f"figures to {plots}")
-    largest = np.abs(found.cosines - np.eye(len(found.cosines))).max(initial=0)
+        num_figures = save_figures(temporary, CorrelationFigures(correlations, left_out).draw())
+    print(f"wrote {num_matrices} matrices to {data} and {num_figures} figures to {plots}")
+    cosines = correlations.cosines
+    largest = np.abs(cosines - np.eye(len(cosines))).max(initial=0)
     print(f"directions of different components have cosines of at most {largest:.2f} in size")
 
 

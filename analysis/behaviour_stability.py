@@ -8,10 +8,10 @@ combined_agent_env_hx_analysis_precompute.py as --clustering.
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
-from analysis.behaviours.inputs import add_behaviour_flags, read_inputs
-from analysis.behaviours.stability import (
+from analysis.behaviour_draws import (
     DATA,
     SAMPLES,
     agreements,
@@ -22,12 +22,13 @@ from analysis.behaviours.stability import (
     stability_schema,
     without_behaviours,
 )
-from analysis.parameters.config import BehavioursConfig, TsneConfig
-from analysis.results.output import description_of
+from analysis.behaviours import add_behaviour_flags, read_features
+from analysis.parameters import BehavioursConfig
+from analysis.state_maps import SampleAnalysis
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
 from common.results import ResultStore
-from common.step_results import StepResults
+from common.step_results import StepResult
 
 
 def parser() -> Parser:
@@ -47,32 +48,33 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
+    args = parser().read(argv)[0]
     if args.num_draws < 2:
         raise UserError(f"--num_draws must be at least 2, not {args.num_draws}: draws are compared")
     if not 0 < args.share < 1:
         raise UserError(f"--share must lie between 0 and 1, not be {args.share}")
-    config, tsne_seed = parameters.get(BehavioursConfig), parameters.get(TsneConfig).tsne_seed
-    results = StepResults(args.precomp_dir or parameters.folders.behaviour_stability,
-                          stability_schema(args.num_draws), config.num_samples)
+    analysis = SampleAnalysis(parser(), argv, BehavioursConfig, stability_schema(args.num_draws),
+                              "behaviour_stability")
+    config, results = analysis.config, analysis.results
     results.check_new(args.overwrite)
-    inputs = read_inputs(args, parameters)
-    num_samples = len(inputs.numbers)
-    features = inputs.features.reshape(num_samples, -1, inputs.features.shape[1])
-    results.start({
-        **description_of(config, args.seed, tsne_seed, inputs.samples, inputs.numbers),
-        **inputs.description(), "num_draws": args.num_draws, "share": args.share})
+    rows, settings = read_features(analysis)
+    num_samples = len(analysis.numbers)
+    features = rows.reshape(num_samples, -1, rows.shape[1])
+    tsne_seed = analysis.start(**settings, num_draws=args.num_draws, share=args.share).tsne_seed
     draws = draws_of(num_samples, args.share, args.num_draws, args.seed)
-    labels = {}
+    labels: dict[str, list[np.ndarray]] = {}
     for data in DATA:
         states = features if data == SAMPLES else without_behaviours(features, config, args.seed)
         labels[data] = []
         for number, draw in enumerate(draws):
             name = f"{data}_{number}"
-            found = results.step(name, lambda name=name, states=states, draw=draw: (
-                {name: labels_of_draw(states, draw, config, args.seed, tsne_seed)},
-                {"samples": len(draw)}))
-            labels[data].append(found[name])
+
+            def cluster(name: str = name, states: np.ndarray = states,
+                        draw: np.ndarray = draw) -> StepResult:
+                return ({name: labels_of_draw(states, draw, config, args.seed, tsne_seed)},
+                        {"samples": len(draw)})
+
+            labels[data].append(results.step(name, cluster)[name])
     agreement = pd.DataFrame([each for data in DATA for each in agreements(data, labels[data])])
     numbers = pd.concat([counts(data, labels[data]) for data in DATA])
     text = report(agreement, numbers, config, args.share)

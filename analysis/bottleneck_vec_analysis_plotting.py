@@ -3,16 +3,11 @@ start."""
 
 from __future__ import annotations
 
-from analysis.bottleneck_vectors.figures import figures
-from analysis.bottleneck_vectors.files import BOTTLENECK_FILES
-from analysis.parameters.config import BottleneckConfig
-from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import draw, figure_schema
+from analysis.bottleneck import BOTTLENECK_FILES, draw_figures
+from analysis.parameters import BottleneckConfig, add_plotting_flags, add_sample_analysis_flags
+from analysis.state_maps import SampleAnalysis, figure_schema, replace_figures
 from common.cli import Parser
 from common.errors import script_main
-from common.results import ResultStore
-from common.step_results import StepResults
-from generative.flags import samples_of
 
 FIGURES = figure_schema("analysis/bottleneck_vec_analysis_plotting.py")
 
@@ -26,14 +21,11 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    output = args.output_dir or parameters.folders.bottleneck_plots
-    ResultStore(output, FIGURES).check_replaceable()
-    results = StepResults(args.precomp_dir or parameters.folders.bottleneck, BOTTLENECK_FILES,
-                          parameters.get(BottleneckConfig).num_samples)
-    samples = samples_of(args, parameters)
-    draw(FIGURES, output, figures(results, samples, args.seed), results,
-         {"samples": str(samples.path), "seed": args.seed})
+    analysis = SampleAnalysis(parser(), argv, BottleneckConfig, BOTTLENECK_FILES, "bottleneck")
+    store, seed = analysis.output(FIGURES, "bottleneck_plots"), analysis.args.seed
+    figures = draw_figures(analysis.results, analysis.samples, seed)
+    replace_figures(store, figures, analysis.results,
+                    {"samples": str(analysis.samples.path), "seed": seed})
 
 
 if __name__ == "__main__":

@@ -7,20 +7,17 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.influences.files import ComparisonFolder
+from analysis.behaviour_pages import PAGE_FILES, BehaviourPages
+from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.gradients import Inputs
-from analysis.parameters.flags import add_story_flags
-from analysis.stories.pages import FILES, StoryPages
+from analysis.parameters import add_story_flags
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from common.results import ResultStore, Schema
+from common.results import ResultStore
 from generative.config import SaliencyConfig
 from generative.sample_files import SampleFolder
 from interventions.config import DirectionFilesConfig
 from interventions.flags import directions_folder
-
-PAGES = Schema("pages of causal_stories.py", "analysis/causal_stories.py", results=FILES,
-               replaced=True)
 
 
 def named(text: str) -> tuple[int, str]:
@@ -64,11 +61,11 @@ def main(argv: list[str] | None = None) -> None:
     names = _once(args.behaviour_names)
     folders = parameters.folders
     output = args.output_dir or folders.stories
-    store = ResultStore(output, PAGES)
+    store = ResultStore(output, PAGE_FILES)
     store.check_replaceable()
-    comparison = ComparisonFolder(args.comparison_dir or folders.comparison)
+    comparison = ResultStore(args.comparison_dir or folders.comparison, COMPARISON_FILES)
     settings = comparison.settings()
-    numbers = comparison.sample_ids().tolist()
+    numbers = comparison.read("sample_ids").tolist()
     samples = SampleFolder(args.samples_dir or Path(settings["samples_dir"]))
     inputs = Inputs.read(samples, numbers, directions_folder(args, parameters),
                          parameters.get(DirectionFilesConfig).num_episodes, None)
@@ -76,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         raise UserError(f"the comparison in {comparison.path} was made with other directions than "
                         "those in --precomp_dir")
     share = parameters.get(SaliencyConfig).extrema_threshold
-    pages = StoryPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
+    pages = BehaviourPages(comparison, samples.stacked(numbers), inputs.coordinates.ics,
                        share, args.num_films, names,
                        args.comparison_plots_dir or folders.comparison_plots, args.seed)
     with store.replace({

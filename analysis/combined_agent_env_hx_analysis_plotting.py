@@ -3,17 +3,11 @@ each with frames, actions and values of its samples."""
 
 from __future__ import annotations
 
-from analysis.behaviours.figures import figures
-from analysis.behaviours.files import BEHAVIOUR_FILES
-from analysis.parameters.config import BehavioursConfig
-from analysis.parameters.flags import add_plotting_flags, add_sample_analysis_flags
-from analysis.results.output import draw, figure_schema
-from analysis.results.simulated_steps import chosen_samples, simulated_steps
+from analysis.behaviours import BEHAVIOUR_FILES, draw_figures
+from analysis.parameters import BehavioursConfig, add_plotting_flags, add_sample_analysis_flags
+from analysis.state_maps import SampleAnalysis, figure_schema, replace_figures
 from common.cli import Parser
 from common.errors import script_main
-from common.results import ResultStore
-from common.step_results import StepResults
-from generative.flags import samples_of
 
 FIGURES = figure_schema("analysis/combined_agent_env_hx_analysis_plotting.py")
 
@@ -28,16 +22,11 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    num_samples = parameters.get(BehavioursConfig).num_samples
-    output = args.output_dir or parameters.folders.behaviour_plots
-    ResultStore(output, FIGURES).check_replaceable()
-    results = StepResults(args.precomp_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
-                          num_samples)
-    samples = samples_of(args, parameters)
-    steps = simulated_steps(samples, chosen_samples(samples, num_samples))
-    draw(FIGURES, output, figures(results, samples, steps, args.seed), results,
-         {"samples": str(samples.path), "seed": args.seed})
+    analysis = SampleAnalysis(parser(), argv, BehavioursConfig, BEHAVIOUR_FILES, "behaviours")
+    store, seed = analysis.output(FIGURES, "behaviour_plots"), analysis.args.seed
+    figures = draw_figures(analysis.results, analysis.samples, analysis.read_steps(), seed)
+    replace_figures(store, figures, analysis.results,
+                    {"samples": str(analysis.samples.path), "seed": seed})
 
 
 if __name__ == "__main__":

@@ -6,23 +6,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from agents.agent_file import load_agent
 from agents.outputs import ANSWERS
-from analysis.influences.comparison import SignAgreementTable
+from analysis.influences.comparison import COMPARISON_FILES, SignAgreementTable
 from analysis.influences.consistency import LEVEL, MIN_EFFECT, MIN_SAMPLES, agreements
-from analysis.influences.files import COMPARISON_SCRIPT, ComparisonFolder
-from analysis.influences.inputs import open_inputs, open_reader
-from analysis.parameters.flags import add_influence_flags
-from analysis.results.output import draw_jobs, figure_schema
+from analysis.influences.gradients import open_inputs, open_reader
+from analysis.parameters import add_influence_flags
+from analysis.state_maps import figure_schema, save_figures
 from common.cli import Parser, count, seed
 from common.errors import UserError, script_main
-from common.results import ResultStore, Schema
+from common.results import ResultStore
 
 FIGURES = figure_schema("analysis/dynamics_grads_consistency_plots.py")
-DATA = Schema("matrices of dynamics_grads_consistency_plots.py", COMPARISON_SCRIPT,
-              results=ComparisonFolder.FILES, flag="--data_output_dir", replaced=True)
 
 
 def parser() -> Parser:
@@ -48,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     plots = args.output_dir or parameters.folders.comparison_plots
     data = args.data_output_dir or parameters.folders.comparison
-    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, DATA)
+    figure_store, data_store = ResultStore(plots, FIGURES), ResultStore(data, COMPARISON_FILES)
     figure_store.check_replaceable()
     data_store.check_replaceable()
     if 1 / (args.num_shuffles + 1) > LEVEL:
@@ -69,28 +64,24 @@ def main(argv: list[str] | None = None) -> None:
     print("influences on " + ", ".join(["ICs", *answers]) + (
         " (answers through the read-out weights alone)" if policy else ""), flush=True)
 
-    found = {}
+    agreements_of = {}
     for without in variants:
         influences = reader.read(answers, without, policy)
-        found[without] = agreements(influences, inputs.groups, args.num_shuffles, args.seed)
-    comparison = SignAgreementTable(found, influences.target_names, influences.lags,
-                            influences.num_ics, influences.step)
+        agreements_of[without] = agreements(influences, inputs.groups, args.num_shuffles,
+                                            args.seed)
+    comparison = SignAgreementTable(agreements_of, influences.target_names, influences.lags,
+                                    influences.num_ics, influences.step)
     settings = {**inputs.description(), "saliency_step": influences.step,
                 "answers": answers, "answers_from": "read-out weights" if policy else "saliency",
                 "num_shuffles": args.num_shuffles, "seed": args.seed, "level": LEVEL,
                 "min_effect": MIN_EFFECT, "min_samples": MIN_SAMPLES}
-    labels = inputs.labels
     with data_store.replace(settings) as temporary:
-        folder = ComparisonFolder(temporary)
-        comparison.save(folder)
-        np.save(folder.sample_ids_file, np.array(inputs.coordinates.numbers, np.int64))
-        np.save(folder.behaviours_file, np.full(len(inputs.coordinates.numbers), -1, np.int64)
-                if labels is None else labels.astype(np.int64))
+        comparison.save(temporary, inputs.coordinates.numbers, inputs.labels)
     with figure_store.replace({**settings, "data": str(data)}) as temporary:
-        draw_jobs(temporary, comparison.jobs())
+        number = save_figures(temporary, comparison.draw())
     for line in comparison.summary():
         print(line)
-    print(f"wrote {len(comparison.jobs())} figures to {plots}, tables and matrices to {data}")
+    print(f"wrote {number} figures to {plots}, tables and matrices to {data}")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from agents.rollout_files import RolloutFolder
-from analysis.hidden_states.figures import figures
-from analysis.hidden_states.recorded import recorded_steps
-from analysis.parameters.config import AgentHiddenConfig
-from analysis.parameters.flags import add_hidden_analysis_flags, add_plotting_flags
-from analysis.results.output import draw, figure_schema
+from analysis.hidden_states import draw_figures
+from analysis.parameters import (
+    AgentHiddenConfig,
+    add_hidden_analysis_flags,
+    add_plotting_flags,
+)
+from analysis.state_maps import figure_schema, replace_figures
+from analysis.steps import read_recorded_steps
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.results import ResultStore
@@ -33,17 +36,19 @@ def main(argv: list[str] | None = None) -> None:
     args, _, parameters = parser().read(argv)
     agent_h, data_dir = parameters.get(AgentHiddenConfig), parameters.common.data_dir
     output = args.output_dir or parameters.folders.hidden_state_plots
-    ResultStore(output, FIGURES).check_replaceable()
+    store = ResultStore(output, FIGURES)
+    store.check_replaceable()
     if agent_h.num_epi_paths > agent_h.num_episodes:
         raise UserError(f"num_epi_paths is {agent_h.num_epi_paths}, more than the "
                         f"{agent_h.num_episodes} episodes")
     num_samples = None if args.no_generated_samples else agent_h.num_generated_samples
     results = hidden_state_results(directions_folder(args, parameters), agent_h.num_episodes,
-                                num_samples)
-    steps = recorded_steps(RolloutFolder(Path(data_dir)), agent_h.num_episodes)
-    draw(FIGURES, output, figures(results, steps, agent_h.num_epi_paths, args.seed), results,
-         {"num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
-          "data_dir": data_dir, "seed": args.seed})
+                                   num_samples)
+    steps = read_recorded_steps(RolloutFolder(Path(data_dir)), agent_h.num_episodes)
+    figures = draw_figures(results, steps, agent_h.num_epi_paths, args.seed)
+    replace_figures(store, figures, results, {
+        "num_generated_samples": num_samples, "num_epi_paths": agent_h.num_epi_paths,
+        "data_dir": data_dir, "seed": args.seed})
 
 
 if __name__ == "__main__":

@@ -9,11 +9,15 @@ from pathlib import Path
 
 from agents.provenance import check_agent
 from agents.rollout_files import RolloutFolder
-from analysis.hidden_states.recorded import recorded_states
-from analysis.hidden_states.steps import analyse
-from analysis.parameters.config import AgentHiddenConfig, TsneConfig
-from analysis.parameters.flags import add_hidden_analysis_flags, add_precompute_flags
-from analysis.results.simulated_steps import chosen_samples, simulated_states
+from analysis.hidden_states import analyse
+from analysis.parameters import (
+    AgentHiddenConfig,
+    TsneConfig,
+    add_hidden_analysis_flags,
+    add_precompute_flags,
+)
+from analysis.state_maps import StateMap
+from analysis.steps import choose_samples, read_recorded_states, read_simulated_states
 from common.cli import Parser
 from common.errors import UserError, script_main
 from generative.config import SAMPLE_STARTS
@@ -48,29 +52,28 @@ def main(argv: list[str] | None = None) -> None:
     simulated, samples, sample_numbers = None, None, []
     if not args.no_generated_samples:
         samples = SampleFolder(Path(common.generated_data_dir) / agent_h.informed_or_random_init)
-        sample_numbers = chosen_samples(samples, agent_h.num_generated_samples,
+        sample_numbers = choose_samples(samples, agent_h.num_generated_samples,
                                         "num_generated_samples")
-        simulated = simulated_states(samples, "hidden_states", sample_numbers)
+        simulated = read_simulated_states(samples, "hidden_states", sample_numbers)
     agent = recording.description().get("agent_sha256")
     if samples is not None:
         check_agent(samples.description().get("agent_sha256"), agent,
                     f"the samples in {samples.path} were recorded",
                     "take samples of the recorded agent, or give --no_generated_samples")
-    recorded = recorded_states(recording, agent_h.num_episodes)
-    units = recorded.states.shape[1]
+    states = read_recorded_states(recording, agent_h.num_episodes)
+    units = states.shape[1]
     if simulated is not None and simulated.shape[1] != units:
         raise UserError(f"the simulated states have {simulated.shape[1]} units, but those of "
                         f"{common.data_dir} have {units}; take samples of the same agent")
-    print(f"{len(recorded.states)} states of {agent_h.num_episodes} episodes, "
+    print(f"{len(states)} states of {agent_h.num_episodes} episodes, "
           f"{0 if simulated is None else len(simulated)} simulated ones", flush=True)
-    results.start(
-        {"parameters": dataclasses.asdict(agent_h), "seed": args.seed,
-         "tsne_seed": tsne_seed, "data_dir": common.data_dir,
-         "recording_sha256": recording.sha256(args.check_contents), "agent_sha256": agent,
-         "states": len(recorded.states),
-         "generated_samples": str(samples.path) if samples else None,
-         "generated_numbers": sample_numbers})
-    analyse(recorded.states, simulated, agent_h, args.seed, tsne_seed, results)
+    results.start({
+        "parameters": dataclasses.asdict(agent_h), "seed": args.seed, "tsne_seed": tsne_seed,
+        "data_dir": common.data_dir, "recording_sha256": recording.sha256(args.check_contents),
+        "agent_sha256": agent, "states": len(states),
+        "generated_samples": str(samples.path) if samples else None,
+        "generated_numbers": sample_numbers})
+    analyse(states, simulated, agent_h, StateMap(agent_h, args.seed, tsne_seed, results))
     results.finish()
 
 

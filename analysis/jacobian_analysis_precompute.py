@@ -3,16 +3,11 @@ principal components, clusters and t-SNE of the gradients that saliency_experime
 
 from __future__ import annotations
 
-from analysis.jacobians.files import JACOBIAN_FILES
-from analysis.jacobians.steps import analyse, read_jacobians
-from analysis.parameters.config import JacobianConfig, TsneConfig
-from analysis.parameters.flags import add_precompute_flags, add_sample_analysis_flags
-from analysis.results.output import description_of
-from analysis.results.simulated_steps import chosen_samples
+from analysis.jacobians import JACOBIAN_FILES, analyse, read_jacobians
+from analysis.parameters import JacobianConfig, add_precompute_flags, add_sample_analysis_flags
+from analysis.state_maps import SampleAnalysis
 from common.cli import Parser
 from common.errors import UserError, script_main
-from common.step_results import StepResults
-from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, saliency_functions
 from interventions.config import DirectionsConfig
@@ -37,28 +32,20 @@ def parser() -> Parser:
 
 @script_main
 def main(argv: list[str] | None = None) -> None:
-    args, _, parameters = parser().read(argv)
-    jacobian, tsne_seed = parameters.get(JacobianConfig), parameters.get(TsneConfig).tsne_seed
-    results = StepResults(args.precomp_dir or parameters.folders.jacobians, JACOBIAN_FILES,
-                          jacobian.num_samples)
-    results.check_new(args.overwrite)
-    asked = parameters.get(DirectionsConfig)
-    directions = saliency_functions([DIRECTION], asked.ids(), asked.direction_type)
-    if not directions:
+    analysis = SampleAnalysis(parser(), argv, JacobianConfig, JACOBIAN_FILES, "jacobians")
+    analysis.results.check_new(analysis.args.overwrite)
+    directions = analysis.parameters.get(DirectionsConfig)
+    functions = [function.name + (WITHOUT_ENV_GRADS if analysis.args.without_env_grads else "")
+                 for function in saliency_functions([DIRECTION], directions.ids(),
+                                                    directions.direction_type)]
+    if not functions:
         raise UserError("there is nothing to do without components: see --direction_ids")
-    functions = [direction.name + (WITHOUT_ENV_GRADS if args.without_env_grads else "")
-                 for direction in directions]
-    samples = samples_of(args, parameters)
-    numbers = chosen_samples(samples, jacobian.num_samples)
-    gradients = SaliencyFolder(samples.path)
-    jacobians = read_jacobians(gradients, numbers, functions, jacobian.grad_timestep)
+    numbers, gradients = analysis.numbers, SaliencyFolder(analysis.samples.path)
+    jacobians = read_jacobians(gradients, numbers, functions, analysis.config.grad_timestep)
     print(f"gradients of {len(functions)} components in {len(numbers)} samples", flush=True)
-    description = description_of(jacobian, args.seed, tsne_seed, samples, numbers)
-    results.start({
-        **description, "functions": functions,
-        "saliency_made_by": gradients.description(numbers[0], functions[0])})
-    analyse(jacobians, jacobian, args.seed, tsne_seed, results)
-    results.finish()
+    analyse(jacobians, analysis.start(
+        functions=functions, saliency_made_by=gradients.description(numbers[0], functions[0])))
+    analysis.results.finish()
 
 
 if __name__ == "__main__":

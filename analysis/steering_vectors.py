@@ -17,8 +17,8 @@ from agents.layers import find_layer, layers_named
 from agents.networks import Policy
 from agents.reference_set import ReferenceSet, activations_of
 from agents.rollout_files import RolloutFolder
-from analysis.hidden_states.recorded import check_episodes
-from analysis.steering.splits import WORDS, States, read_states, split_states
+from analysis.state_splits import WORDS, States, read_states, split_states
+from analysis.steps import check_episodes
 from common.cli import (
     Parser,
     add_compute_flags,

@@ -28,12 +28,11 @@ import numpy as np
 from sklearn.manifold import TSNE, trustworthiness
 from sklearn.metrics import adjusted_rand_score
 
-from analysis.hidden_states.steps import analyse
-from analysis.methods.clustering import find_clusters
-from analysis.methods.components import principal_components, standardizer_of
-from analysis.methods.embedding import PERPLEXITY, embed
-from analysis.methods.neighbours import nearest_neighbours
-from analysis.parameters.config import AgentHiddenConfig
+from analysis.clustering import PERPLEXITY, embed, find_clusters, nearest_neighbours
+from analysis.decomposition import principal_components, standardizer_of
+from analysis.hidden_states import analyse
+from analysis.parameters import AgentHiddenConfig
+from analysis.state_maps import StateMap
 from benchmarks.measuring import peak_memory
 from common.parameters import ParameterSet
 from common.step_results import StepResult, StepResults
@@ -81,7 +80,7 @@ def measure(number: int, clustering: str) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         results = MeasuredResults(Path(folder), HIDDEN_STATE_FILES, 1)
         results.start({})
-        analyse(states, None, config, 0, 42, results)
+        analyse(states, None, config, StateMap(config, 0, 42, results))
         found["facts"] = results.facts
     print(json.dumps(found))
 

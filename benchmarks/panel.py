@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from analysis.panel_export.files import (
+from analysis.panel_files import (
     PanelContent,
     PanelFolder,
     PanelSample,

@@ -16,7 +16,7 @@ from agents.acting import load_action_noise
 from agents.agent_file import agent_files
 from agents.config import load_agent_config
 from agents.run_folder import newest_run
-from analysis.panel_export.files import PanelFolder
+from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from common.description import read_description
 from common.errors import UserError

@@ -15,12 +15,13 @@ from agents import rollout_files
 from agents.config import load_agent_config
 from agents.rollout_files import RolloutFolder
 from agents.run_folder import newest_run, read_log
-from analysis.influences.files import ComparisonFolder
-from analysis.parameters.config import BehavioursConfig
+from analysis.influences.comparison import COMPARISON_FILES
+from analysis.parameters import BehavioursConfig
 from common.analysis_folders import AnalysisFolders
 from common.description import read_description
 from common.files import read_array, read_json
 from common.parameters import ParameterSet, flattened
+from common.results import ResultStore
 from common.settings import SETTINGS_NAME
 from generative import sample_files
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
@@ -452,4 +453,4 @@ def _clusters(folder: Path) -> Callable[[Path], str]:
 def _claimed_influences(output: Path) -> str:
     from analysis.influences.comparison import claims_summary
 
-    return claims_summary(ComparisonFolder(output / FOLDERS.comparison).table())
+    return claims_summary(ResultStore(output / FOLDERS.comparison, COMPARISON_FILES).read("table"))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from agents.rollout_files import POSITION_COLUMNS, EpisodeArrays, RolloutWriter
-from analysis.behaviours.files import BEHAVIOUR_FILES
+from analysis.behaviours import BEHAVIOUR_FILES
 from common.files import save_json, sha256
 from common.step_results import StepResults
 from generative.saliency.files import SaliencyArrays, SaliencyFolder

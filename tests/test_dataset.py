@@ -13,7 +13,7 @@ import torch
 from conftest import GOLDEN, write_recording
 
 from agents.rollout_files import RolloutFolder, RolloutWriter
-from analysis.hidden_states.recorded import recorded_steps
+from analysis.steps import read_recorded_steps
 from common.errors import UserError
 from generative.dataset import RolloutDataset
 
@@ -287,7 +287,7 @@ def test_log_probabilities_are_not_read_for_training(copy, dataset):
     damaged = RolloutDataset(copy, 3, 6)
     assert torch.equal(damaged.batch([20]).frames, dataset.batch([20]).frames)
     with pytest.raises(UserError, match=r"lp\.npy holds NaN"):
-        recorded_steps(RolloutFolder(copy), 2)
+        read_recorded_steps(RolloutFolder(copy), 2)
 
 
 def test_done_may_be_text_as_in_published_recordings(copy, dataset):

@@ -15,19 +15,16 @@ from sklearn.metrics import adjusted_rand_score
 
 from agents.rollout_files import RolloutFolder
 from analysis import hidden_analysis_plotting, hidden_analysis_precompute
-from analysis.hidden_states.recorded import recorded_steps
-from analysis.methods.clustering import NO_CLUSTER, find_clusters
-from analysis.methods.components import (
+from analysis.clustering import NO_CLUSTER, embed, find_clusters, find_outliers, nearest_neighbours
+from analysis.decomposition import (
+    factorise,
     independent_components,
     principal_components,
     source_signals,
     standardizer_of,
 )
-from analysis.methods.embedding import embed
-from analysis.methods.factorisation import factorise
-from analysis.methods.neighbours import nearest_neighbours
-from analysis.methods.outliers import find_outliers
-from analysis.parameters.config import CLUSTERINGS, AgentHiddenConfig
+from analysis.parameters import CLUSTERINGS, AgentHiddenConfig
+from analysis.steps import read_recorded_steps
 from common.errors import UserError
 from common.palette import COLOURS
 from common.parameters import ParameterSet
@@ -422,7 +419,7 @@ def test_a_constant_unit_is_named_and_gives_usable_matrices(recording, tmp_path,
 
 def test_steps_are_those_of_the_states(recording):
     folder = RolloutFolder(recording / "data")
-    steps = recorded_steps(folder, NUM_EPISODES)
+    steps = read_recorded_steps(folder, NUM_EPISODES)
     row = 0
     for number in range(NUM_EPISODES):
         episode = folder.episode(number)

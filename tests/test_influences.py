@@ -20,24 +20,31 @@ import xcorr_and_xcaus_plots
 from agents.agent_file import save_agent
 from agents.outputs import ANSWERS
 from analysis import causal_stories, dynamics_grads_consistency_plots
-from analysis.behaviours.files import BEHAVIOUR_FILES
-from analysis.hidden_states.readout import readout
-from analysis.influences.comparison import claims_summary
-from analysis.influences.consistency import ALL_SAMPLES, LEVEL, agreements, matrix_agreements
+from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.heatmaps import seriate
+from analysis.influence_sentences import influence_sentence
+from analysis.influences.comparison import COMPARISON_FILES, claims_summary
+from analysis.influences.consistency import (
+    ALL_SAMPLES,
+    AVERAGES,
+    LEVEL,
+    MEAN,
+    agreements,
+    matrix_agreements,
+    mean_products,
+)
 from analysis.influences.correlation import (
+    CORRELATION_FILES,
     cosine_similarity,
     extreme_rows,
     lags_of,
-    mean_products,
-    members,
-    seriate,
 )
-from analysis.influences.files import AVERAGES, ComparisonFolder, CorrelationFolder
-from analysis.influences.gradients import Influences, readout_gradient
-from analysis.parameters.config import XplotsConfig
-from analysis.stories.sentences import influence_sentence
+from analysis.influences.gradients import Influences, members, readout_gradient
+from analysis.parameters import XplotsConfig
+from analysis.readout import readout
 from common.errors import UserError
 from common.parameters import ParameterSet
+from common.results import ResultStore
 from common.step_results import StepResults
 from common.tables import markdown_escaped
 from generative.config import SaliencyConfig
@@ -49,6 +56,14 @@ from interventions.projector import Projector
 
 NUM_SAMPLES, NUM_STEPS, STEP, UNITS, COPIES, EPISODES = 64, 5, 2, 4, 3, 12
 LABELS = np.repeat([1, 0, 2, -1], [30, 32, 1, 1])  # behaviour 2 has one sample
+
+
+def comparison_of(analysis):
+    return ResultStore(analysis / "dyn_grad_comparison_data", COMPARISON_FILES)
+
+
+def correlations_of(analysis):
+    return ResultStore(analysis / "cross_corr_and_causation_plot_data", CORRELATION_FILES)
 
 
 def normal(*shape, seed=0):
@@ -221,7 +236,7 @@ def test_one_exploding_sample_decides_no_claim():
 
 
 def test_summary_counts_tested_influences_on_others_and_on_itself_apart(compared):
-    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    table = comparison_of(compared / "analysis").read("table")
     is_tested, is_itself = table["samples"] >= 8, table["source"] == table["target"]
     others, itself = table[is_tested & ~is_itself], table[is_tested & is_itself]
     untested = (~is_tested).sum()
@@ -464,35 +479,35 @@ def story_arguments(root, *more):
 
 
 def test_jacobians_are_finite_differences_of_the_surrogate(compared, projector, noise):
-    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    folder = correlations_of(compared / "analysis")
     amount = 1e-2
     for lag in (1, 2):
-        stored = np.load(folder.causation_file(ALL_SAMPLES, lag))
+        stored = np.load(folder.file_of(MEAN, "clustall", lag))
         for source in range(UNITS):
             ends = [projector.coordinates(surrogate(
                 projector, noise, moved=(source, STEP - lag, sign * amount))[STEP], "ica").detach()
                 for sign in (1, -1)]
             differences = (ends[0] - ends[1]).mean(dim=0).numpy() / (2 * amount)
             np.testing.assert_allclose(stored[source], differences, atol=2e-3)
-    assert np.load(folder.causation_file(ALL_SAMPLES, 1))[0, 1] > 0.3
+    assert np.load(folder.file_of(MEAN, "clustall", 1))[0, 1] > 0.3
 
 
 def test_each_behaviour_gets_its_own_samples(compared, projector):
-    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    folder = correlations_of(compared / "analysis")
     states = torch.from_numpy(SampleFolder(compared / "informed_init").stacked_field(
         "hidden_states"))
     ics = projector.coordinates(states, "ica").numpy()
     groups = {ALL_SAMPLES: np.arange(NUM_SAMPLES), 0: np.arange(30, 62), 1: np.arange(30), 2: [62]}
     for group, rows in groups.items():
         for lag in range(NUM_STEPS):
-            np.testing.assert_allclose(np.load(folder.correlation_file(group, lag)),
+            np.testing.assert_allclose(np.load(folder.file_of("products", group, lag)),
                                        mean_products(ics[rows], ics[rows], lag), atol=1e-5)
-    assert not folder.correlation_file(ALL_SAMPLES, NUM_STEPS).exists()
-    assert not folder.correlation_file(-1, 0).exists()
+    assert not folder.file_of("products", ALL_SAMPLES, NUM_STEPS).exists()
+    assert not folder.file_of("products", -1, 0).exists()
 
 
 def test_extreme_samples_are_those_at_the_ends_at_the_saliency_step(compared, projector):
-    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
+    folder = correlations_of(compared / "analysis")
     samples = SampleFolder(compared / "informed_init")
     ics = projector.coordinates(torch.from_numpy(samples.stacked_field("hidden_states")), "ica")
     for end, largest in (("top", True), ("bottom", False)):
@@ -501,26 +516,25 @@ def test_extreme_samples_are_those_at_the_ends_at_the_saliency_step(compared, pr
             SaliencyFolder(samples.path).stacked_field(
                 "hidden_states", f"hx_direction_{i}_ica", [row])[0, STEP - 2]), "ica").numpy()
             for i in range(UNITS)], axis=-1) * COPIES
-        np.testing.assert_allclose(np.load(folder.extreme_file(2, end, 2)), expected, atol=1e-5)
+        np.testing.assert_allclose(folder.read(MEAN, f"ic2_{end}", 2), expected, atol=1e-5)
 
 
 def test_the_figures_of_correlation_show_the_matrices_in_one_order(compared,
                                                                    figures_of_correlation):
-    folder = CorrelationFolder(compared / "analysis" / "cross_corr_and_causation_plot_data")
-    order = np.load(folder.order_file)
-    for name, group, lags, file in (
-            ("xcorr_all", ALL_SAMPLES, range(5), folder.correlation_file),
-            ("xcorr_behaviour_01", 1, range(5), folder.correlation_file),
-            ("xcaus_behaviour_01", 1, range(1, STEP + 1), folder.causation_file)):
+    folder = correlations_of(compared / "analysis")
+    order = np.load(folder.file_of("order"))
+    for name, group, lags in (
+            ("xcorr_all", ALL_SAMPLES, range(5)), ("xcorr_behaviour_01", 1, range(5)),
+            ("xcaus_behaviour_01", "clust1", range(1, STEP + 1))):
         panels = [axes for axes in figures_of_correlation[f"{name}.png"].axes if axes.images]
-        averages = AVERAGES if "xcaus" in name else [None]
+        averages = AVERAGES if "xcaus" in name else ["products"]
         assert len(panels) == len(lags) * len(averages)
         for (average, lag), axes in zip(itertools.product(averages, lags), panels):
             assert axes.get_title().split(" (")[0].split(", ") == [
-                f"k = {lag}", *([average] if average else [])]
-            matrix = np.load(file(group, lag, *([average] if average else [])))[order][:, order]
+                f"k = {lag}", *([average] if average in AVERAGES else [])]
+            matrix = folder.read(average, group, lag)[order][:, order]
             np.testing.assert_array_equal(axes.images[0].get_array(), matrix)
-            if average:  # a scale for each lag and average: its largest number is its end
+            if average in AVERAGES:  # a scale per lag and average, which ends at the largest number
                 largest = np.abs(matrix[~np.eye(len(matrix), dtype=bool)]).max()
                 assert axes.images[0].norm.vmax == pytest.approx(largest)
         assert [label.get_text() for label in panels[0].get_yticklabels()] == [
@@ -550,7 +564,7 @@ def check_pictures(folder):
 
 
 def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(compared):
-    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    table = comparison_of(compared / "analysis").read("table")
     between = table[(table["behaviour"] == "all") & (table["source"] != table["target"])
                     & table["target"].str.startswith("IC")]
     claimed = between[between["claimed"]]
@@ -567,19 +581,18 @@ def test_the_cause_through_the_environment_is_claimed_with_its_gradients_alone(c
 
 
 def test_matrices_of_the_comparison_are_those_of_its_table(compared):
-    folder = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data")
-    table = folder.table()
-    for without, kind in ((False, "with"), (True, "without")):
+    folder = comparison_of(compared / "analysis")
+    table = folder.read("table")
+    for suffix, kind in (("", "with"), ("_without_env_grads", "without")):
         row = table[(table["behaviour"] == "1") & (table["env_grads"] == kind)
                     & (table["lag"] == 2) & (table["source"] == "IC 0")
                     & (table["target"] == "value")].iloc[0]
         place = 0, UNITS + list(ANSWERS).index("value")
         for average, column in (("mean", "gradient"), ("median", "median_gradient")):
-            assert np.load(folder.jacobian_file(1, 2, without, average))[place] == pytest.approx(
-                row[column], rel=1e-4)
-        assert np.load(folder.agreement_file(1, 2, without))[place] == pytest.approx(
+            assert folder.read(average, 1, 2, suffix)[place] == pytest.approx(row[column], rel=1e-4)
+        assert folder.read("agreement", 1, 2, suffix)[place] == pytest.approx(
             row["agreement"], rel=1e-4)
-    matrices = folder.matrix_table()
+    matrices = folder.read("matrix_table")
     assert len(matrices) == 2 * 4 * STEP and matrices["agreement"].between(0, 1).all()
     names = {path.name for path in (compared / "analysis" / "dyn_grad_comparison_plots").iterdir()}
     assert names == {"settings.json", *(f"{group}_t-{lag}.png" for lag in range(3) for group in (
@@ -621,7 +634,7 @@ def test_names_of_behaviours_are_escaped(compared, tmp_path):
 
 
 def test_a_sentence_says_no_more_than_its_row(compared):
-    table = ComparisonFolder(compared / "analysis" / "dyn_grad_comparison_data").table()
+    table = comparison_of(compared / "analysis").read("table")
     row = table.iloc[0].copy()
     row[["source", "target", "median_gradient", "steadiness", "lag", "explained"]] = [
         "IC 3", "leftwards", -0.25, 0.7, 2, -0.5]
@@ -650,7 +663,7 @@ def test_behaviours_and_environment_gradients_can_be_left_out(folders, tmp_path,
     assert "saliency_experiments.py --without_env_grads writes it" in message
     assert "--only_with_env_grads" in message and not output.exists()
     assert main([*argv, "--no_behaviours", "--only_with_env_grads"]) == 0
-    table = ComparisonFolder(output / "dyn_grad_comparison_data").table()
+    table = comparison_of(output).read("table")
     assert set(table["behaviour"]) == {"all"} and set(table["env_grads"]) == {"with"}
     assert "leftwards" not in set(table["target"]) and "value" in set(table["target"])
     assert causal_stories.main(story_arguments(copy, "--comparison_dir", str(
@@ -752,7 +765,7 @@ def test_published_saliency_without_descriptions_counts_copies_as_the_yaml_says(
     assert xcorr_and_xcaus_plots.main(arguments(
         copy, "--no_behaviours", "--output_dir", str(output), "--data_output_dir",
         str(tmp_path / "data"))) == 0
-    found = np.load(CorrelationFolder(tmp_path / "data").causation_file(ALL_SAMPLES, 1))
+    found = np.load(tmp_path / "data" / "xcaus_hx_clustall_t-1.npy")
     assert found[0, 1] > 0.3
     assert {path.name for path in output.iterdir()} >= {"xcorr_all.png", "xcaus_all.png"}
 
@@ -786,7 +799,7 @@ def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
     copy = shutil.copytree(compared / "analysis" / "dyn_grad_comparison_data", tmp_path / "data")
     argv = story_arguments(compared, "--comparison_dir", str(copy), "--output_dir",
                            str(tmp_path / "stories"))
-    path = ComparisonFolder(copy).table_file
+    path = ResultStore(copy, COMPARISON_FILES).file_of("table")
     text = path.read_text()
     for cell, words in (("", "gradient has a missing"), ("nan", "gradient has a missing"),
                         ("much", "gradient holds something that is no number")):
@@ -795,7 +808,7 @@ def test_stories_of_another_comparison_are_refused(compared, tmp_path, capsys):
     path.write_text(text)
     assert "names behaviour 9" in error_of(capsys, causal_stories.main,
                                            [*argv, "--behaviour_names", "9=nothing"])
-    np.save(ComparisonFolder(copy).behaviours_file, LABELS[:-1])
+    np.save(ResultStore(copy, COMPARISON_FILES).file_of("behaviours"), LABELS[:-1])
     assert "is damaged" in error_of(capsys, causal_stories.main, argv)
     assert not (tmp_path / "stories").exists()
 
@@ -876,10 +889,10 @@ def test_answers_can_come_from_the_read_out_weights(tmp_path, agent_path):
             "10", "--common_timesteps", "1", "--no_behaviours", "--only_with_env_grads",
             "--num_shuffles", "50", "--agent_file", str(agent_path)]
     assert dynamics_grads_consistency_plots.main(argv) == 0
-    folder = ComparisonFolder(root / "analysis" / "dyn_grad_comparison_data")
+    folder = comparison_of(root / "analysis")
     assert folder.settings()["answers_from"] == "read-out weights"
     values = SampleFolder(samples).stacked_field("values")
     np.testing.assert_allclose(
-        np.load(folder.jacobian_file(ALL_SAMPLES, 0, False))[:, golden.num_ics],
+        folder.read(MEAN, ALL_SAMPLES, 0, "")[:, golden.num_ics],
         readout(policy, golden).value / values.std(), rtol=1e-3)
-    assert not np.load(folder.jacobian_file(ALL_SAMPLES, 1, False))[:, golden.num_ics:].any()
+    assert not folder.read(MEAN, ALL_SAMPLES, 1, "")[:, golden.num_ics:].any()

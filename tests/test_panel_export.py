@@ -30,9 +30,9 @@ from panel_run import (
 )
 
 import export_panel
-from analysis.behaviours.files import BEHAVIOUR_FILES
-from analysis.panel_export.files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
-from analysis.parameters.config import BehavioursConfig
+from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.panel_files import NO_BEHAVIOUR, NOT_RECORDED, PanelFolder
+from analysis.parameters import BehavioursConfig
 from common.files import save_json
 from common.game_constants import ACTION_LABELS
 from common.parameters import ParameterSet
@@ -151,7 +151,7 @@ def test_files_of_data_are_plain_ascii_and_all_of_them_are_there(exported):
 
 def test_size_is_stated_before_and_is_about_right(run, tmp_path, capsys, monkeypatch):
     """Estimated from samples that differ; each third of them is measured."""
-    monkeypatch.setattr("analysis.panel_export.files._MEASURED", TOTAL // 3)
+    monkeypatch.setattr("analysis.panel_files._MEASURED", TOTAL // 3)
     rng = np.random.default_rng(0)
     for number in range(NUM_SAMPLES):
         path = sample_folder(run).sample_folder(number) / "ims.npy"

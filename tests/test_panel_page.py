@@ -24,7 +24,7 @@ from panel_run import (
 )
 
 import export_panel
-from analysis.panel_export.files import PanelFolder
+from analysis.panel_files import PanelFolder
 from common.doctor import chromium
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
 from tools.browser import SHOWN, opened_page, running_browser, served

@@ -77,7 +77,7 @@ def test_network_uses_it_where_it_can_and_torch_elsewhere():
 
 
 @pytest.mark.parametrize("run", [
-    pytest.param("from analysis.methods.neighbours import nearest_neighbours; "
+    pytest.param("from analysis.clustering import nearest_neighbours; "
                  "nearest_neighbours(torch.randn(300, 4).numpy(), 3, 0, exact_rows=10)",
                  marks=pytest.mark.slow),
     "from agents.pooling import ParallelMaxPool; "

@@ -13,8 +13,8 @@ import record
 from agents.acting import load_action_noise
 from agents.episodes import PlayOptions, play_episodes
 from agents.rollout_files import POSITION_COLUMNS, STEP_COLUMNS, RolloutFolder
-from analysis.hidden_states.figures import _colourings
-from analysis.hidden_states.recorded import recorded_steps
+from analysis.hidden_states import colour_recorded_steps
+from analysis.steps import read_recorded_steps
 from envs.level_state import LevelState
 from envs.procgen_env import GAMES_OF_MODE, EnvConfig, LevelSlots, ProcgenVectorEnv
 from generative.dataset import RolloutDataset
@@ -147,7 +147,7 @@ def test_windows_have_the_positions_of_their_frames(recordings):
 
 
 def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(recordings):
-    plain, with_them = (recorded_steps(folder, 2) for folder in recordings)
+    plain, with_them = (read_recorded_steps(folder, 2) for folder in recordings)
     assert plain.positions == {} and list(with_them.positions) == list(POSITION_COLUMNS)
     table = recordings[1].all_steps([0, 1])
     for name, values in with_them.positions.items():
@@ -161,7 +161,7 @@ def test_hidden_states_are_coloured_by_positions_where_they_were_recorded(record
             return np.ones((len(table) if name in ("nmf", "sources") else 2, 2))
 
     labels = np.zeros(len(table), int)
-    found = _colourings(Folder(), with_them, labels, 1)
+    found = colour_recorded_steps(Folder(), with_them, labels, 1)
     assert found["player_y"].label == "y of the player (cells)"
     assert np.array_equal(found["player_y"].values, with_them.positions["player_y"])
-    assert not set(POSITION_COLUMNS) & set(_colourings(Folder(), plain, labels, 1))
+    assert not set(POSITION_COLUMNS) & set(colour_recorded_steps(Folder(), plain, labels, 1))

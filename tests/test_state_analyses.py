@@ -33,9 +33,7 @@ from analysis import (
     jacobian_analysis_plotting,
     jacobian_analysis_precompute,
 )
-from analysis.behaviours.figures import figures as behaviour_figures
-from analysis.behaviours.files import BEHAVIOUR_FILES
-from analysis.behaviours.stability import (
+from analysis.behaviour_draws import (
     CONTROL,
     NOT_DRAWN,
     SAMPLES,
@@ -45,27 +43,32 @@ from analysis.behaviours.stability import (
     stability_schema,
     without_behaviours,
 )
-from analysis.behaviours.steps import analyse as analyse_behaviours
-from analysis.behaviours.steps import behaviour_features, most_common
-from analysis.bottleneck_vectors.figures import figures as bottleneck_figures
-from analysis.bottleneck_vectors.files import BOTTLENECK_FILES
-from analysis.bottleneck_vectors.sphere import pairwise_cosines, uniform_cosine_density, uniformity
-from analysis.bottleneck_vectors.steps import sample_outcomes
-from analysis.env_states.figures import figures as env_figures
-from analysis.env_states.files import ENV_STATE_FILES
-from analysis.jacobians.figures import figures as jacobian_figures
-from analysis.jacobians.files import JACOBIAN_FILES
-from analysis.jacobians.steps import Jacobians, read_jacobians
-from analysis.methods.components import principal_components
-from analysis.parameters.config import (
+from analysis.behaviours import BEHAVIOUR_FILES, behaviour_features, most_common
+from analysis.behaviours import analyse as analyse_behaviours
+from analysis.behaviours import draw_figures as draw_behaviours
+from analysis.bottleneck import (
+    BOTTLENECK_FILES,
+    pairwise_cosines,
+    sample_outcomes,
+    uniform_cosine_density,
+    uniformity,
+)
+from analysis.bottleneck import draw_figures as draw_bottleneck
+from analysis.decomposition import principal_components
+from analysis.env_states import ENV_STATE_FILES
+from analysis.env_states import draw_figures as draw_env
+from analysis.figures import largest_clusters, most_central, read_clusters
+from analysis.jacobians import JACOBIAN_FILES, Jacobians, read_jacobians
+from analysis.jacobians import draw_figures as draw_jacobians
+from analysis.parameters import (
     BehavioursConfig,
     BottleneckConfig,
     EnvHiddenConfig,
     JacobianConfig,
 )
-from analysis.plotting.jobs import largest_clusters, most_central, read_clusters
-from analysis.plotting.states import Plane
-from analysis.results.simulated_steps import simulated_steps
+from analysis.state_maps import StateMap
+from analysis.state_plots import Plane, Rotation
+from analysis.steps import read_simulated_steps
 from common.errors import UserError
 from common.parameters import ParameterSet
 from common.step_results import StepResults
@@ -176,7 +179,7 @@ def jacobians_folder(save_dir):
 @pytest.fixture(autouse=True)
 def short_rotations(monkeypatch):
     """Rotating figures turn in few steps, which is as good a test as many."""
-    monkeypatch.setattr("analysis.plotting.states.SPACE_FRAMES", 4)
+    monkeypatch.setattr("analysis.state_plots.SPACE_FRAMES", 4)
 
 
 KIND = np.array([kind_of(number) for number in range(NUM_SAMPLES)])
@@ -226,7 +229,8 @@ def test_behaviours_are_the_planted_ones(tmp_path):
         n_clusters=4, n_components_pca=6)
     folder = StepResults(tmp_path, BEHAVIOUR_FILES, 120)
     folder.start({})
-    analyse_behaviours(behaviour_features(agent, env, (2, 4)), 120, config, 0, 42, folder)
+    analyse_behaviours(behaviour_features(agent, env, (2, 4)), 120,
+                       StateMap(config, 0, 42, folder))
     folder.finish()
     found = folder.read("per_sample")
     assert adjusted_rand_score(kind, found) > 0.9 and (found >= 0).all()
@@ -279,9 +283,9 @@ def test_components_of_wide_and_of_many_states_are_those_of_an_exact_decompositi
     states = (states + 5 + 0.1 * rng.normal(size=states.shape)).astype(np.float32)
     exact = PCA(6, svd_solver="full").fit(states.astype(np.float64))
     total = exact.explained_variance_.sum() / exact.explained_variance_ratio_.sum()
-    monkeypatch.setattr("analysis.methods.components.PIECE_ROWS", 40)
+    monkeypatch.setattr("analysis.decomposition.PIECE_ROWS", 40)
     for wide in (200, 1000):
-        monkeypatch.setattr("analysis.methods.components.WIDE", wide)
+        monkeypatch.setattr("analysis.decomposition.WIDE", wide)
         fit = principal_components(states, 6)
         np.testing.assert_allclose(fit.variances, exact.explained_variance_, rtol=1e-3)
         np.testing.assert_allclose(np.abs((fit.components * exact.components_).sum(axis=1)), 1,
@@ -537,20 +541,13 @@ MAINS = {
 
 
 @pytest.mark.parametrize("script", MAINS)
-@pytest.mark.parametrize(("settings", "file", "words"), [
-    ({"where": "the simulator"}, "arms/ic_3/values.npy", "arms/ic_3/values.npy does not belong to"),
-    ({"editor.fontSize": 12}, "thesis.txt", "thesis.txt does not belong to the"),
-    ({"made_by": "figures of another.py"}, "plot.png", "holds the figures of another.py, not the"),
-    ({}, "plot.png", "holds other data")])
-def test_only_an_output_of_the_same_script_is_replaced(script, settings, file, words, tmp_path,
-                                                       capsys):
-    output = tmp_path / "output"
-    (output / file).parent.mkdir(parents=True)
-    (output / file).write_text("precious")
-    (output / "settings.json").write_text(json.dumps(settings))
-    message = error_of(capsys, MAINS[script], ["--output_dir", output])
-    assert words in message and "choose another --output_dir" in message
-    assert (output / file).read_text() == "precious"
+def test_only_an_output_of_the_same_script_is_replaced(script, tmp_path, capsys):
+    (tmp_path / "plot.png").write_text("precious")
+    (tmp_path / "settings.json").write_text('{"made_by": "figures of another.py"}')
+    message = error_of(capsys, MAINS[script], ["--output_dir", tmp_path])
+    assert "holds the figures of another.py, not the" in message
+    assert "choose another --output_dir" in message
+    assert (tmp_path / "plot.png").read_text() == "precious"
 
 
 @pytest.mark.parametrize("analysis", PLOTS)
@@ -579,14 +576,16 @@ def as_published(folder, *ours):
     return folder
 
 
-def drawn(jobs, folder, *some):
-    """Names of figures; some of them are drawn."""
-    for name, job in jobs:
+def drawn(figures, folder, *some):
+    """Names of figures; some of them are saved."""
+    names = set()
+    for name, figure in figures:
+        names.add(name)
         if name in some:
-            job(folder / name)
+            figure.savefig(folder / name, dpi=80)
             assert np.asarray(Image.open(folder / name).convert("L")).std() > 5, name
-    assert set(some) <= {name for name, _ in jobs}
-    return {name for name, _ in jobs}
+    assert set(some) <= names
+    return names
 
 
 def names_of(analysis, *planes):
@@ -597,18 +596,18 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
         precomputed, data, tmp_path, capsys):
     copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
     samples = SampleFolder(data / "informed_init")
-    steps = simulated_steps(samples, range(NUM_SAMPLES))
+    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
     clusters = {f"cluster_{i:02d}.png" for i in range(3)}
 
-    own = [job for job, _ in env_figures(env_folder(copy), samples, steps, 2, 0)]
+    own = [name for name, _ in draw_env(env_folder(copy), samples, steps, 2, 0)]
     folder = as_published(env_folder(copy), "mean", "std", "variances")
-    found = drawn(env_figures(folder, samples, steps, 2, 0), tmp_path, "variance_explained.png",
+    found = drawn(draw_env(folder, samples, steps, 2, 0), tmp_path, "variance_explained.png",
                   "cluster_02.png")
     assert found == {*own}  # the variances are those of the coordinates
 
     folder = as_published(behaviours_folder(copy), "components", "variances", "principal", "mean",
                           "std")
-    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
+    found = drawn(draw_behaviours(folder, samples, steps, 0), tmp_path, "tsne_behaviour.png",
                   "behaviours_overview.png")
     behaviours = {f"behaviour_{i:02d}.png" for i in range(len(folder.read("cluster_means")))}
     assert found == names_of("behaviours", "tsne") | behaviours | {*OTHERS["behaviours"]}
@@ -618,23 +617,23 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
     for name in ("tsne", "clusters"):  # without the steps that the longest change reaches back to
         np.save(folder.file(name), folder.read(name).reshape(NUM_SAMPLES, NUM_STEPS, -1)[
             :, 2:].reshape(NUM_SAMPLES * (NUM_STEPS - 2), -1).squeeze())
-    found = drawn(behaviour_figures(folder, samples, steps, 0), tmp_path, "tsne_cluster.png")
+    found = drawn(draw_behaviours(folder, samples, steps, 0), tmp_path, "tsne_cluster.png")
     assert found == {"tsne_cluster.png", "rotating_cluster.gif"}
     assert "has 96 rows for 144 steps" in capsys.readouterr().out
 
     folder = as_published(jacobians_folder(copy), "principal", "components", "mean", "variances",
                           "sizes")
-    found = drawn(jacobian_figures(folder, samples, steps, 1, 0), tmp_path, "cluster_00.png")
+    found = drawn(draw_jacobians(folder, samples, steps, 1, 0), tmp_path, "cluster_00.png")
     assert found == clusters | names_of("jacobians", "tsne") - {"tsne_size.png",
                                                                 "tsne_strongest.png"}
     assert len(re.findall("left out .*: .* has no ", capsys.readouterr().out)) == 2
 
     whole = bottleneck_folder(copy)
-    of_ours = [name for name, _ in bottleneck_figures(whole, samples, 0)]
+    of_ours = [name for name, _ in draw_bottleneck(whole, samples, 0)]
     stored = whole.read("table")
     folder = as_published(whole, "principal", "random", "table", "published_table", "mean",
                           "variances", "cosines", "random_cosines")
-    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path, "pca_ends.png",
+    found = drawn(draw_bottleneck(folder, samples, 0), tmp_path, "pca_ends.png",
                   "cluster_01.png")
     assert {*of_ours} - found == {"cosines.png", "variance_spectrum.png"}
     outcomes = sample_outcomes(steps)  # which then come from the samples
@@ -642,7 +641,7 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
                                   check_exact=False, check_dtype=False)
     for name in ("tsne", "clusters"):
         folder.file(name).unlink()
-    found = drawn(bottleneck_figures(folder, samples, 0), tmp_path)
+    found = drawn(draw_bottleneck(folder, samples, 0), tmp_path)
     assert found == names_of("bottleneck", "pca") - {"pca_cluster.png"} | {"variance_explained.png"}
 
 
@@ -659,18 +658,12 @@ def test_a_file_that_one_of_our_folders_lacks_is_an_error(precomputed, data, tmp
         assert f"there is no file {file}" in error_of(capsys, main, argv)
 
 
-def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_path, monkeypatch):
-    folder = env_folder(precomputed)
+def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data):
+    folder, samples = env_folder(precomputed), SampleFolder(data / "informed_init")
     labels = folder.read("clusters")
-    figures = {}
-
-    def keep(figure, path):
-        figures[path.name] = figure
-        path.write_bytes(b"")
-
-    monkeypatch.setattr("analysis.plotting.states.save", keep)
-    assert env_h_analysis_plotting.main(
-        [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
+    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
+    figures = dict(draw_env(folder, samples, steps, 2, 0))
+    assert isinstance(figures["rotating_value.gif"], Rotation)
     for cluster in range(3):
         above, below = figures[f"cluster_{cluster:02d}.png"].subfigs
         members = np.flatnonzero(labels == cluster)
@@ -682,23 +675,21 @@ def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data, tmp_pat
         assert len({sample for sample, _ in shown}) == len(shown) == 8
         for (sample, step), axes in zip(shown, below.axes):
             assert labels[sample * NUM_STEPS + step] == cluster
-            frame = SampleFolder(data / "informed_init").sample(sample).frames[step]
-            np.testing.assert_array_equal(axes.images[0].get_array(), frame)
+            np.testing.assert_array_equal(axes.images[0].get_array(),
+                                          samples.sample(sample).frames[step])
 
 
-def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, tmp_path, monkeypatch):
-    folder = behaviours_folder(precomputed)
+def test_the_figure_of_a_behaviour_shows_its_own_samples(precomputed, data, monkeypatch):
+    folder, samples = behaviours_folder(precomputed), SampleFolder(data / "informed_init")
     per_sample, labels = folder.read("per_sample"), folder.read("clusters").reshape(24, 6)
     shown = {}
 
-    def plot(path, behaviour, note, clusters, members, everyone, strips, title):
+    def plot(behaviour, note, clusters, members, everyone, strips, title):
         shown[behaviour] = members, strips, note
-        path.write_bytes(b"")
 
-    monkeypatch.setattr("analysis.behaviours.figures.plot_behaviour", plot)
-    assert combined_agent_env_hx_analysis_plotting.main(
-        [*arguments(data, precomputed), "--output_dir", str(tmp_path / "plots")]) == 0
-    samples = SampleFolder(data / "informed_init")
+    monkeypatch.setattr("analysis.behaviours.plot_behaviour", plot)
+    steps = read_simulated_steps(samples, range(NUM_SAMPLES))
+    assert len(list(draw_behaviours(folder, samples, steps, 0))) > len(shown)
     assert sorted(shown) == list(range(len(folder.read("cluster_means"))))
     for behaviour, (members, strips, note) in shown.items():
         assert note.startswith(f"{(per_sample == behaviour).sum()} of 24 samples")

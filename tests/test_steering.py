@@ -15,7 +15,7 @@ from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import patched
 from agents.rollout_files import RolloutFolder
 from analysis import steering_vectors
-from analysis.steering.splits import read_states, split_states
+from analysis.state_splits import read_states, split_states
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.comparison import collect_runs, comparison_store, read_runs

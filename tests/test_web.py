@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import ROOT
 
-from analysis.panel_export.files import PanelFolder
+from analysis.panel_files import PanelFolder
 from common.page_files import BUILT
 
 WEB = ROOT / "web"

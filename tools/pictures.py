@@ -20,10 +20,10 @@ from urllib.parse import urlencode
 import numpy as np
 from PIL import Image
 
+from analysis.behaviour_pages import samples_picture
+from analysis.influences.comparison import COMPARISON_FILES
 from analysis.influences.consistency import ALL_SAMPLES
-from analysis.influences.files import ComparisonFolder
-from analysis.panel_export.files import PanelFolder
-from analysis.stories.pages import samples_picture
+from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
 from attribution.results import AttributionStore
 from attribution.trajectories import failed_ends
@@ -146,7 +146,7 @@ def _columns(pictures: list[Image.Image]) -> Image.Image:
 
 def behaviour(shown: Shown) -> Image.Image:
     """Samples of the behaviour that most samples show; of all of them if there is none."""
-    labels = ComparisonFolder(shown.output / FOLDERS.comparison).behaviours()
+    labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
     largest = np.bincount(labels[labels >= 0]).argmax() if (labels >= 0).any() else ALL_SAMPLES
     return Image.open(shown.output / FOLDERS.stories / samples_picture(largest))
 

@@ -1,37 +1,32 @@
 """The comparison of gradients with correlations as tables, matrices and figures.
 
+Layout of ``analysis/dyn_grad_comparison_data/``, of which only the table is described by the
+publication; c is a behaviour's number, or ``all`` for all samples together, k a lag::
+
+    jacobian_clust<c>_t-<k>.npy         mean gradients: rows ICs, columns ICs, then outputs (I, J)
+    jacobian_clust<c>_t-<k>_without_env_grads.npy
+    jacobian_median_clust<c>_t-<k>.npy, …   medians
+    agreement_clust<c>_t-<k>.npy, …     share of the samples in which signs agree (I, J)
+    agreement.csv                       a row for each pair, lag and group: see TABLE_COLUMNS
+    agreement_of_matrices.csv           a row for each lag and group: see MATRIX_COLUMNS
+    sample_ids.npy, behaviours.npy      of the samples, -1 for no behaviour (M,)
+
 Letters in shape comments: K lags, I sources, J targets.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
-from analysis.influences.consistency import (
-    ALL_SAMPLES,
-    LEVEL,
-    MIN_EFFECT,
-    MIN_SAMPLES,
-    Agreement,
-    Group,
-    file_stem,
-)
-from analysis.influences.files import (
-    AVERAGES,
-    MATRIX_COLUMNS,
-    MEAN,
-    MEDIAN,
-    TABLE_COLUMNS,
-    ComparisonFolder,
-)
-from analysis.influences.gradients import OUTLIER, ic_name
-from analysis.plotting.matrices import (
+from analysis.figures import Figures
+from analysis.heatmaps import (
     SHARE,
     ColourScale,
     Heatmap,
@@ -39,8 +34,64 @@ from analysis.plotting.matrices import (
     plot_matrices,
     signed_scale,
 )
-from analysis.results.output import Job
+from analysis.influences.consistency import (
+    ALL_SAMPLES,
+    AVERAGES,
+    LEVEL,
+    MEAN,
+    MEDIAN,
+    MIN_EFFECT,
+    MIN_SAMPLES,
+    Agreement,
+    Group,
+    file_stem,
+)
+from analysis.influences.gradients import OUTLIER, ic_name
+from common.results import ResultStore
+from common.schemas import Array, Entry, Npy, Schema, Table
+from generative.saliency.gradients import WITHOUT_ENV_GRADS
 
+TABLE_COLUMNS = {
+    "behaviour": "its number, or all", "samples": "in it",
+    "env_grads": "with or without gradients through the action that enters the environment",
+    "lag": "steps between source and target", "source": "an IC", "target": "an IC or an answer",
+    "gradient": "mean, in standard deviations of the recorded states for one of the source",
+    "median_gradient": "median, likewise",
+    "outliers": "share of the samples whose gradient is more than ten times the median one",
+    "steadiness": "share of the samples whose gradient has the sign of the median",
+    "cross_correlation": "mean product", "signs_agree": "of gradient and cross-correlation",
+    "agreement": "share of the samples in which the gradient agrees with the deviations",
+    "p": "of the agreement", "p_corrected": "for all pairs, lags and behaviours",
+    "effect": "standard deviations of the target in these samples for one of the source, by the "
+              "median gradient",
+    "explained": "median gradient times variance of the source as a share of the covariance",
+    "claimed": "whether the influence is claimed"}
+MATRIX_COLUMNS = {
+    "behaviour": "its number, or all", "samples": "in it", "env_grads": "with or without",
+    "lag": "", "agreement": "share of the pairs of different ICs whose signs agree",
+    "p": "of it", "p_corrected": "for all lags and behaviours"}
+_KINDS = {"behaviour": str, "env_grads": str, "source": str, "target": str, "samples": int,
+          "lag": int, "signs_agree": bool, "claimed": bool}  # all others are fractions
+
+
+
+
+def _columns(names: Iterable[str]) -> Table:
+    return Table({name: _KINDS.get(name, float) for name in names}, gaps=())
+
+
+_MATRIX = Npy(Array(np.floating, "I J"))
+COMPARISON_FILES = Schema(
+    "matrices of dynamics_grads_consistency_plots.py",
+    "analysis/dynamics_grads_consistency_plots.py", results={
+        MEAN: Entry("jacobian_clust{}_t-{}{}.npy", _MATRIX),
+        MEDIAN: Entry("jacobian_median_clust{}_t-{}{}.npy", _MATRIX),
+        "agreement": Entry("agreement_clust{}_t-{}{}.npy", _MATRIX),
+        "table": Entry("agreement.csv", _columns(TABLE_COLUMNS)),
+        "matrix_table": Entry("agreement_of_matrices.csv", _columns(MATRIX_COLUMNS)),
+        "sample_ids": Entry("sample_ids.npy", Npy(Array(np.int64, "M"))),
+        "behaviours": Entry("behaviours.npy", Npy(Array(np.int64, "M")))},
+    flag="--data_output_dir", replaced=True)
 WITH, WITHOUT = "with", "without"  # gradients through the environment, in the tables
 
 
@@ -63,21 +114,25 @@ class SignAgreementTable:
     num_ics: int
     step: int
 
-    @property
-    def groups(self) -> list[Group]:
-        return list(self.found[False])
+    def save(self, folder: Path, numbers: Sequence[int], labels: np.ndarray | None) -> None:
+        """Write tables and matrices into a folder.
 
-    def save(self, folder: ComparisonFolder) -> None:
-        """Write tables and matrices."""
-        self.table().to_csv(folder.table_file, index=False, float_format="%.6g")
-        self.matrix_table().to_csv(folder.matrix_table_file, index=False, float_format="%.6g")
-        for without, groups in self.found.items():
-            for group, agreement in groups.items():
+        Args:
+            numbers: numbers of the samples (M,).
+            labels: behaviour of each sample, -1 for none (M,); None if they are left out.
+        """
+        store = ResultStore(folder, COMPARISON_FILES)
+        store.write("table", value=self.table())
+        store.write("matrix_table", value=self.matrix_table())
+        for without, group, agreement in self._all():
+            for name, matrices in ((MEAN, agreement.gradients), (MEDIAN, agreement.medians),
+                                   ("agreement", agreement.agreement)):
                 for lag in self.lags:
-                    for average, matrices in ((MEAN, agreement.gradients),
-                                              (MEDIAN, agreement.medians)):
-                        np.save(folder.jacobian_file(group, lag, without, average), matrices[lag])
-                    np.save(folder.agreement_file(group, lag, without), agreement.agreement[lag])
+                    np.save(store.file_of(name, group, lag, WITHOUT_ENV_GRADS if without else ""),
+                            matrices[lag])
+        no_behaviours = np.full(len(numbers), -1)
+        store.write("sample_ids", value=np.array(numbers))
+        store.write("behaviours", value=no_behaviours if labels is None else labels)
 
     def table(self) -> pd.DataFrame:
         """A row for each tested pair, lag, group and kind of gradient: see ``TABLE_COLUMNS``."""
@@ -109,11 +164,12 @@ class SignAgreementTable:
                 for without, group, agreement in self._all() for lag in self.lags if lag > 0]
         return pd.DataFrame(rows, columns=list(MATRIX_COLUMNS))
 
-    def jobs(self) -> list[Job]:
-        """Names of the figures' files, and what draws each: one a group and lag."""
-        lags = [lag for lag in self.lags if lag > 0 or len(self.targets) > self.num_ics]
-        return [(f"{file_stem(group)}_t-{lag}.png", lambda path, group=group, lag=lag:
-                 self._plot(path, group, lag)) for group in self.groups for lag in lags]
+    def draw(self) -> Figures:
+        """Draw a figure of each group and lag."""
+        for group in self.found[False]:
+            for lag in self.lags:
+                if lag > 0 or len(self.targets) > self.num_ics:
+                    yield f"{file_stem(group)}_t-{lag}.png", self._plot(group, lag)
 
     def summary(self) -> Iterator[str]:
         """Sentences on each kind of gradient: claimed influences, and samples with outliers."""
@@ -132,7 +188,7 @@ class SignAgreementTable:
             for group, agreement in groups.items():
                 yield without, group, agreement
 
-    def _plot(self, path: Path, group: Group, lag: int) -> None:
+    def _plot(self, group: Group, lag: int) -> Figure:
         # ICs do not influence ICs of their own step.
         columns = np.arange(self.num_ics if lag == 0 else 0, len(self.targets))
         rows = [(without, groups[group]) for without, groups in self.found.items()]
@@ -160,8 +216,8 @@ class SignAgreementTable:
             "correlation of one sign, "
             f"effect of at least {MIN_EFFECT} standard deviations)")
         names = [name.replace("IC ", "") for name in self.targets]
-        plot_matrices(
-            path, panels, Names(names[:self.num_ics], [names[i] for i in columns],
+        return plot_matrices(
+            panels, Names(names[:self.num_ics], [names[i] for i in columns],
                                 f"IC at step {self.step - lag}",
                                 f"what it moves, at step {self.step}"),
             [*(signed_scale(matrices, f"{name} gradient (standard deviations)", lag > 0)

@@ -53,12 +53,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.influences.correlation import mean_products
 from analysis.influences.gradients import Influences, outlier_share
 from common.errors import UserError
 from common.progress import with_progress
 
-ALL_SAMPLES = "all"  # a group beside the behaviours, which have numbers
+ALL_SAMPLES = "all"  # a group in addition to the behaviours, which have numbers
+MEAN, MEDIAN = AVERAGES = "mean", "median"  # over samples; the mean is published
+INFIX = {MEAN: "", MEDIAN: "_median"}  # of averages in names of files
 LEVEL = 0.05  # of corrected p-values
 MIN_EFFECT = 0.1  # standard deviations of the target for one of the source
 MIN_SAMPLES = 8  # of a behaviour, for its influences to be tested
@@ -72,6 +73,33 @@ Group = int | str
 def file_stem(group: Group) -> str:
     """A group in the names of files."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
+
+
+def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
+    """Mean products of coordinates at t and others at t + lag, over samples and steps t.
+
+    The coordinates are taken as they are: about their mean in recorded episodes, which is 0 for
+    independent components, and not about their mean in these samples.
+
+    Args:
+        earlier: (M, T, I).
+        later: of the same samples (M, T, J).
+        lag: from 0 to T - 1.
+
+    Returns:
+        float64 (I, J): rows are coordinates at t, columns those at t + lag.
+
+    Raises:
+        UserError: if there is no sample, or none is longer than the lag.
+    """
+    num_samples, num_steps = earlier.shape[:2]
+    if not num_samples:
+        raise UserError("there is no sample to take mean products of")
+    if not 0 <= lag < num_steps:
+        raise UserError(f"samples of {num_steps} steps have no two steps that are {lag} apart")
+    first = earlier[:, :num_steps - lag].reshape(-1, earlier.shape[2]).astype(np.float64)
+    second = later[:, lag:].reshape(-1, later.shape[2]).astype(np.float64)
+    return first.T @ second / len(first)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,4 +334,3 @@ def _effects(influences: Influences, rows: np.ndarray,
     explained = np.divide(medians * deviations ** 2, covariances, out=np.zeros(medians.shape),
                           where=covariances != 0)
     return effects, explained
-

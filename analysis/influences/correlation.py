@@ -1,19 +1,63 @@
-"""Correlation between coordinates of hidden states, some steps apart.
+"""Cross-correlation and cross-causation of independent components (ICs): matrices and figures.
 
-Letters in shape comments: M samples, T steps, K lags, I and J coordinates.
+Layout of ``analysis/cross_corr_and_causation_plot_data/``, with c a behaviour's number, or ``all``
+for all samples together, k a lag, i an IC. Files marked * are ours::
+
+    xcorr_hx_clust<c>_t+<k>.npy         mean products: rows ICs at t, columns ICs at t + k (I, I)
+    xcaus_hx_clust<c>_t-<k>.npy *       mean gradients of the ICs at the saliency step (columns)
+                                        with respect to ICs k steps earlier (rows) (I, I)
+    xcaus_hx_ic<i>_<bottom|top>_t-<k>.npy *   the same, over samples in which IC i is extreme
+    xcaus_median_hx_….npy *             medians instead of these means
+    order_of_ics.npy *                  in the figures of all samples (I,)
+    cosine_similarity_of_ics.npy *      of the directions (I, I)
+
+Letters in shape comments: M samples, T steps, K lags, I ICs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from scipy.cluster.hierarchy import leaves_list, linkage
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
+from analysis.figures import Figures
+from analysis.heatmaps import (
+    SIGNED,
+    ColourScale,
+    Heatmap,
+    Names,
+    Seriation,
+    plot_matrices,
+    seriate,
+    signed_scale,
+)
+from analysis.influences.consistency import (
+    ALL_SAMPLES,
+    AVERAGES,
+    MEAN,
+    MEDIAN,
+    Group,
+    file_stem,
+    mean_products,
+)
+from analysis.influences.gradients import OUTLIER, Influences, Inputs, outlier_share
 from common.errors import UserError
+from common.results import ResultStore
+from common.schemas import Array, Entry, Npy, Schema
 
 MAX_LAG = 10
+CORRELATION_FILES = Schema(
+    "matrices of xcorr_and_xcaus_plots.py", "xcorr_and_xcaus_plots.py", results={
+        "products": Entry("xcorr_hx_clust{}_t+{}.npy", Npy(Array(np.floating, "I I"))),
+        MEAN: Entry("xcaus_hx_{}_t-{}.npy", Npy(Array(np.floating, "I I"))),
+        MEDIAN: Entry("xcaus_median_hx_{}_t-{}.npy", Npy(Array(np.floating, "I I"))),
+        "order": Entry("order_of_ics.npy", Npy(Array(np.integer, "I"))),
+        "cosines": Entry("cosine_similarity_of_ics.npy", Npy(Array(np.floating, "I I")))},
+    flag="--data_output_dir", replaced=True)
 
 
 def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
@@ -21,66 +65,6 @@ def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
     for."""
     there = list(range(min(MAX_LAG + 1, num_steps)))
     return there, list(range(len(there), MAX_LAG + 1))
-
-
-def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarray:
-    """Mean products of coordinates at t and others at t + lag, over samples and steps t.
-
-    The coordinates are taken as they are: about their mean in recorded episodes, which is 0 for
-    independent components, and not about their mean in these samples.
-
-    Args:
-        earlier: (M, T, I).
-        later: of the same samples (M, T, J).
-        lag: from 0 to T - 1.
-
-    Returns:
-        float64 (I, J): rows are coordinates at t, columns those at t + lag.
-
-    Raises:
-        UserError: if there is no sample, or none is longer than the lag.
-    """
-    num_samples, num_steps = earlier.shape[:2]
-    if not num_samples:
-        raise UserError("there is no sample to take mean products of")
-    if not 0 <= lag < num_steps:
-        raise UserError(f"samples of {num_steps} steps have no two steps that are {lag} apart")
-    first = earlier[:, :num_steps - lag].reshape(-1, earlier.shape[2]).astype(np.float64)
-    second = later[:, lag:].reshape(-1, later.shape[2]).astype(np.float64)
-    return first.T @ second / len(first)
-
-
-@dataclasses.dataclass(frozen=True)
-class Seriation:
-    """An order that puts correlated coordinates next to each other.
-
-    Attributes:
-        order: the coordinates (I,).
-        linkage: the dendrogram whose leaves they are, as scipy describes it (I - 1, 4).
-    """
-
-    order: np.ndarray
-    linkage: np.ndarray
-
-
-def seriate(products: np.ndarray) -> Seriation:
-    """Order coordinates so that those correlated at any lag are next to each other.
-
-    Average linkage of 1 less the largest absolute product of two coordinates at any lag, one way
-    or the other, divided by their root mean squares; the sign of an independent component means
-    nothing. The leaves of the dendrogram are turned so that neighbours are as near as they can be.
-
-    Args:
-        products: ``mean_products`` at the lags 0, 1, … (K, I, I).
-    """
-    num = products.shape[1]
-    if num < 2:
-        return Seriation(np.arange(num), np.zeros((0, 4)))
-    sizes = np.sqrt(np.maximum(np.diagonal(products[0]), np.finfo(float).tiny))
-    together = np.abs(products / sizes[:, None] / sizes).max(axis=0)
-    distances = np.clip(1 - np.maximum(together, together.T), 0, None)
-    tree = linkage(distances[np.triu_indices(num, 1)], "average", optimal_ordering=True)
-    return Seriation(leaves_list(tree), tree)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,33 +99,200 @@ def cosine_similarity(directions: np.ndarray) -> np.ndarray:
     return unit @ unit.T
 
 
-def members(labels: np.ndarray) -> dict[int, np.ndarray]:
-    """The rows of each behaviour that has any, by its number; -1 is none.
+_ENDS = ("bottom", "top")
+_PANELS_IN_A_ROW = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Correlations:
+    """Matrices of cross-correlation and cross-causation.
+
+    Attributes:
+        lags: of the products, K of them.
+        num_steps: of a sample.
+        sizes: samples of each group: all, then the behaviours.
+        products: mean products of each group (K, I, I).
+        step: at which the gradients' targets are read, -1 without gradients.
+        gradients: mean gradients of each group (lags 1 … step, I, I), rows the earlier ICs, and
+            median ones, by average.
+        outliers: share of the samples whose gradients are outliers, by group (lags 1 … step,).
+        extremes: the same over the samples in which an IC is extreme, by IC and end.
+        extreme_sizes: how many samples these are, by IC and end.
+        share: of the samples, that is extreme at an end.
+        seriation: of the ICs, by the products of all samples.
+        cosines: of the angles between the ICs' directions (I, I).
+    """
+
+    lags: Sequence[int]
+    num_steps: int
+    sizes: dict[Group, int]
+    products: dict[Group, np.ndarray]
+    step: int
+    gradients: dict[Group, dict[str, np.ndarray]]
+    outliers: dict[Group, np.ndarray]
+    extremes: dict[tuple[int, str], dict[str, np.ndarray]]
+    extreme_sizes: dict[tuple[int, str], int]
+    share: float
+    seriation: Seriation
+    cosines: np.ndarray
+
+    @classmethod
+    def compute(cls, inputs: Inputs, lags: Sequence[int], influences: Influences | None,
+           share: float) -> Correlations:
+        """Compute all matrices.
+
+        Args:
+            influences: on the ICs alone; None to leave gradients out.
+            share: of the samples, at each end, in which an IC counts as extreme: by its
+                coordinate at the step at which the gradients' targets are read.
+        """
+        ics = inputs.coordinates.ics
+        rows: dict[Group, np.ndarray] = {ALL_SAMPLES: np.arange(len(ics)), **inputs.groups}
+        products = {group: np.stack([mean_products(ics[chosen], ics[chosen], lag)
+                                     for lag in lags]) for group, chosen in rows.items()}
+        gradients: dict[Group, dict[str, np.ndarray]] = {}
+        outliers: dict[Group, np.ndarray] = {}
+        extremes: dict[tuple[int, str], dict[str, np.ndarray]] = {}
+        extreme_sizes: dict[tuple[int, str], int] = {}
+        if influences is not None:
+            earlier = influences.gradients[:, 1:]  # at lag 0 they are the identity
+            gradients = {group: _averages(earlier[chosen]) for group, chosen in rows.items()}
+            outliers = {group: outlier_share(np.linalg.norm(earlier[chosen], axis=(2, 3)))
+                        for group, chosen in rows.items()}
+            for component in range(ics.shape[2]):
+                found = extreme_rows(ics[:, influences.step, component], share)
+                for end in _ENDS:
+                    chosen = getattr(found, end)
+                    extremes[component, end] = _averages(earlier[chosen])
+                    extreme_sizes[component, end] = len(chosen)
+        return cls(lags, ics.shape[1], {group: len(chosen) for group, chosen in rows.items()},
+                   products, -1 if influences is None else influences.step, gradients, outliers,
+                   extremes, extreme_sizes, share, seriate(products[ALL_SAMPLES]),
+                   cosine_similarity(inputs.projector.directions("ica").numpy()))
+
+    def save(self, folder: Path) -> int:
+        """Write all matrices into a folder; returns how many."""
+        store = ResultStore(folder, CORRELATION_FILES)
+        matrices = {store.file_of("products", group, lag): matrix
+                    for group, products in self.products.items()
+                    for lag, matrix in zip(self.lags, products)}
+        averages_of = {f"clust{group}": averages for group, averages in self.gradients.items()}
+        averages_of |= {f"ic{component}_{end}": averages
+                        for (component, end), averages in self.extremes.items()}
+        for name, averages in averages_of.items():
+            matrices |= {store.file_of(average, name, lag): matrix for average in AVERAGES
+                         for lag, matrix in enumerate(averages[average], start=1)}
+        matrices[store.file_of("order")] = self.seriation.order
+        matrices[store.file_of("cosines")] = self.cosines
+        for path, matrix in matrices.items():
+            np.save(path, matrix)
+        return len(matrices)
+
+
+class CorrelationFigures:
+    """The figures.
 
     Args:
-        labels: (M,).
+        left_out: lags that the samples are too short for.
     """
-    return {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)
-            if label >= 0}
+
+    def __init__(self, data: Correlations, left_out: Sequence[int]):
+        self.data = data
+        ics = [str(i) for i in range(len(data.cosines))]
+        self._products = Names(ics, ics, "IC at t", "IC at t + k")
+        self._gradients = Names(ics, ics, "IC that is moved, k steps earlier",
+                                f"IC that moves, at step {data.step}")
+        self._too_short = (f"; {data.num_steps} steps a sample are too few for k = "
+                           f"{', '.join(map(str, left_out))}" if left_out else "")
+
+    def draw(self) -> Figures:
+        """Draw all figures."""
+        for group in self.data.products:
+            yield f"xcorr_{file_stem(group)}.png", self._plot_products(group)
+        for group in self.data.gradients:
+            yield f"xcaus_{file_stem(group)}.png", self._plot_gradients(group)
+        for component in sorted({component for component, _ in self.data.extremes}):
+            yield f"xcaus_ic_{component:02d}.png", self._plot_extremes(component)
+        yield "cosine_similarity_of_ics.png", self._plot_cosines()
+
+    def _plot_products(self, group: Group) -> Figure:
+        data, matrices = self.data, self.data.products[group]
+        panels = [Heatmap(matrix, f"k = {lag} ({data.sizes[group] * (data.num_steps - lag)} "
+                                "products)") for lag, matrix in zip(data.lags, matrices)]
+        return plot_matrices(panels, self._products, signed_scale(
+            list(matrices), "mean product (standard deviations of the recorded states, squared)"),
+            min(_PANELS_IN_A_ROW, len(panels)),
+            f"Cross-correlation of {len(data.cosines)} independent components in "
+            f"{self._of(group)}: mean products of coordinates k steps apart{self._too_short}\n"
+            + self._order_note(group), data.seriation, tree=group == ALL_SAMPLES)
+
+    def _plot_gradients(self, group: Group) -> Figure:
+        panels, scales = self._gradient_rows({"": self.data.gradients[group]})
+        shares = ", ".join(f"{100 * share:.3g} %" for share in self.data.outliers[group])
+        return plot_matrices(
+            panels, self._gradients, scales, len(panels) // len(AVERAGES),
+            f"Cross-causation in {self._of(group)}: mean and median gradient of an "
+            f"independent component at step {self.data.step}\nwith respect to one k "
+            "steps earlier, with gradients through the environment; "
+            f"{self._order_note(group)}\n"
+            f"samples whose gradients are more than {OUTLIER} times as large as the "
+            f"median sample's, by lag: {shares}",
+            self.data.seriation, tree=group == ALL_SAMPLES)
+
+    def _plot_extremes(self, component: int) -> Figure:
+        data = self.data
+        panels, scales = self._gradient_rows({f"{end}, ": data.extremes[component, end]
+                                              for end in reversed(_ENDS)})
+        number = data.extreme_sizes[component, "top"]
+        return plot_matrices(
+            panels, self._gradients, scales, data.step,
+            f"Cross-causation where IC {component} is extreme at step {data.step}: the "
+            f"{number} highest (top) and the {number} lowest (bottom)\nof "
+            f"{data.sizes[ALL_SAMPLES]} samples, {100 * data.share:g} % at each end; "
+            "mean and median gradients; the order is that of all samples",
+            data.seriation, tree=False)
+
+    def _gradient_rows(self, parts: dict[str, dict[str, np.ndarray]]
+                       ) -> tuple[list[Heatmap], list[ColourScale]]:
+        """A row of panels for each part and average, a column for each lag, and their scales: one
+        for each average and lag, since gradients grow with the lag.
+
+        Args:
+            parts: matrices by average (lags, I, I), by the text before their titles.
+        """
+        panels, scales = [], []
+        for average in AVERAGES:
+            of_lags = [signed_scale([averages[average][lag] for averages in parts.values()],
+                                    f"{average} gradient") for lag in range(self.data.step)]
+            for what, averages in parts.items():
+                panels += [Heatmap(matrix, f"{what}k = {lag}, {average}")
+                           for lag, matrix in enumerate(averages[average], start=1)]
+                scales += of_lags
+        return panels, scales
+
+    def _plot_cosines(self) -> Figure:
+        cosines = self.data.cosines
+        ics = self._products.rows
+        return plot_matrices(
+            [Heatmap(cosines, "")], Names(ics, ics, "IC", "IC"),
+            ColourScale(Normalize(-1, 1), SIGNED, "cosine"), 1,
+            f"Cosines of the angles between the directions\nof {len(cosines)} "
+            "independent components\nin the space of hidden units", self.data.seriation,
+            tree=False)
+
+    def _of(self, group: Group) -> str:
+        size = self.data.sizes[group]
+        if group == ALL_SAMPLES:
+            return f"all {size} samples"
+        return f"the {size} samples of behaviour {group}" if size > 1 else (
+            f"the one sample of behaviour {group}")
+
+    def _order_note(self, group: Group) -> str:
+        return ("components are in the order of the dendrogram" if group == ALL_SAMPLES else
+                "components are in the order of all samples' dendrogram")
 
 
-def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Quantities less their means, divided by their standard deviations over samples and steps.
-
-    Args:
-        values: (M, T, J).
-        what: their names, for the message.
-
-    Returns:
-        The same shape, and the standard deviations (J,).
-
-    Raises:
-        UserError: if one does not vary.
-    """
-    flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
-    deviations = flat.std(axis=0)
-    for name, deviation in zip(what, deviations):
-        if not deviation > 0:
-            raise UserError(f"{name} does not vary over these samples, so nothing can be said "
-                            "about what moves it")
-    return (values - flat.mean(axis=0)) / deviations, deviations
+def _averages(gradients: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and median over samples (M, …)."""
+    return {MEAN: gradients.mean(axis=0, dtype=np.float64),
+            MEDIAN: np.median(gradients, axis=0).astype(np.float64)}

@@ -7,10 +7,14 @@ once, which gives gradients of the sample itself.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
 answers.
+
+
+Inputs of the scripts of cross-correlation and cross-causation.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,15 +25,20 @@ from torch import Tensor
 
 from agents.networks import Policy
 from agents.outputs import ANSWERS
-from analysis.influences.correlation import members, standardised
+from analysis.behaviours import BEHAVIOUR_FILES
+from analysis.parameters import BehavioursConfig
 from common.description import readable
 from common.errors import UserError
+from common.parameters import ParameterSet
 from common.progress import with_progress
 from common.step_results import StepResults
 from generative.config import SaliencyConfig
+from generative.flags import samples_of
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import DIRECTION, WITHOUT_ENV_GRADS, SaliencyFunction
 from generative.sample_files import SampleFolder
+from interventions.config import DirectionFilesConfig
+from interventions.flags import directions_folder
 from interventions.projector import Projector
 
 # Gradients of an IC with respect to the ICs of its own step are 1 for itself and 0 for the others,
@@ -40,6 +49,38 @@ _ANSWERS = {"value": "value", "action": "log-probability of the likeliest action
             "leftwards": "mean log-probability of going left",
             "jumping_up": "log-probability of jumping up",
             "jumping_right": "log-probability of jumping right"}
+
+
+def members(labels: np.ndarray) -> dict[int | str, np.ndarray]:
+    """The rows of each behaviour that has any, by its number; -1 is none.
+
+    Args:
+        labels: (M,).
+    """
+    return {int(label): np.flatnonzero(labels == label) for label in np.unique(labels)
+            if label >= 0}
+
+
+def standardised(values: np.ndarray, what: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Quantities less their means, divided by their standard deviations over samples and steps.
+
+    Args:
+        values: (M, T, J).
+        what: their names, for the message.
+
+    Returns:
+        The same shape, and the standard deviations (J,).
+
+    Raises:
+        UserError: if one does not vary.
+    """
+    flat = values.reshape(-1, values.shape[-1]).astype(np.float64)
+    deviations = flat.std(axis=0)
+    for name, deviation in zip(what, deviations):
+        if not deviation > 0:
+            raise UserError(f"{name} does not vary over these samples, so nothing can be said "
+                            "about what moves it")
+    return (values - flat.mean(axis=0)) / deviations, deviations
 
 
 def outlier_share(sizes: np.ndarray) -> np.ndarray:
@@ -328,7 +369,7 @@ class Inputs:
                    labels)
 
     @property
-    def groups(self) -> dict[int, np.ndarray]:
+    def groups(self) -> dict[int | str, np.ndarray]:
         """Rows of the samples of each behaviour."""
         return {} if self.labels is None else members(self.labels)
 
@@ -361,3 +402,39 @@ def labels_of(samples: SampleFolder, numbers: Sequence[int],
                            f"{samples.path} holds only {len(analysed)}; give the samples in "
                            "which they were found"))
     return labels[[rows[number] for number in numbers]]
+
+
+def open_inputs(args: argparse.Namespace, parameters: ParameterSet) -> Inputs:
+    """The samples, directions and behaviours that the flags of ``add_influence_flags`` name.
+
+    Raises:
+        UserError: naming what is missing, damaged or does not fit.
+    """
+    numbers = parameters.get(SaliencyConfig).ids("sample_ids")
+    if not numbers:
+        raise UserError("there is nothing to do without samples: see --sample_ids")
+    behaviours = None
+    if not args.no_behaviours:
+        behaviours = StepResults(
+            args.behaviours_dir or parameters.folders.behaviours, BEHAVIOUR_FILES,
+            parameters.get(BehavioursConfig).num_samples)
+        if not behaviours.file("per_sample").exists():
+            raise UserError(f"there is no file {behaviours.file('per_sample')}; "
+                            f"{behaviours.schema.script} writes it, or give --no_behaviours")
+    inputs = Inputs.read(samples_of(args, parameters), numbers,
+                         directions_folder(args, parameters),
+                         parameters.get(DirectionFilesConfig).num_episodes, behaviours)
+    alone = sum(len(rows) == 1 for rows in inputs.groups.values())
+    print(f"{len(numbers)} samples, {len(inputs.groups)} behaviours"
+          + (f", {alone} of them with one sample" if alone else ""), flush=True)
+    return inputs
+
+
+def open_reader(inputs: Inputs, parameters: ParameterSet) -> InfluenceReader:
+    """The reader of these samples' saliency.
+
+    Raises:
+        UserError: see ``InfluenceReader``.
+    """
+    return InfluenceReader(inputs.samples, inputs.coordinates, inputs.projector, inputs.matrices,
+                           parameters.get(SaliencyConfig))

@@ -1,4 +1,4 @@
-// Reader of the data that analysis/panel_export/files.py writes; the format is described there.
+// Reader of the data that analysis/panel_files.py writes; the format is described there.
 
 import { arrays, bytes, load } from '../../shared/lib/data.js'
 

@@ -1,0 +1,345 @@
+"""Behaviour pages: Markdown and figures about the influences in each behaviour, in one folder.
+
+    index.md                     all behaviours, how to read the pages, what they do not say
+    behaviour_<cc>.md, all.md    one per behaviour, and one for all samples
+    <page>_samples.png           films of a few samples
+    <page>_influences.png        the most consistent influences
+    ic_<ii>.png                  what a component looks like
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.influence_sentences import (
+    BehaviourInfluences,
+    facts_text,
+    influence_sentence,
+    sample_facts,
+)
+from analysis.influences.comparison import WITH
+from analysis.influences.consistency import ALL_SAMPLES, MIN_EFFECT, Group, file_stem
+from analysis.influences.correlation import extreme_rows
+from analysis.influences.gradients import members
+from common.errors import UserError
+from common.game_constants import ACTION_LABELS
+from common.palette import BLUE, DARK_GREY, DPI, VERMILION
+from common.progress import with_progress
+from common.results import ResultStore
+from common.schemas import Entry, File, Schema
+from common.tables import markdown_escaped
+from common.video import mark_action
+from generative.sample_files import SampleArrays
+
+_FRAME = 0.95  # inches
+
+
+def plot_films(path: Path, films: np.ndarray, labels: Sequence[str], title: str) -> None:
+    """The steps of some samples, one sample a row.
+
+    Args:
+        films: uint8 (samples, T, H, W, C).
+        labels: of the rows.
+    """
+    figure, panels = _frames(*films.shape[:2])
+    for row, (film, label) in enumerate(zip(films, labels)):
+        _draw_row(panels[row], film, label)
+    for step, axes in enumerate(panels[-1]):
+        axes.set_xlabel(str(step), fontsize=8)
+    figure.supxlabel("simulated step", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_component(path: Path, top: np.ndarray, bottom: np.ndarray, notes: Sequence[Sequence[str]],
+                   title: str) -> None:
+    """Frames in which a component is highest, above those in which it is lowest.
+
+    Args:
+        top, bottom: uint8 (frames, H, W, C), as many of each.
+        notes: below the frames of both rows.
+    """
+    figure, panels = _frames(2, len(top))
+    for axes, frames, label, words in zip(panels, (top, bottom), ("highest", "lowest"), notes):
+        _draw_row(axes, frames, label)
+        for panel, note in zip(axes, words):
+            panel.set_xlabel(note, fontsize=6)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def plot_influences(path: Path, rows: pd.DataFrame, others: Sequence[pd.Series | None],
+                    title: str) -> None:
+    """Agreement of some influences, claimed ones filled, with both kinds of gradient.
+
+    Args:
+        rows: of the table of agreements.
+        others: the same influences with the other kind of gradient, or None.
+    """
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    kinds: dict[str, None] = {}
+    for place, ((_, row), other) in enumerate(zip(rows.iterrows(), others)):
+        for each in (row, other):
+            if each is not None:
+                kinds[each["env_grads"]] = None
+                _draw_dot(axes, each, place)
+    axes.axvline(0.5, color=DARK_GREY, linestyle=":")
+    axes.set_yticks(range(len(rows)), [
+        f"{row['source']} {'raises' if row['median_gradient'] > 0 else 'lowers'} {row['target']}, "
+        f"lag {row['lag']}, effect {row['effect']:.2f}" for _, row in rows.iterrows()], fontsize=8)
+    axes.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6),
+             xlabel="share of the samples in which gradient and deviations agree; dotted: chance")
+    axes.grid(axis="x", alpha=0.3)
+    handles = [_dot(kind, True, f"{kind} gradients through the environment, claimed")
+               for kind in kinds]
+    handles += [_dot(kind, False, f"{kind} gradients through the environment, not claimed")
+                for kind in kinds]
+    figure.legend(handles=handles, fontsize=8, loc="outside lower center", ncols=2)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=DPI)
+
+
+def _frames(rows: int, columns: int) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(max(_FRAME * columns + 0.9, 6.5), (_FRAME + 0.12) * rows + 1),
+                    layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _draw_row(panels: Sequence[Axes], frames: np.ndarray, label: str) -> None:
+    for axes, frame in zip(panels, frames):
+        axes.imshow(frame, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+    panels[0].set_ylabel(label, fontsize=7)
+
+
+def _colour(kind: str) -> str:
+    return BLUE if kind == WITH else VERMILION
+
+
+def _draw_dot(axes: Axes, row: pd.Series, place: int) -> None:
+    with_grads = row["env_grads"] == WITH
+    colour = _colour(row["env_grads"])
+    axes.plot(row["agreement"], place + (-0.12 if with_grads else 0.12),
+              marker="o" if with_grads else "^", color=colour, linestyle="", markersize=7,
+              markerfacecolor=colour if row["claimed"] else "white")
+
+
+def _dot(kind: str, filled: bool, label: str) -> Line2D:
+    colour = _colour(kind)
+    return Line2D([], [], linestyle="", marker="o" if kind == WITH else "^", color=colour,
+                  markerfacecolor=colour if filled else "white", label=label)
+
+
+INDEX_NAME = "index.md"
+PAGE_FILES = Schema(
+    "pages of causal_stories.py", "analysis/causal_stories.py", replaced=True,
+    results={"pages": Entry("{}.md", File()), "figures": Entry("{}.png", File())})
+_CHARTED = 12
+_SHOWN_OF_COMPONENT = 8
+
+
+def samples_picture(group: int | str) -> str:
+    """File with films of a few samples of a behaviour."""
+    return f"{file_stem(group)}_samples.png"
+
+
+class BehaviourPages:
+    """Writes the pages.
+
+    Args:
+        comparison: the results of dynamics_grads_consistency_plots.py.
+        samples: those that it looked at, in their order (M, T, …).
+        ics: their coordinates (M, T, I).
+        share: of all steps, at each end of a component, that show what it looks like.
+        num_films: samples of a behaviour that are shown.
+        names: of behaviours, by their numbers, as the reader gave them.
+        plots: folder of the figures of the comparison, to which pages link if it is there.
+        seed: of the samples that are shown.
+
+    Raises:
+        UserError: if the comparison is damaged, or is not of these samples.
+    """
+
+    def __init__(self, comparison: ResultStore, samples: SampleArrays, ics: np.ndarray,
+                 share: float, num_films: int, names: Mapping[int, str], plots: Path, seed: int):
+        self._settings = comparison.settings()
+        self._table, self._matrices = comparison.read("table"), comparison.read("matrix_table")
+        self._numbers, labels = comparison.read("sample_ids"), comparison.read("behaviours")
+        if not len(self._numbers) == len(labels) == len(ics):
+            raise UserError(f"{comparison.path} is damaged: it names {len(self._numbers)} samples "
+                            f"and {len(labels)} behaviours for {len(ics)} samples")
+        self._in_none = int((labels < 0).sum())
+        self._groups: dict[Group, np.ndarray] = {
+            ALL_SAMPLES: np.arange(len(labels)), **members(labels)}
+        unknown = sorted(names.keys() - self._groups.keys())
+        if unknown:
+            raise UserError(f"--behaviour_names names behaviour {unknown[0]}, which no sample "
+                            "shows")
+        self._samples, self._ics, self._share = samples, ics, share
+        self._num_films, self._names, self._plots = num_films, names, plots
+        self._rng = np.random.default_rng(seed)
+        self._step = self._settings["saliency_step"]
+        self._influences = {group: BehaviourInfluences(
+            self._table[self._table["behaviour"] == str(group)],
+            self._matrices[self._matrices["behaviour"] == str(group)], self._settings["level"],
+            self._settings["min_samples"]) for group in self._groups}
+
+    def write(self, folder: Path, final: Path) -> list[Path]:
+        """Write everything.
+
+        Args:
+            folder: to write to.
+            final: where that will be, for links out of it.
+
+        Returns:
+            The pages.
+        """
+        components = sorted({int(name.split()[1]) for influences in self._influences.values()
+                             for name in influences.components()})
+        for component in with_progress(components, len(components), "component"):
+            self._draw_component(folder / _component_name(component), component)
+        pages = []
+        for group in with_progress(self._groups, len(self._groups), "page"):
+            pages.append(folder / f"{file_stem(group)}.md")
+            pages[-1].write_text(self._page(group, folder, final))
+        pages.append(folder / INDEX_NAME)
+        pages[-1].write_text(self._index())
+        return pages
+
+    def _title(self, group: int | str) -> str:
+        if isinstance(group, str):
+            return "All samples"
+        name = self._names.get(group)
+        return f"Behaviour {group}" + (f": {markdown_escaped(name)}" if name else "")
+
+    def _page(self, group: int | str, folder: Path, final: Path) -> str:
+        influences, rows, stem = self._influences[group], self._groups[group], file_stem(group)
+        sample = self._samples
+        facts = sample_facts(rows, sample.log_probs, sample.values, sample.terminals,
+                             sample.rewards, self._ics, self._step)
+        films = np.sort(self._rng.permutation(rows)[:self._num_films])
+        plain = "all samples" if group == ALL_SAMPLES else f"behaviour {group}"
+        plot_films(folder / samples_picture(group), self._marked_frames(films),
+                   [f"sample {number}" for number in self._numbers[films]],
+                   f"{plain.capitalize()}: {len(films)} of {len(rows)}, drawn at random; the mark "
+                   "is the action that led to the frame")
+        parts = [f"# {self._title(group)}\n", f"[All behaviours]({INDEX_NAME})\n",
+                 "## Its samples\n",
+                 facts_text(facts, self._step, ACTION_LABELS, group == ALL_SAMPLES) + "\n",
+                 f"![Steps of {len(films)} samples]({samples_picture(group)})\n"]
+        if influences.testable:
+            chart = influences.best(influences.variants[0], _CHARTED)
+            others = [influences.counterpart(row) for _, row in chart.iterrows()]
+            plot_influences(folder / f"{stem}_influences.png", chart, others,
+                            f"The {len(chart)} most consistent influences in {plain} "
+                            f"({len(rows)} samples), claimed ones first")
+            parts += ["## Its most consistent influences\n",
+                      f"![Agreement of gradients and deviations]({stem}_influences.png)\n"]
+        for variant in influences.variants:
+            parts += [f"## {variant.capitalize()} gradients through the environment\n",
+                      influences.text(variant)]
+        if len(influences.variants) == 1:
+            parts.append("Gradients without those through the environment were not looked at.\n")
+        shown = influences.components()
+        if shown:
+            parts.append("## What these components look like\n")
+            parts += [f"![Where {name} is highest and lowest]"
+                      f"({_component_name(int(name.split()[1]))})\n" for name in shown]
+        links = [f"[lag {lag}]({_relative(path, final)})"
+                 for lag in range(self._step + 1)
+                 if (path := self._plots / f"{stem}_t-{lag}.png").exists()]
+        if links:
+            parts.append("All gradients beside all correlations: " + ", ".join(links) + ".\n")
+        return "\n".join(parts)
+
+    def _marked_frames(self, rows: np.ndarray) -> np.ndarray:
+        """The frames of some samples, with the actions where these are known."""
+        return np.stack([[mark_action(frame, action) if action >= 0 else frame
+                          for frame, action in zip(self._samples.frames[row],
+                                                   self._samples.actions[row])] for row in rows])
+
+    def _index(self) -> str:
+        settings = self._settings
+        first = next(iter(self._influences.values())).variants
+        lines = [
+            "# Causal stories\n",
+            f"{len(self._numbers)} simulated samples; {len(self._groups) - 1} behaviours"
+            + (f"; {self._in_none} of the samples in none of them" if self._in_none else "") + ". "
+            f"Targets are read at step {self._step}, sources up to {self._step} steps earlier.\n",
+            "| | samples | " + " | ".join(f"claimed of tested, {kind} environment gradients"
+                                          for kind in first) + " | the most consistent of them |",
+            "| --- | --- |" + " --- |" * (len(first) + 1)]
+        for group, influences in self._influences.items():
+            counts = [f"{len(influences.claims(kind))} of {influences.num_tested(kind)}"
+                      if influences.testable else "not tested" for kind in first]
+            claims = influences.claims(first[0])
+            best = "–" if claims.empty else influence_sentence(claims.iloc[0], None).split("**")[1]
+            lines.append(f"| [{self._title(group)}]({file_stem(group)}.md) | "
+                         f"{influences.num_samples} | {' | '.join(counts)} | {best} |")
+        lines += [
+            "", "Counted are influences of a component on another one and on what the agent "
+            "answers; what a component does to itself is on the pages.\n", "## How to read them\n",
+            f"An influence is claimed if gradient and deviations from the median agree in sign in "
+            f"more samples than they do when the sources are shuffled among the samples (corrected "
+            f"p ≤ {settings['level']} for all pairs, lags and behaviours, "
+            f"{settings['num_shuffles']} shuffles), if the median gradient has the sign of the "
+            f"cross-correlation, and if one standard deviation of the source moves the target by "
+            f"at least {MIN_EFFECT} of its own. Components (ICs) are directions of the agent's "
+            "hidden state; their sign is arbitrary.\n",
+            "## What they do not say\n",
+            "Gradients are those of the learned simulator, not of the game, and hold for small "
+            "changes around what happened. What a component does to an answer in the same step is "
+            "its read-out weight and needs no simulator. An influence may pass through other "
+            "components. A correlation that is not claimed may still be one: small effects and "
+            "small behaviours do not get beyond chance. With gradients through the environment and "
+            "without are two separate sets of tests. Samples count as independent, though some "
+            "start in the same recorded episode. " + (
+                "Influences on the agent's answers are those of its read-out weights alone, in the "
+                "same step." if settings["answers_from"] != "saliency" else
+                "Influences on the agent's answers come from the gradients of its answers."
+                if settings["answers"] else
+                "Influences on the agent's answers were not looked at.") + "\n"]
+        return "\n".join(lines)
+
+    def _draw_component(self, path: Path, component: int) -> None:
+        values = self._ics[..., component]  # (M, T)
+        found = extreme_rows(values.ravel(), self._share)
+        top, bottom = (self._spread(rows, values.shape[1]) for rows in (
+            found.top[::-1], found.bottom))
+        number = min(len(top), len(bottom))
+        frames, notes = [], []
+        for rows in (top[:number], bottom[:number]):
+            where = [divmod(int(row), values.shape[1]) for row in rows]
+            frames.append(np.stack([self._samples.frames[sample, step] for sample, step in where]))
+            notes.append([f"sample {self._numbers[sample]}\nstep {step}: "
+                          f"{values[sample, step]:+.1f}" for sample, step in where])
+        top_frames, bottom_frames = frames
+        plot_component(path, top_frames, bottom_frames, notes,
+                       f"IC {component}: steps of different samples among the {len(found.top)} "
+                       f"highest and lowest of {values.size}\n(in standard deviations of the "
+                       "recorded states; the state after the frame was seen)")
+
+    def _spread(self, rows: np.ndarray, num_steps: int) -> list[int]:
+        """The first rows of (M T,) that are of different samples."""
+        chosen: dict[int, int] = {}
+        for row in rows.tolist():
+            chosen.setdefault(row // num_steps, row)
+        return list(chosen.values())[:_SHOWN_OF_COMPONENT]
+
+
+def _component_name(component: int) -> str:
+    return f"ic_{component:02d}.png"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return quote(Path(os.path.relpath(path, folder)).as_posix())

@@ -1,0 +1,300 @@
+"""Behaviours: clusters of the agent's and the environment's states and of their changes.
+
+A behaviour is a cluster of steps; a sample shows the one that most of its first steps are in.
+
+Layout of ``analysis/combined_agent_env_hx_analysis_precomp/``, as published except for the files
+marked *; N is the number of simulated samples, and rows are the steps of sample 0, then of sample
+1, and so on::
+
+    clusters_combined_agent_env_hx_N        cluster of each step, -1 for none (rows,)
+    cluster_means_combined_agent_env_hx_N   means of the coordinates on the map (C, 3)
+    tsne_combined_agent_env_hx_N            coordinates on the map (rows, 3)
+    clusters_per_sample_N                   behaviour of each sample, -1 for none (N,)
+    pcomponents_combined_agent_env_hx_N *, pc_variances_combined_agent_env_hx_N *,
+    pca_data_combined_agent_env_hx_N *      principal components (P, F), variances (P,),
+                                            coordinates (rows, P)
+    mu_combined_agent_env_hx_N *, std_combined_agent_env_hx_N *    of the features (F,)
+
+All are ``.npy`` files.
+
+Letters in shape comments: M samples, T steps of each, F features of a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from analysis.behaviour_plots import Members, Strip, plot_behaviour, plot_overview
+from analysis.clustering import NO_CLUSTER
+from analysis.env_states import ENV_STATE_FILES
+from analysis.figures import (
+    TSNE_NAMES,
+    Colourings,
+    Figures,
+    Variances,
+    can_draw,
+    colour_by_cluster,
+    colour_steps,
+    draw_planes,
+    draw_space,
+    read_clusters,
+)
+from analysis.parameters import BehavioursConfig, EnvHiddenConfig, add_sample_analysis_flags
+from analysis.state_maps import SampleAnalysis, StateMap
+from analysis.state_plots import ClusterPlots, Plane
+from analysis.steps import ENDED, SimulatedSteps
+from common.cli import Parser, count
+from common.errors import UserError
+from common.files import sha256
+from common.schemas import Array, Entry, Npy, Schema
+from common.step_results import StepResult, StepResults
+from generative.sample_files import SampleFolder
+
+VOTING_STEPS = 5  # first steps of a sample whose most common cluster is the sample's behaviour
+NUM_STRIPS = 4  # samples of a behaviour whose frames are shown
+BEHAVIOUR_FILES = Schema(
+    "results for {} samples", "analysis/combined_agent_env_hx_analysis_precompute.py", items={
+        "clusters": Entry("clusters_combined_agent_env_hx_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_combined_agent_env_hx_{}.npy",
+                               Npy(Array(np.floating, "C T"))),
+        "tsne": Entry("tsne_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "N T"))),
+        "per_sample": Entry("clusters_per_sample_{}.npy", Npy(Array(np.integer, "M"))),
+        "components": Entry("pcomponents_combined_agent_env_hx_{}.npy",
+                            Npy(Array(np.floating, "P D"))),
+        "variances": Entry("pc_variances_combined_agent_env_hx_{}.npy",
+                           Npy(Array(np.floating, "P"))),
+        "principal": Entry("pca_data_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "N P"))),
+        "mean": Entry("mu_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D"))),
+        "std": Entry("std_combined_agent_env_hx_{}.npy", Npy(Array(np.floating, "D")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+def behaviour_features(agent: np.ndarray, env: np.ndarray,
+                       differences: Sequence[int]) -> np.ndarray:
+    """Features of every step: the states of agent and environment, then their changes.
+
+    The change over k steps is the state minus that k steps before. A step from which a sample does
+    not go back so far gets the change over the sample's first k steps, in which it lies: zeros
+    there would put all first steps into clusters of their own.
+
+    Args:
+        agent: the agent's states (M, T, D).
+        env: the environment's (M, T, P).
+        differences: numbers of steps k.
+
+    Returns:
+        Float32 (M * T, F), with F = (D + P) * (1 + len(differences)).
+    """
+    states = np.concatenate([agent, env], axis=2).astype(np.float32)
+    steps = np.arange(states.shape[1])
+    parts = [states]
+    for k in differences:
+        begin = np.maximum(steps - k, 0)
+        parts.append(states[:, np.minimum(begin + k, len(steps) - 1)] - states[:, begin])
+    features = np.concatenate(parts, axis=2)
+    return features.reshape(-1, features.shape[2])
+
+
+def most_common(labels: np.ndarray) -> np.ndarray:
+    """The cluster that most of the first VOTING_STEPS steps of each sample are in.
+
+    Steps in no cluster do not vote, unless all are in none. Of several equally common clusters it
+    is the one that comes first in the sample.
+
+    Args:
+        labels: of all steps, NO_CLUSTER for none (M, T).
+
+    Returns:
+        int64 (M,).
+    """
+    found = np.full(len(labels), NO_CLUSTER, dtype=np.int64)
+    for sample, votes in enumerate(labels[:, :VOTING_STEPS]):
+        votes = votes[votes != NO_CLUSTER]
+        if len(votes):
+            clusters, first, counts = np.unique(votes, return_index=True, return_counts=True)
+            most = counts == counts.max()
+            found[sample] = clusters[most][first[most].argmin()]
+    return found
+
+
+def analyse(features: np.ndarray, num_samples: int, state_map: StateMap) -> None:
+    """Find behaviours: principal components, a t-SNE map, clusters on it, a vote in each sample.
+
+    Args:
+        features: result of ``behaviour_features`` (M * T, F).
+
+    Raises:
+        UserError: if there are too few steps.
+    """
+    _, _, leading = state_map.principal(features, state_map.scale(features, "feature"))
+    labels = state_map.clusters(state_map.tsne(leading)).reshape(num_samples, -1)
+
+    def vote() -> StepResult:
+        behaviours = most_common(labels)
+        return ({"per_sample": behaviours},
+                {"voting_steps": min(VOTING_STEPS, labels.shape[1]),
+                 "behaviours_of_samples": len(np.unique(behaviours[behaviours >= 0])),
+                 "samples_in_none": int((behaviours == NO_CLUSTER).sum())})
+
+    state_map.results.step("per_sample", vote)
+
+
+def add_behaviour_flags(parser: Parser, precomputed: str) -> None:
+    """Add the flags of the scripts that find behaviours.
+
+    Args:
+        precomputed: name of the folder of a script's arrays.
+    """
+    add_sample_analysis_flags(parser, "combined_agent_env_hx", precomputed)
+    parser.add_argument("--env_precomp_dir", type=Path,
+                        help="folder of the environment's principal coordinates, from "
+                             f"{ENV_STATE_FILES.script}; <save_dir>/env_analysis_precomp if not "
+                             "given")
+    parser.add_argument("--num_env_samples", type=count, key="analysis.env_h.num_samples",
+                        help="samples that those were made of, which is in their names")
+
+
+def read_features(analysis: SampleAnalysis) -> tuple[np.ndarray, dict[str, str]]:
+    """Read the features of the samples' steps, and print how many there are.
+
+    Returns:
+        Features (M * T, F), and settings that identify the environment's coordinates.
+
+    Raises:
+        UserError: if samples or coordinates are missing, damaged, too few, or of other samples.
+    """
+    args, parameters = analysis.args, analysis.parameters
+    config: BehavioursConfig = analysis.config
+    agent = analysis.samples.stacked_field("hidden_states", analysis.numbers)
+    env_results = StepResults(args.env_precomp_dir or parameters.folders.env_states,
+                              ENV_STATE_FILES, parameters.get(EnvHiddenConfig).num_samples)
+    env = read_env_coordinates(env_results, analysis.samples, analysis.numbers, agent.shape[1],
+                               config.n_components_env)
+    features = behaviour_features(agent, env, config.timestep_differences)
+    print(f"{len(features)} steps of {len(analysis.numbers)} samples, {features.shape[1]} features",
+          flush=True)
+    file = env_results.file("principal")
+    return features, {"env_coordinates": str(file), "env_coordinates_sha256": sha256(file)}
+
+
+def read_env_coordinates(results: StepResults, samples: SampleFolder, numbers: list[int],
+                         num_steps: int, num_components: int) -> np.ndarray:
+    """Read the first principal coordinates of the environment in samples (M, T, P).
+
+    Raises:
+        UserError: if they are missing, damaged, too few, or of other samples.
+    """
+    path, script = results.file("principal"), ENV_STATE_FILES.script
+    if results.number < len(numbers):
+        raise UserError(f"the environment's principal coordinates in {results.path} are those of "
+                        f"{results.number} samples, fewer than the {len(numbers)} asked for; run "
+                        f"{script} with more, or give --num_samples {results.number}")
+    rows = results.read("principal", results.number * num_steps)
+    settings = results.settings()
+    if settings and (settings["sample_numbers"][:len(numbers)] != numbers
+                     or settings["samples_made_by"] != samples.description()):
+        raise UserError(f"{path} was made of {settings['samples']}, which does not hold the "
+                        f"samples of {samples.path}; run {script} on these")
+    if rows.shape[1] < num_components:
+        raise UserError(f"n_components_env is {num_components}, but {path} has only "
+                        f"{rows.shape[1]} principal components")
+    return rows[:len(numbers) * num_steps, :num_components].reshape(len(numbers), num_steps, -1)
+
+
+def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
+                 seed: int) -> Figures:
+    """Draw all figures of the analysis.
+
+    Args:
+        results: precomputed results.
+        samples: folder of the samples.
+        steps: steps of the same samples.
+        seed: seed of the drawing order.
+
+    Raises:
+        UserError: if a file is missing or damaged, or is not of these samples.
+    """
+    num_states = len(steps.sample)
+    title = (f"{num_states} steps of {steps.num_samples} simulated samples: states of agent and "
+             "environment, and their changes")
+    coordinates = results.read("tsne")
+    tsne = Plane(coordinates, TSNE_NAMES[:coordinates.shape[1]], title)
+    if len(coordinates) != num_states and not results.settings_file.exists():
+        yield from _draw_other_rows(results, tsne, num_states, seed)
+        return
+    results.read("tsne", num_states)
+    labels, number = read_clusters(results, num_states)
+    per_sample = results.read("per_sample", steps.num_samples)
+    planes = {}
+    if can_draw("figures of principal components", results, "principal"):
+        principal = results.read("principal", num_states)
+        variances = Variances(results, principal)
+        planes["pca"] = Plane(principal[:, :2], variances.axis_names[:2], title)
+        yield from variances.draw(title)
+    planes["tsne"] = tsne.dimensions(2)
+    colourings = colour_steps(steps)
+    colourings["cluster"] = colour_by_cluster(labels, number)
+    colourings["behaviour"] = colour_by_cluster(np.repeat(per_sample, steps.num_steps), number,
+                                                "behaviour", "behaviour of the sample")
+    yield from draw_planes(planes, colourings, seed)
+    yield from draw_space(tsne, colourings, ("cluster", "value"), seed)
+    yield from _draw_behaviours(samples, steps, labels, per_sample, number, tsne.dimensions(2))
+
+
+def _draw_other_rows(results: StepResults, tsne: Plane, num_states: int, seed: int) -> Figures:
+    """Draw the clusters on the map: published folders do not have a row for every step."""
+    rows = len(tsne.places)
+    print(f"left out all figures but the clusters on the map: {results.file('tsne')} has {rows} "
+          f"rows for {num_states} steps, and does not say which", flush=True)
+    tsne = dataclasses.replace(tsne, title=f"{rows} places of states of agent and environment")
+    clusters: Colourings = {"cluster": colour_by_cluster(*read_clusters(results, rows))}
+    yield from draw_planes({"tsne": tsne.dimensions(2)}, clusters, seed)
+    yield from draw_space(tsne, clusters, clusters, seed)
+
+
+def _draw_behaviours(samples: SampleFolder, steps: SimulatedSteps, labels: np.ndarray,
+                     per_sample: np.ndarray, number: int, plane: Plane) -> Figures:
+    """Draw an overview of the behaviours and a figure of each.
+
+    Args:
+        labels: cluster of each step (M * T,).
+        per_sample: behaviour of each sample (M,).
+        number: number of behaviours.
+        plane: map of all steps.
+    """
+    plots, labels = ClusterPlots([plane], labels), steps.by_sample(labels)  # (M, T)
+    everyone = Members(steps.by_sample(steps.value), steps.by_sample(steps.action))
+    ends = (steps.by_sample(steps.terminal) > ENDED).any(axis=1)
+    sizes = np.bincount(per_sample[per_sample >= 0], minlength=number)
+    shares = np.stack([everyone.of(per_sample == i).action_shares() if sizes[i]
+                       else np.full(len(everyone.action_shares()), np.nan)
+                       for i in range(number)])
+    yield "behaviours_overview.png", plot_overview(
+        sizes, int((per_sample < 0).sum()), labels, shares,
+        f"{number} behaviours in {len(per_sample)} simulated samples; a sample shows the cluster "
+        f"that most of its first {VOTING_STEPS} steps are in")
+    for behaviour in range(number):
+        members = per_sample == behaviour
+        inside = labels == behaviour  # (M, T)
+        note = (f"{members.sum()} of {len(members)} samples; {inside.sum()} of {inside.size} steps "
+                f"are in its cluster")
+        if members.any():
+            note += (f"; mean value {everyone.values[members].mean():.2f} (all samples "
+                     f"{everyone.values.mean():.2f}), {100 * ends[members].mean():.0f} % "
+                     f"end (all {100 * ends.mean():.0f} %)")
+        candidates = np.flatnonzero(members if members.any() else inside.any(axis=1))
+        most_steps = np.argsort(-inside[candidates, :VOTING_STEPS].sum(axis=1), kind="stable")
+        rows = candidates[most_steps[:NUM_STRIPS]]
+        numbers = steps.by_sample(steps.sample)[rows, 0].tolist()
+        frames = samples.stacked_field("frames", numbers)
+        strips = [Strip(sample, frames[i], everyone.actions[row], inside[row])
+                  for i, (sample, row) in enumerate(zip(numbers, rows))]
+        whose = "its samples" if members.any() else "samples that pass through it"
+        yield f"behaviour_{behaviour:02d}.png", plot_behaviour(
+            behaviour, note, plots, everyone.of(members), everyone, strips,
+            f"{len(strips)} of {whose}, with the action that entered the step; framed: steps in "
+            "its cluster")

@@ -1,1 +1,0 @@
-"""Behaviours: clusters of both states and their changes."""

@@ -1,0 +1,366 @@
+"""The bottleneck vectors, from which simulations start: files of their analysis, tests of
+uniformity on the unit sphere, and figures.
+
+Layout of ``analysis/bottleneck_vec_analysis_precomp/``, as published except for the files marked *;
+N is the number of simulated samples of each kind, and a row is a sample::
+
+    lv_inf_pca_N                principal coordinates of the informed vectors (N, P)
+    pcomponents_lv_inf_N        their principal components (P, V)
+    lv_rand_pca_projected_N     coordinates of the random vectors along the same (N, P)
+    tsne_lv_inf_N, tsne_lv_rand_N       coordinates of both on one map (N, 2)
+    clusters_lv_inf_N           cluster of each informed vector, -1 for none (N,)
+    cluster_means_lv_inf_N      means of the principal coordinates (C, P)
+    mu_lv_inf_N *               mean of the informed vectors (V,)
+    pc_variances_lv_inf_N *     (P,)
+    cosines_lv_inf_N *, cosines_lv_rand_N *     between pairs of vectors, at most a million
+    aux_lv_N.csv *              one row per sample: start (informed_init or rand_init), sample,
+                                sum_of_reward, ends, mean_value, cluster (-1 for none, and for
+                                random vectors)
+    pca_data_lv_inf_N, pca_data_lv_rand_projected_N     copies of lv_inf_pca_N and of
+                                lv_rand_pca_projected_N, for published scripts that read these
+    lv_inf_aux_data_N.csv       for the same scripts: sum_of_reward, ends, mean_value and cluster of
+                                the informed samples, one row each
+
+All are ``.npy`` files except those called ``.csv``. The statistics of uniformity are in the
+settings. In a published folder the coordinates are read under either name.
+
+Letters in shape comments: N vectors, V dimensions, P principal components.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.special import betaln
+from scipy.stats import chi2
+
+from analysis.clustering import NO_CLUSTER, embed
+from analysis.decomposition import Standardizer
+from analysis.figures import (
+    TSNE_NAMES,
+    Colourings,
+    Figures,
+    Variances,
+    can_draw,
+    central_members,
+    colour_by_cluster,
+    draw_clusters,
+    draw_planes,
+    draw_space,
+    largest_clusters,
+    read_clusters,
+    read_frames,
+)
+from analysis.state_maps import StateMap
+from analysis.state_plots import Category, Pictures, Plane, Quantity
+from analysis.steps import ENDED, SimulatedSteps, choose_samples, read_simulated_steps
+from common.errors import UserError
+from common.palette import BLUE, VERMILION
+from common.schemas import Array, Entry, Npy, Schema, Table
+from common.step_results import StepResult, StepResults
+from generative.config import SAMPLE_STARTS
+from generative.sample_files import SampleFolder
+
+COSINE_VECTORS = 1_400  # whose pairs are stored: just under a million
+UNIFORM = "uniform on the sphere"
+_OUTCOMES = {"sum_of_reward": float, "ends": float, "mean_value": float, "cluster": int}
+BOTTLENECK_FILES = Schema(
+    "results for {} samples", "analysis/bottleneck_vec_analysis_precompute.py", items={
+        "principal": Entry("lv_inf_pca_{}.npy", Npy(Array(np.floating, "N P")),
+                           fallback="published_principal"),
+        "published_principal": Entry("pca_data_lv_inf_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_lv_inf_{}.npy", Npy(Array(np.floating, "P V"))),
+        "random": Entry("lv_rand_pca_projected_{}.npy", Npy(Array(np.floating, "N P")),
+                        fallback="published_random"),
+        "published_random": Entry("pca_data_lv_rand_projected_{}.npy",
+                                  Npy(Array(np.floating, "N P"))),
+        "tsne": Entry("tsne_lv_inf_{}.npy", Npy(Array(np.floating, "N T"))),
+        "random_tsne": Entry("tsne_lv_rand_{}.npy", Npy(Array(np.floating, "N T"))),
+        "clusters": Entry("clusters_lv_inf_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_lv_inf_{}.npy", Npy(Array(np.floating, "C P"))),
+        "mean": Entry("mu_lv_inf_{}.npy", Npy(Array(np.floating, "V"))),
+        "variances": Entry("pc_variances_lv_inf_{}.npy", Npy(Array(np.floating, "P"))),
+        "cosines": Entry("cosines_lv_inf_{}.npy", Npy(Array(np.floating, "pairs"))),
+        "random_cosines": Entry("cosines_lv_rand_{}.npy", Npy(Array(np.floating, "pairs"))),
+        "table": Entry("aux_lv_{}.csv", Table({"start": str, "sample": int, **_OUTCOMES}, gaps=(),
+                                              exact=True, whole=True)),
+        "published_table": Entry("lv_inf_aux_data_{}.csv", Table(_OUTCOMES, gaps=(), exact=True,
+                                                                 whole=True))},
+    settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniformity:
+    """Statistics of vectors on the sphere, beside their values for uniform vectors.
+
+    Attributes:
+        num_vectors: N.
+        mean_norm: length of the mean vector: 1 if all are equal.
+        uniform_mean_norm: root of its mean square for uniform ones, 1 / sqrt(N).
+        effective_dimensions: 1 / tr(S²) of the matrix of second moments S; V if all directions are
+            equally frequent, 1 if all lie on one axis.
+        uniform_effective_dimensions: the inverse of the mean of tr(S²) for so many uniform ones.
+        rayleigh, rayleigh_p: statistic and p-value of Rayleigh's test, that the mean is 0.
+        bingham, bingham_p: the same of Bingham's test, that S is I / V.
+    """
+
+    num_vectors: int
+    mean_norm: float
+    uniform_mean_norm: float
+    effective_dimensions: float
+    uniform_effective_dimensions: float
+    rayleigh: float
+    rayleigh_p: float
+    bingham: float
+    bingham_p: float
+
+
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
+    """Vectors divided by their lengths, float64 (N, V).
+
+    Raises:
+        UserError: if one of them has no direction.
+    """
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    if not (lengths > 0).all():
+        raise UserError(f"bottleneck vector number {int((lengths == 0).argmax())} is 0 and has no "
+                        "direction; record the samples again")
+    return vectors / lengths
+
+
+def uniformity(vectors: np.ndarray) -> Uniformity:
+    """Test whether vectors (N, V) come from the uniform distribution on the sphere.
+
+    With n vectors in d dimensions, n d |mean|² (Rayleigh) is for large n distributed like chi² with
+    d degrees of freedom, and n d (d + 2) / 2 (tr(S²) - 1 / d) (Bingham 1974) like chi² with
+    (d - 1)(d + 2) / 2; at any n the mean is the same and the variance (n - 1) / n times as large.
+    See Mardia and Jupp, Directional Statistics, 10.4.
+
+    Raises:
+        UserError: see ``unit_vectors``.
+    """
+    x = unit_vectors(vectors)
+    n, d = x.shape
+    square_of_mean = float((x.mean(axis=0) ** 2).sum())
+    square_of_moments = float(((x.T @ x / n) ** 2).sum())
+    rayleigh = n * d * square_of_mean
+    bingham = n * d * (d + 2) / 2 * (square_of_moments - 1 / d)
+    return Uniformity(
+        num_vectors=n, mean_norm=square_of_mean ** 0.5, uniform_mean_norm=n ** -0.5,
+        effective_dimensions=1 / square_of_moments,
+        uniform_effective_dimensions=1 / (1 / n + (1 - 1 / n) / d),
+        rayleigh=rayleigh, rayleigh_p=float(chi2.sf(rayleigh, d)),
+        bingham=bingham, bingham_p=float(chi2.sf(bingham, (d - 1) * (d + 2) / 2)))
+
+
+def pairwise_cosines(vectors: np.ndarray, most_vectors: int) -> np.ndarray:
+    """Cosines between all pairs of the first ``most_vectors``, float32 (pairs,)."""
+    x = unit_vectors(vectors[:most_vectors])
+    return (x @ x.T)[np.triu_indices(len(x), 1)].astype(np.float32)
+
+
+def uniform_cosine_density(cosines: np.ndarray, dimensions: int) -> np.ndarray:
+    """Density of the cosine between two uniform vectors in so many dimensions, at these values."""
+    exponent = (dimensions - 3) / 2
+    # (1 - c²)^exponent, whose integral is the beta function B(1/2, (V - 1) / 2).
+    logs = exponent * np.log1p(-cosines ** 2) - betaln(0.5, (dimensions - 1) / 2)
+    return np.exp(logs)
+
+
+def analyse(informed: np.ndarray, random: np.ndarray, steps: tuple[SimulatedSteps, SimulatedSteps],
+            state_map: StateMap) -> None:
+    """Find the principal components of informed vectors, project random ones on them, cluster the
+    informed ones, map both, and measure how far both are from uniform on the sphere.
+
+    The vectors are centred, but not divided by standard deviations: their variances are the
+    result. Clusters are of the principal coordinates that hold 95 % of the variance of the informed
+    vectors, the map of all coordinates, among which are those in which the random ones vary.
+
+    Args:
+        informed, random: float32 (N, V).
+        steps: steps of the samples that start with them.
+
+    Raises:
+        UserError: if there are too few vectors, or one is 0.
+    """
+    results = state_map.results
+    results.step("uniformity", lambda: (
+        {"cosines": pairwise_cosines(informed, COSINE_VECTORS),
+         "random_cosines": pairwise_cosines(random, COSINE_VECTORS)},
+        {start: dataclasses.asdict(uniformity(vectors))
+         for start, vectors in zip(SAMPLE_STARTS, (informed, random))}))
+    mean = results.step("mean", lambda: ({"mean": informed.mean(axis=0)}, {}))["mean"]
+    scale = Standardizer(mean, np.ones_like(mean), ())
+    coordinates, components, leading = state_map.principal(informed, scale)
+    projected = results.step("random", lambda: (
+        {"random": scale.standardise(random) @ components.T}, {}))["random"]
+    labels = state_map.clusters(leading, coordinates)
+
+    def map_both() -> StepResult:
+        fit = embed(np.concatenate([coordinates, projected]), state_map.config.n_components_tsne,
+                    state_map.tsne_seed)
+        number = len(coordinates)
+        return ({"tsne": fit.places[:number], "random_tsne": fit.places[number:]},
+                {"fitted_states": fit.fitted_rows})
+
+    results.step("tsne", map_both)
+    table = pd.concat([sample_outcomes(of_start).assign(
+        start=start, cluster=labels if start == SAMPLE_STARTS[0] else NO_CLUSTER)
+        for start, of_start in zip(SAMPLE_STARTS, steps)], ignore_index=True)
+    results.step("table", lambda: ({"table": table}, {}))
+    results.step("published", lambda: (
+        {"published_principal": coordinates, "published_random": projected,
+         "published_table": table[table["start"] == SAMPLE_STARTS[0]]}, {}))
+
+
+def sample_outcomes(steps: SimulatedSteps) -> pd.DataFrame:
+    """Outcomes of samples, one row each: sample, sum_of_reward, ends, mean_value."""
+    return pd.DataFrame({
+        "sample": steps.by_sample(steps.sample)[:, 0],
+        "sum_of_reward": steps.by_sample(steps.reward).sum(axis=1),
+        "ends": (steps.by_sample(steps.terminal) > ENDED).any(axis=1).astype(int),
+        "mean_value": steps.by_sample(steps.value).mean(axis=1)})
+
+
+def draw_figures(results: StepResults, samples: SampleFolder, seed: int) -> Figures:
+    """Draw all figures of the analysis.
+
+    Args:
+        results: precomputed results.
+        samples: folder of the informed samples.
+        seed: seed of the drawing order.
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    number = results.number
+    principal, random = results.read("principal", number), results.read("random", number)  # (N, P)
+    table = _read_outcomes(results, samples)
+    variances = Variances(results, principal)
+    what = f"{number} informed bottleneck vectors"
+    title = f"{what}, {number} random ones in black"
+    space = Plane(principal[:, :3], variances.axis_names, title, random[:, :3], "random",
+                  others_in_view=True, unit="vectors")
+    planes = {"pca": space.dimensions(2)}
+    if can_draw("the t-SNE map", results, "tsne", "random_tsne"):
+        planes["tsne"] = Plane(
+            results.read("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+            results.read("random_tsne", number)[:, :2], "random", others_in_view=True,
+            unit="vectors")
+    colourings: Colourings = {
+        "sum_of_reward": Quantity(table["sum_of_reward"].to_numpy(), "sum of reward of the sample"),
+        "ends": Category(table["ends"].to_numpy(), "end of the sample", ("goes on", "ends")),
+        "mean_value": Quantity(table["mean_value"].to_numpy(), "mean value of the sample")}
+    yield from variances.draw(what)
+    if can_draw("the figures of how far the vectors are from uniform", results, "cosines",
+                "random_cosines"):
+        statistics = results.settings()["steps"]["uniformity"]
+        dimensions = results.read("components").shape[1]
+        yield "variance_spectrum.png", plot_spectrum(principal, random, dimensions, statistics)
+        yield "cosines.png", plot_cosines(results.read("cosines"), results.read("random_cosines"),
+                                          dimensions, statistics)
+    if can_draw("the clusters", results, "clusters", "cluster_means"):
+        labels, num_clusters = read_clusters(results, number)
+        colourings["cluster"] = colour_by_cluster(labels, num_clusters)
+        means = results.read("cluster_means")
+        drawn, some = largest_clusters(labels, num_clusters)
+
+        def note(cluster: int) -> str:
+            members = table[labels == cluster]
+            return (f"{len(members)} of {number} informed vectors "
+                    f"({100 * len(members) / number:.1f} %); mean value "
+                    f"{members['mean_value'].mean():.2f}, mean sum of reward "
+                    f"{members['sum_of_reward'].mean():.2f}, {100 * members['ends'].mean():.0f} % "
+                    f"end{some}")
+
+        def frames(cluster: int) -> Pictures:
+            rows = central_members(labels, cluster, principal, means)
+            return read_frames(samples, table["sample"].to_numpy()[rows], np.zeros(len(rows), int))
+
+        yield from draw_space(space, colourings, ("cluster",), seed)
+        yield from draw_clusters(tuple(planes.values()), labels, drawn, note, frames)
+    yield from draw_planes(planes, colourings, seed)
+
+
+def _read_outcomes(results: StepResults, samples: SampleFolder) -> pd.DataFrame:
+    """Outcomes of the informed vectors; published results lack them, so the samples are read."""
+    if not results.has("table"):
+        numbers = choose_samples(samples, results.number)
+        return sample_outcomes(read_simulated_steps(samples, numbers))
+    table = results.read("table")
+    table = table[table["start"] == SAMPLE_STARTS[0]].reset_index(drop=True)
+    if len(table) != results.number:
+        raise UserError(f"{results.file('table')} has {len(table)} informed samples, not "
+                        f"{results.number}; write it again")
+    return table
+
+
+def plot_spectrum(informed: np.ndarray, random: np.ndarray, dimensions: int,
+                  uniformity_of: dict[str, dict]) -> Figure:
+    """Variances of both kinds of vectors along the principal components of the informed ones.
+
+    Args:
+        informed, random: coordinates (N, P).
+        dimensions: V.
+        uniformity_of: ``Uniformity`` of both, by the name of the start.
+    """
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    numbers = np.arange(1, informed.shape[1] + 1)
+    for coordinates, colour, what in ((informed, VERMILION, "informed"), (random, BLUE, "random")):
+        axes.plot(numbers, coordinates.var(axis=0, ddof=1), color=colour, marker=".", label=what)
+    axes.axhline(1 / dimensions, color="black", linestyle=":", label=UNIFORM)
+    axes.set(xlabel="principal component of the informed vectors", yscale="log",
+             ylabel="variance of the coordinate")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    lines = [f"{len(informed)} informed and {len(random)} random bottleneck vectors of "
+             f"{dimensions} dimensions"]
+    lines += [f"{what}: {of['effective_dimensions']:.1f} effective dimensions (uniform: "
+              f"{of['uniform_effective_dimensions']:.1f}), Bingham's test "
+              f"{_p_value(of['bingham_p'])}"
+              for what, of in _by_kind(uniformity_of)]
+    axes.set_title("\n".join(lines), fontsize=10, loc="left")
+    return figure
+
+
+def plot_cosines(informed: np.ndarray, random: np.ndarray, dimensions: int,
+                 uniformity_of: dict[str, dict]) -> Figure:
+    """Cosines between pairs of vectors of both kinds, and their density for uniform vectors.
+
+    Args:
+        informed, random: cosines (pairs,).
+        dimensions: V.
+        uniformity_of: ``Uniformity`` of both, by the name of the start.
+    """
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    axes = figure.subplots()
+    low = min(informed.min(), random.min())
+    high = max(informed.max(), random.max())
+    edges = np.linspace(low, high, 120)
+    for cosines, colour, what in ((informed, VERMILION, "informed"), (random, BLUE, "random")):
+        axes.hist(cosines, edges, density=True, color=colour, alpha=0.5, label=what)
+    middle = np.linspace(max(low, -0.999), min(high, 0.999), 400)
+    axes.plot(middle, uniform_cosine_density(middle, dimensions), color="black", linestyle=":",
+              label=UNIFORM)
+    axes.set(xlabel="cosine between two vectors", ylabel="density (1 per unit of the cosine)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    lines = [f"{len(informed)} pairs of bottleneck vectors of each kind, {dimensions} dimensions"]
+    lines += [f"{what}: the mean vector has the length {of['mean_norm']:.3f} (uniform: "
+              f"{of['uniform_mean_norm']:.3f}), Rayleigh's test {_p_value(of['rayleigh_p'])}"
+              for what, of in _by_kind(uniformity_of)]
+    axes.set_title("\n".join(lines), fontsize=10, loc="left")
+    return figure
+
+
+def _by_kind(uniformity_of: dict[str, dict]) -> list[tuple[str, dict]]:
+    return [(what, uniformity_of[start])
+            for what, start in zip(("informed", "random"), SAMPLE_STARTS)]
+
+
+def _p_value(p: float) -> str:
+    return "p < 1e-12" if p < 1e-12 else f"p = {p:.2g}"

@@ -1,1 +1,0 @@
-"""The vectors that simulations start from."""

@@ -1,0 +1,120 @@
+"""The states of the simulated environment: files of their analysis, and figures.
+
+Layout of ``analysis/env_analysis_precomp/``, as published except for the files marked *; N is the
+number of simulated samples, and rows are the steps of sample 0, then of sample 1, and so on::
+
+    pca_data_env_N                  principal coordinates (rows, P)
+    pcomponents_env_N               principal components (P, E)
+    clusters_env_N                  cluster of each row, -1 for none (rows,)
+    cluster_means_env_N             means of the principal coordinates (C, P)
+    tsne_env_N                      (rows, 2)
+    mu_env_N *, std_env_N *         mean and standard deviation of units (E,)
+    pc_variances_env_N *            (P,)
+
+All are ``.npy`` files.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.figures import (
+    TSNE_NAMES,
+    Figures,
+    Variances,
+    central_members,
+    colour_by_cluster,
+    colour_steps,
+    describe_members,
+    draw_clusters,
+    draw_paths,
+    draw_planes,
+    draw_space,
+    largest_clusters,
+    read_clusters,
+    read_frames,
+)
+from analysis.state_maps import StateMap
+from analysis.state_plots import Pictures, Plane
+from analysis.steps import ENDED, SimulatedSteps
+from common.schemas import Array, Entry, Npy, Schema
+from common.step_results import StepResults
+from generative.sample_files import SampleFolder
+
+ENV_STATE_FILES = Schema(
+    "results for {} samples", "analysis/env_h_analysis_precompute.py", items={
+        "principal": Entry("pca_data_env_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_env_{}.npy", Npy(Array(np.floating, "P E"))),
+        "clusters": Entry("clusters_env_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_env_{}.npy", Npy(Array(np.floating, "C P"))),
+        "tsne": Entry("tsne_env_{}.npy", Npy(Array(np.floating, "N T"))),
+        "mean": Entry("mu_env_{}.npy", Npy(Array(np.floating, "E"))),
+        "std": Entry("std_env_{}.npy", Npy(Array(np.floating, "E"))),
+        "variances": Entry("pc_variances_env_{}.npy", Npy(Array(np.floating, "P")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+def analyse(states: np.ndarray, state_map: StateMap) -> None:
+    """Standardise states, find their principal components, and cluster and map the principal
+    coordinates that hold 95 % of the variance.
+
+    Args:
+        states: float32 (N, D).
+
+    Raises:
+        UserError: if there are too few states.
+    """
+    scale = state_map.scale(states, "unit of the environment's state")
+    coordinates, _, leading = state_map.principal(states, scale)
+    state_map.clusters(leading, coordinates)
+    state_map.tsne(leading)
+
+
+def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
+                 num_paths: int, seed: int) -> Figures:
+    """Draw all figures of the analysis.
+
+    Args:
+        results: precomputed results.
+        samples: folder of the samples.
+        steps: steps of the same samples.
+        num_paths: number of samples whose trajectories are drawn.
+        seed: seed of the drawing order and of these samples.
+
+    Raises:
+        UserError: if a file is missing or damaged, or is not of these samples.
+    """
+    num_states = len(steps.sample)
+    principal = results.read("principal", num_states)  # (N, P)
+    labels, num_clusters = read_clusters(results, num_states)
+    means = results.read("cluster_means")
+    variances = Variances(results, principal)
+    title = (f"{num_states} states of the environment in {steps.num_samples} simulated samples of "
+             f"{steps.num_steps} steps")
+    space = Plane(principal[:, :3], variances.axis_names, title)
+    plane = space.dimensions(2)
+    tsne = Plane(results.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
+    colourings = colour_steps(steps)
+    colourings["cluster"] = colour_by_cluster(labels, num_clusters)
+    drawn, some = largest_clusters(labels, num_clusters)
+
+    def note(cluster: int) -> str:
+        return describe_members(labels == cluster, steps.sample, "sample", steps.value,
+                                steps.action) + some
+
+    def frames(cluster: int) -> Pictures:
+        rows = central_members(labels, cluster, principal, means, steps.sample)
+        return read_frames(samples, steps.sample[rows], steps.step[rows])
+
+    yield from draw_planes({"pca": plane, "tsne": tsne}, colourings, seed)
+    yield from draw_space(space, colourings, ("cluster", "value"), seed)
+    yield from variances.draw(title)
+    yield from draw_paths(plane, steps.sample, "sample", num_paths,
+                          lambda sample: _describe_sample(steps, sample), seed)
+    yield from draw_clusters((plane, tsne), labels, drawn, note, frames)
+
+
+def _describe_sample(steps: SimulatedSteps, sample: int) -> str:
+    rows = steps.sample == sample
+    return (f"reward {steps.reward[rows].sum():.1f}, "
+            f"{'ends' if steps.terminal[rows].max() > ENDED else 'goes on'}")

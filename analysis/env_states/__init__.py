@@ -1,1 +1,0 @@
-"""The states of the simulated environment."""

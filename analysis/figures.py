@@ -1,0 +1,227 @@
+"""Figures that several analyses draw, as pairs of a file name and a figure.
+
+Letters in shape comments: N states, P principal components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from analysis.state_plots import (
+    Category,
+    ClusterPlots,
+    Drawing,
+    Pictures,
+    Plane,
+    Quantity,
+    plot_paths,
+    plot_plane,
+    plot_space,
+    plot_variance,
+)
+from analysis.steps import SimulatedSteps
+from common.errors import UserError
+from common.game_constants import ACTION_LABELS, NUM_ACTIONS
+from common.step_results import StepResults
+from generative.sample_files import SampleFolder
+
+MAX_CLUSTERS = 32  # with a figure each
+FRAMES_PER_CLUSTER = 8
+TSNE_NAMES = ("t-SNE 1", "t-SNE 2", "t-SNE 3")
+Colourings = dict[str, Quantity | Category]
+"""Colourings by the end of the name of a figure's file."""
+Figures = Iterator[tuple[str, Drawing]]
+
+
+def read_clusters(results: StepResults, num_rows: int) -> tuple[np.ndarray, int]:
+    """Read the cluster of each row (N,), -1 for none, and the number of clusters.
+
+    Raises:
+        UserError: if a file is missing, damaged, of other data, or the two do not fit.
+    """
+    labels, number = results.read("clusters", num_rows), len(results.read("cluster_means"))
+    if labels.max() >= number:
+        raise UserError(f"{results.file('clusters')} names cluster {labels.max()}, but "
+                        f"{results.file('cluster_means')} has only {number}; write both again")
+    return labels, number
+
+
+def can_draw(figures: str, results: StepResults, *entries: str) -> bool:
+    """Return whether a folder has the arrays that some figures need; if not, report a gap."""
+    missing = [results.file(entry).name for entry in entries if not results.has(entry)]
+    if missing:
+        print(f"left out {figures}: {results.path} has no {', '.join(missing)}", flush=True)
+    return not missing
+
+
+class Variances:
+    """The variances of principal components, for axes and for a figure of their own.
+
+    Args:
+        results: published results store neither the variances nor the total variance. The
+            variances of the coordinates and their sum are used instead.
+        principal: coordinates (N, P).
+    """
+
+    def __init__(self, results: StepResults, principal: np.ndarray):
+        self.variances = (results.read("variances") if results.has("variances") else
+                          principal.var(axis=0, ddof=1, dtype=np.float64))
+        facts = results.settings().get("steps", {}).get("pca", {})
+        self.total = facts.get("total_variance", float(self.variances.sum()))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes of the first three components."""
+        return tuple(f"PC {i + 1} ({100 * variance / self.total:.1f} % of the variance)"
+                     for i, variance in enumerate(self.variances[:3]))
+
+    def draw(self, title: str) -> Figures:
+        """Draw the share of the variance that each component explains.
+
+        Args:
+            title: what the states are and how many.
+        """
+        cumulative = np.cumsum(self.variances) / self.total
+        number = int((cumulative < 0.95).sum()) + 1
+        note = (f"{number} of {len(cumulative)} principal components hold 95 % of the variance"
+                if number <= len(cumulative) else
+                f"{len(cumulative)} principal components hold {100 * cumulative[-1]:.0f} % of the "
+                "variance")
+        yield "variance_explained.png", plot_variance(self.variances, self.total,
+                                                      f"{title}:\n{note}")
+
+
+def draw_planes(planes: Mapping[str, Plane], colourings: Colourings, seed: int) -> Figures:
+    """Draw every plane, by the beginning of its files' names, in every colouring."""
+    for name, plane in planes.items():
+        for what, colouring in colourings.items():
+            yield f"{name}_{what}.png", plot_plane(plane, colouring, seed)
+
+
+def draw_space(space: Plane, colourings: Colourings, names: Iterable[str], seed: int) -> Figures:
+    """Draw rotating figures in some of the colourings, if there are three dimensions."""
+    if space.places.shape[1] >= 3:
+        for name in names:
+            yield f"rotating_{name}.gif", plot_space(space, colourings[name], seed)
+
+
+def draw_paths(plane: Plane, sequences: np.ndarray, what: str, num_paths: int,
+               note: Callable[[int], str], seed: int) -> Figures:
+    """Draw trajectories of random sequences of states.
+
+    Args:
+        sequences: number of each state's sequence (N,).
+        what: name of a sequence, such as "episode".
+        note: returns the text above the panel of a sequence.
+    """
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.choice(np.unique(sequences), num_paths, replace=False)).tolist()
+    yield "paths.png", plot_paths(plane, sequences, what, chosen, [note(i) for i in chosen])
+
+
+def draw_clusters(planes: Sequence[Plane], labels: np.ndarray, clusters: Iterable[int],
+                  note: Callable[[int], str],
+                  frames: Callable[[int], Pictures | None] = lambda cluster: None) -> Figures:
+    """Draw a figure of each of these clusters.
+
+    Args:
+        labels: cluster of each state (N,).
+        note: returns the text above the figure of a cluster.
+        frames: returns frames of a cluster, which are drawn below it, or None.
+    """
+    plots = ClusterPlots(planes, labels)
+    for cluster in clusters:
+        yield f"cluster_{cluster:02d}.png", plots.plot(cluster, note(cluster), frames(cluster))
+
+
+def largest_clusters(labels: np.ndarray, num_clusters: int) -> tuple[list[int], str]:
+    """Return all clusters, or the MAX_CLUSTERS largest, in ascending order, and a note about it."""
+    sizes = np.bincount(labels[labels >= 0], minlength=num_clusters)
+    numbers = np.sort(np.argsort(-sizes, kind="stable")[:MAX_CLUSTERS]).tolist()
+    some = f" (one of the {MAX_CLUSTERS} largest of {num_clusters})"
+    return numbers, some if len(numbers) < num_clusters else ""
+
+
+def most_central(coordinates: np.ndarray, mean: np.ndarray, sequences: np.ndarray) -> np.ndarray:
+    """Return rows nearest to the mean, nearest first, at most one per sequence.
+
+    Args:
+        coordinates: (N, d).
+        sequences: number of each row's sequence (N,).
+
+    Returns:
+        At most FRAMES_PER_CLUSTER rows.
+    """
+    nearest = np.argsort(((coordinates - mean) ** 2).sum(axis=1), kind="stable")
+    _, first = np.unique(sequences[nearest], return_index=True)
+    return nearest[np.sort(first)[:FRAMES_PER_CLUSTER]]
+
+
+def central_members(labels: np.ndarray, cluster: int, principal: np.ndarray, means: np.ndarray,
+                    sequences: np.ndarray | None = None) -> np.ndarray:
+    """Return the rows of the members of a cluster that are nearest to its mean.
+
+    Args:
+        principal: coordinates of all states (N, P).
+        means: mean of each cluster (C, p), where p <= P.
+        sequences: number of each row's sequence (N,); every row is its own sequence if None.
+    """
+    members = np.flatnonzero(labels == cluster)
+    return members[most_central(principal[members, :means.shape[1]], means[cluster],
+                                members if sequences is None else sequences[members])]
+
+
+def read_frames(samples: SampleFolder, numbers: np.ndarray, steps: np.ndarray) -> Pictures:
+    """Read the simulated frames of samples (n,) at steps (n,)."""
+    frames = samples.stacked_field("frames", numbers.tolist())  # (n, T, H, W, C)
+    return Pictures([frames[i, step] for i, step in enumerate(steps)],
+                    [f"sample {number}, step {step}" for number, step in zip(numbers, steps)],
+                    f"its most central states, one of each sample ({len(numbers)})")
+
+
+def colour_by_cluster(labels: np.ndarray, num_clusters: int, what: str = "cluster",
+                      label: str | None = None) -> Category:
+    """Return the colouring by clusters (N,).
+
+    Args:
+        what: name of a cluster, such as "cluster".
+        label: meaning of the colours, if it is not ``what``.
+    """
+    return Category(labels, label or what, tuple(f"{what} {i}" for i in range(num_clusters)),
+                    numbered=True)
+
+
+def colour_steps(steps: SimulatedSteps) -> Colourings:
+    """Return the colourings of steps of simulated samples."""
+    return {
+        "value": Quantity(steps.value, "value estimate"),
+        "time_step": Quantity(steps.step, "step of the sample"),
+        "reward": Quantity(steps.reward, "reward of the step"),
+        "terminal": Quantity(steps.terminal, "probability that the episode ends"),
+        "action": Category(steps.action, "action that entered the step", ACTION_LABELS)}
+
+
+def describe_members(members: np.ndarray, sequences: np.ndarray, what: str, values: np.ndarray,
+                     actions: np.ndarray) -> str:
+    """Describe a cluster: number of states, their sequences, and the agent's actions there.
+
+    Args:
+        members: bool (N,).
+        sequences: number of each state's sequence (N,).
+        what: name of a sequence, such as "episode".
+        values: value estimates of the agent (N,).
+        actions: (N,), -1 where it is not known.
+    """
+    number = int(members.sum())
+    if not number:
+        return "no states"
+    known = actions[members & (actions >= 0)]
+    counts = np.bincount(known, minlength=NUM_ACTIONS)
+    most = int(counts.argmax())
+    action = (f"; most frequent action {ACTION_LABELS[most]} "
+              f"({100 * counts[most] / len(known):.0f} %)" if len(known) else "")
+    return (f"{number} of {len(members)} states ({100 * number / len(members):.1f} %), from "
+            f"{len(np.unique(sequences[members]))} of {len(np.unique(sequences))} {what}s; mean "
+            f"value {values[members].mean():.2f}{action}")

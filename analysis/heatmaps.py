@@ -1,0 +1,204 @@
+"""Figures of matrices whose rows and columns are independent components (ICs) or other named
+quantities.
+
+Blue is above the middle of the scale and red below, as in the saliency pictures; colour-blind
+readers can tell them apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from scipy.cluster.hierarchy import dendrogram, leaves_list, linkage
+
+from common.palette import DARK_GREY
+
+SIGNED, SHARE = "RdBu", "PuOr"
+_CELL = 0.19  # inches
+_SMALLEST = 2.3  # inches, side of a panel
+_NARROWEST = 7.0  # inches, of a figure, so that its title fits
+
+
+@dataclasses.dataclass(frozen=True)
+class Seriation:
+    """An order that puts correlated coordinates next to each other.
+
+    Attributes:
+        order: the coordinates (I,).
+        linkage: the dendrogram whose leaves they are, as scipy describes it (I - 1, 4).
+    """
+
+    order: np.ndarray
+    linkage: np.ndarray
+
+
+def seriate(products: np.ndarray) -> Seriation:
+    """Order coordinates so that those correlated at any lag are next to each other.
+
+    Average linkage of 1 less the largest absolute product of two coordinates at any lag, one way
+    or the other, divided by their root mean squares; the sign of an independent component means
+    nothing. The leaves of the dendrogram are turned so that neighbours are as near as they can be.
+
+    Args:
+        products: ``mean_products`` at the lags 0, 1, … (K, I, I).
+    """
+    num = products.shape[1]
+    if num < 2:
+        return Seriation(np.arange(num), np.zeros((0, 4)))
+    sizes = np.sqrt(np.maximum(np.diagonal(products[0]), np.finfo(float).tiny))
+    together = np.abs(products / sizes[:, None] / sizes).max(axis=0)
+    distances = np.clip(1 - np.maximum(together, together.T), 0, None)
+    tree = linkage(distances[np.triu_indices(num, 1)], "average", optimal_ordering=True)
+    return Seriation(leaves_list(tree), tree)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColourScale:
+    """Map from numbers to colours.
+
+    Attributes:
+        norm: the range.
+        colours: name of the map.
+        label: of the colour bar, with a unit.
+        beyond: whether some numbers lie outside the range and get the colour of its end.
+    """
+
+    norm: Normalize
+    colours: str
+    label: str
+    beyond: bool = False
+
+
+def signed_scale(matrices: Sequence[np.ndarray], label: str, square: bool = True) -> ColourScale:
+    """From blue to red around 0, as far as the largest number.
+
+    Args:
+        square: whether rows and columns are the same things, so that the numbers on the diagonals
+            do not count: the relation of a component to itself is often many times larger
+            and would wash out everything else.
+    """
+    stacked = np.abs(np.stack(matrices)).astype(np.float64)
+    largest = float(stacked.max(initial=0))
+    if square:
+        diagonal = np.arange(min(stacked.shape[1:]))
+        stacked[:, diagonal, diagonal] = 0
+    far = float(stacked.max(initial=0)) or largest or 1.0
+    return ColourScale(Normalize(-far, far), SIGNED, label, largest > far)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heatmap:
+    """One matrix of a figure.
+
+    Attributes:
+        matrix: (I, J).
+        title: above it.
+        marked: entries that get a dot (I, J), or None.
+    """
+
+    matrix: np.ndarray
+    title: str
+    marked: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Names of rows and columns.
+
+    Attributes:
+        rows, columns: the names of each.
+        row_label, column_label: of the axes.
+    """
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    row_label: str
+    column_label: str
+
+
+def plot_matrices(panels: Sequence[Heatmap | None], names: Names,
+                  scales: ColourScale | Sequence[ColourScale], columns: int, title: str,
+                  seriation: Seriation | None = None, tree: bool = False) -> Figure:
+    """Draw several matrices with the same rows and columns.
+
+    Args:
+        panels: row by row; None leaves a place free.
+        scales: one for all, one for each column of panels, or one for each panel.
+        columns: panels in a row.
+        seriation: the order of rows and columns; None: as they are.
+        tree: whether its dendrogram is drawn at the left.
+    """
+    rows = -(-len(panels) // columns)
+    order = np.arange(len(names.rows)) if seriation is None else seriation.order
+    place = order if seriation is not None else np.arange(len(names.columns))
+    height = max(_SMALLEST, _CELL * len(names.rows)) + 0.9
+    width = max(_SMALLEST, _CELL * len(names.columns)) + 0.6
+    shared = scales if isinstance(scales, ColourScale) else None
+    of_panels = [scales] if isinstance(scales, ColourScale) else scales
+    drawn_tree = seriation if tree and seriation is not None and len(seriation.linkage) else None
+    trees = 0 if drawn_tree is None else 1
+    total = width * columns + 1.2 + trees * 0.9 + (0 if shared else columns * 0.9)
+    figure = Figure(figsize=(max(total, _NARROWEST),
+                             height * rows + 0.7), layout="constrained")
+    grid = figure.subplots(rows, columns + trees, squeeze=False,
+                           width_ratios=[0.3] * trees + [1.0] * columns)
+    if drawn_tree is not None:
+        for axes in grid[:, 0]:
+            _draw_tree(axes, drawn_tree)
+    places = grid[:, trees:]
+    for i, axes in enumerate(places.flat):
+        panel = panels[i] if i < len(panels) else None
+        if panel is None:
+            axes.axis("off")
+            continue
+        _draw_panel(axes, panel, names, of_panels[i % len(of_panels)], order, place)
+    if shared is not None:
+        _add_bar(figure, places, shared)
+    elif len(of_panels) == columns:
+        for column, scale in enumerate(of_panels):
+            _add_bar(figure, places[:, column], scale, "bottom")
+    else:
+        for axes, scale in zip(places.flat, of_panels):
+            _add_bar(figure, np.array([axes]), scale)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _draw_panel(axes: Axes, panel: Heatmap, names: Names, scale: ColourScale, order: np.ndarray,
+                place: np.ndarray) -> None:
+    shown = panel.matrix[order][:, place]
+    axes.imshow(shown, cmap=scale.colours, norm=scale.norm, interpolation="nearest", aspect="auto")
+    axes.set_xticks(range(len(place)), [names.columns[i] for i in place], fontsize=6, rotation=90)
+    axes.set_yticks(range(len(order)), [names.rows[i] for i in order], fontsize=6)
+    axes.tick_params(length=2, pad=1)
+    axes.set_xlabel(names.column_label, fontsize=8)
+    axes.set_ylabel(names.row_label, fontsize=8)
+    axes.set_title(panel.title, fontsize=9)
+    if panel.marked is not None:
+        y, x = np.nonzero(panel.marked[order][:, place])
+        axes.scatter(x, y, s=9, color="white", edgecolors="black", linewidths=0.8, zorder=3)
+
+
+def _draw_tree(axes: Axes, seriation: Seriation) -> None:
+    dendrogram(seriation.linkage, orientation="left", ax=axes, no_labels=True,
+               color_threshold=0, above_threshold_color=DARK_GREY)
+    axes.invert_yaxis()  # the first leaf is at the top, as the first row of the matrices
+    axes.set_ylim(10 * len(seriation.order), 0)  # scipy's leaves are 10 apart
+    axes.set_xlabel("1 - largest\ncorrelation", fontsize=7)
+    axes.tick_params(labelsize=6)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+
+
+def _add_bar(figure: Figure, places: np.ndarray, scale: ColourScale,
+             location: str = "right") -> None:
+    bar = figure.colorbar(ScalarMappable(scale.norm, scale.colours), ax=list(places.flat),
+                          location=location, shrink=0.8 if location == "bottom" else 0.6,
+                          extend="both" if scale.beyond else "neither")
+    bar.set_label(scale.label, fontsize=8)
+    bar.ax.tick_params(labelsize=7)

@@ -1,0 +1,186 @@
+"""The agent's hidden states: analysis and figures; ``interventions.hidden_states_folder`` declares
+the files."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import numpy as np
+
+from analysis.clustering import find_outliers
+from analysis.decomposition import (
+    factorise,
+    independent_components,
+    principal_components,
+    source_signals,
+)
+from analysis.figures import (
+    TSNE_NAMES,
+    Colourings,
+    Figures,
+    Variances,
+    colour_by_cluster,
+    describe_members,
+    draw_clusters,
+    draw_paths,
+    draw_planes,
+    draw_space,
+    read_clusters,
+)
+from analysis.parameters import AgentHiddenConfig
+from analysis.state_maps import StateMap, pca_result
+from analysis.state_plots import Category, Plane, Quantity
+from analysis.steps import RecordedSteps
+from common.game_constants import ACTION_LABELS
+from common.step_results import StepResult, StepResults
+
+logger = logging.getLogger(__name__)
+
+
+def analyse(states: np.ndarray, simulated: np.ndarray | None, config: AgentHiddenConfig,
+            state_map: StateMap) -> None:
+    """Compute all steps of the analysis.
+
+    PCA and ICA are fitted without outliers; every state is projected. Clusters and t-SNE are of
+    the principal coordinates that hold 95 % of the variance, not divided by their standard
+    deviations; NMF is of the states as recorded, not standardised.
+
+    Args:
+        states: recorded states, float32 (N, D).
+        simulated: simulated states, float32 (M, D), projected with the same map; or None.
+
+    Raises:
+        UserError: if there are too few states.
+    """
+    results, seed = state_map.results, state_map.seed
+    scale = state_map.scale(states, "hidden unit")
+    standardised = scale.standardise(states)
+
+    def find_kept() -> StepResult:
+        outliers = find_outliers(standardised, config.outlier_max_k, seed)
+        retention = 1 - outliers.mask.mean()
+        return ({"kept": ~outliers.mask, "retention": np.array(retention)},
+                {"neighbours": outliers.ks, "outliers": int(outliers.mask.sum()),
+                 "retained": float(retention)})
+
+    kept = results.step("kept", find_kept)["kept"]
+
+    def find_components() -> StepResult:
+        fit = principal_components(standardised[kept], config.n_components_pca, seed)
+        arrays, facts = pca_result(fit, standardised)
+        arrays["singular_values"] = fit.singular_values
+        if simulated is not None:
+            arrays["generated"] = fit.coordinates(scale.standardise(simulated))
+        return arrays, facts
+
+    arrays = results.step("pca", find_components)
+    principal = arrays["principal"]
+    number = results.facts["pca"]["components_for_95_percent"]
+    leading = np.ascontiguousarray(principal[:, :number])
+    results.step("ica", lambda: _ica(principal, kept, arrays["variances"], config, seed))
+    state_map.clusters(leading, principal)
+    state_map.tsne(leading)
+    results.step("nmf", lambda: _nmf(states, config, seed))
+
+
+def _ica(principal: np.ndarray, kept: np.ndarray, variances: np.ndarray,
+         config: AgentHiddenConfig, seed: int) -> StepResult:
+    k = config.n_components_ica
+    fit = independent_components(principal[kept, :k], variances[:k], config.ica_max_iter,
+                                 config.ica_tol, seed)
+    _warn_unless_converged("ICA", fit.converged, fit.iterations, "ica_max_iter", "ica_tol")
+    return ({"unmixing": fit.unmixing, "mixing": fit.mixing,
+             "sources": source_signals(principal[:, :k], variances[:k], fit.unmixing)},
+            {"iterations": fit.iterations, "converged": fit.converged})
+
+
+def _nmf(states: np.ndarray, config: AgentHiddenConfig, seed: int) -> StepResult:
+    fit = factorise(states, config.n_components_nmf, config.nmf_max_iter, config.nmf_tol, seed)
+    _warn_unless_converged("NMF", fit.converged, fit.iterations, "nmf_max_iter", "nmf_tol")
+    return ({"nmf": fit.weights, "nmf_components": fit.factors, "nmf_min": fit.minimum},
+            {"iterations": fit.iterations, "converged": fit.converged,
+             "relative_error": fit.relative_error})
+
+
+def _warn_unless_converged(what: str, converged: bool, iterations: int, most: str,
+                           tolerance: str) -> None:
+    if not converged:
+        logger.warning("%s has not converged in %d iterations; raise %s or %s", what, iterations,
+                       most, tolerance)
+
+
+def draw_figures(results: StepResults, steps: RecordedSteps, num_paths: int, seed: int) -> Figures:
+    """Draw all figures of the analysis.
+
+    Args:
+        results: precomputed results; simulated states are drawn if there are any.
+        steps: steps of the same episodes.
+        num_paths: number of episodes whose trajectories are drawn.
+        seed: seed of the drawing order and of these episodes.
+
+    Raises:
+        UserError: if a file is missing or damaged, or is not of these episodes.
+    """
+    num_states = len(steps.action)
+    principal = results.read("principal", num_states)  # (N, P)
+    variances = Variances(results, principal)
+    labels, num_clusters = read_clusters(results, num_states)
+    title = f"{num_states} hidden states of {results.number} episodes"
+    space = Plane(principal[:, :3], variances.axis_names, title)
+    if results.other_number is not None:
+        simulated = results.read("generated")
+        space = dataclasses.replace(
+            space, others=simulated[:, :3], others_name="simulated",
+            title=f"{title}, {len(simulated)} simulated ones of {results.other_number} samples in "
+                  "black")
+    plane = space.dimensions(2)
+    recorded = dataclasses.replace(plane, others=None, title=title)
+    tsne = Plane(results.read("tsne", num_states)[:, :2], TSNE_NAMES[:2], title)
+    colourings = colour_recorded_steps(results, steps, labels, num_clusters)
+
+    def describe_episode(episode: int) -> str:
+        rows = steps.episode == episode
+        return f"{rows.sum()} steps, {'rewarded' if steps.rewarded[rows].any() else 'no reward'}"
+
+    yield from draw_planes({"pca": plane, "tsne": tsne}, colourings, seed)
+    yield from draw_space(space, colourings, ("cluster", "value"), seed)
+    yield from variances.draw(title)
+    yield from draw_paths(recorded, steps.episode, "episode", num_paths, describe_episode, seed)
+    yield from draw_clusters(
+        (recorded, tsne), labels, range(num_clusters), lambda cluster: describe_members(
+            labels == cluster, steps.episode, "episode", steps.value, steps.action))
+
+
+def colour_recorded_steps(results: StepResults, steps: RecordedSteps, labels: np.ndarray,
+                          num_clusters: int) -> Colourings:
+    """Return the colourings of recorded steps.
+
+    Args:
+        labels: cluster of each state (N,).
+    """
+    num_states = len(labels)
+    weights = (results.read("nmf", num_states)
+               * np.linalg.norm(results.read("nmf_components"), axis=1))
+    sources = np.abs(results.read("sources", num_states))
+    return {
+        "entropy": Quantity(steps.entropy, "entropy of the policy (nats)"),
+        "likeliest_action": Category(steps.likeliest_action, "most likely action", ACTION_LABELS),
+        "action": Category(steps.action, "action taken", ACTION_LABELS),
+        "cluster": colour_by_cluster(labels, num_clusters),
+        "nmf_factor": Category(weights.argmax(axis=1), "strongest NMF factor",
+                               tuple(f"factor {i}" for i in range(weights.shape[1])),
+                               numbered=True),
+        "ic_factor": Category(sources.argmax(axis=1), "strongest IC",
+                              tuple(f"IC {i}" for i in range(sources.shape[1])),
+                              numbered=True),
+        "episode_length": Quantity(steps.length, "length of the episode (steps)"),
+        "part_of_episode": Quantity(steps.part, "part of the episode (0 first, 1 last step)"),
+        "done": Category(steps.done.astype(int), "last step", ("before it", "last step")),
+        "value": Quantity(steps.value, "value estimate"),
+        "episode_rewarded": Category(steps.rewarded.astype(int), "reward in the episode",
+                                     ("none", "some")),
+        "reward": Quantity(steps.reward, "reward of the step"),
+        **{name: Quantity(values, f"{name[-1]} of the player (cells)")
+           for name, values in steps.positions.items()},
+    }

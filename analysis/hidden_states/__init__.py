@@ -1,1 +1,0 @@
-"""The agent's hidden states in recorded episodes."""

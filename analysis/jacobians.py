@@ -1,0 +1,259 @@
+"""Jacobians: gradients of the agent's components with respect to the states at an earlier step.
+
+Layout of ``analysis/jacob_analysis_precomp/``, as published except for the files marked *; N is the
+number of simulated samples, and a row is a sample::
+
+    clusters_jacob_N                cluster of each sample, -1 for none (N,)
+    cluster_means_jacob_N           means of the principal coordinates (C, P)
+    tsne_jacob_N                    (N, 2)
+    clusters_per_sample_N           copy of clusters_jacob_N, for scripts that read the clusters of
+                                    samples by this name
+    pca_data_jacob_N *              principal coordinates (N, P)
+    pcomponents_jacob_N *           principal components (P, F)
+    mu_jacob_N *                    mean of the features (F,), see ``Jacobians.features``
+    pc_variances_jacob_N *          (P,)
+    sizes_jacob_N *                 root mean square of the gradient of each component with respect
+                                    to the agent's and to the environment's state (N, 2, k)
+
+All are ``.npy`` files.
+
+Letters in shape comments: M samples, k components of the agent's state, D units of the agent's
+state, E of the environment's, F = k (D + E) features.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from analysis.decomposition import Standardizer
+from analysis.figures import (
+    TSNE_NAMES,
+    Colourings,
+    Figures,
+    Variances,
+    can_draw,
+    central_members,
+    colour_by_cluster,
+    draw_clusters,
+    draw_planes,
+    draw_space,
+    largest_clusters,
+    read_clusters,
+    read_frames,
+)
+from analysis.state_maps import StateMap
+from analysis.state_plots import COLOUR_MAP, Category, Pictures, Plane, Quantity
+from analysis.steps import ENDED, SimulatedSteps
+from common.errors import UserError
+from common.game_constants import ACTION_LABELS
+from common.progress import with_progress
+from common.schemas import Array, Entry, Npy, Schema
+from common.step_results import StepResults
+from generative.saliency.files import SaliencyFolder
+from generative.saliency.gradients import saliency_functions
+from generative.sample_files import SampleFolder
+
+JACOBIAN_FILES = Schema(
+    "results for {} samples", "analysis/jacobian_analysis_precompute.py", items={
+        "clusters": Entry("clusters_jacob_{}.npy", Npy(Array(np.integer, "N"))),
+        "cluster_means": Entry("cluster_means_jacob_{}.npy", Npy(Array(np.floating, "C P"))),
+        "tsne": Entry("tsne_jacob_{}.npy", Npy(Array(np.floating, "N T"))),
+        "per_sample": Entry("clusters_per_sample_{}.npy", Npy(Array(np.integer, "N"))),
+        "principal": Entry("pca_data_jacob_{}.npy", Npy(Array(np.floating, "N P"))),
+        "components": Entry("pcomponents_jacob_{}.npy", Npy(Array(np.floating, "P F"))),
+        "mean": Entry("mu_jacob_{}.npy", Npy(Array(np.floating, "F"))),
+        "variances": Entry("pc_variances_jacob_{}.npy", Npy(Array(np.floating, "P"))),
+        "sizes": Entry("sizes_jacob_{}.npy", Npy(Array(np.floating, "N 2 K")))},
+    settings_name="settings_{}.json", flag="--precomp_dir")
+
+
+@dataclasses.dataclass(frozen=True)
+class Jacobians:
+    """Gradients of every component, in every sample.
+
+    Attributes:
+        agent: with respect to the agent's state, float32 (M, k, D).
+        env: with respect to the environment's state, float32 (M, k, E).
+    """
+
+    agent: np.ndarray
+    env: np.ndarray
+
+    def features(self) -> np.ndarray:
+        """One row a sample: all of ``agent``, then all of ``env``, each divided by its root mean
+        square in that sample (M, F).
+
+        Gradients of some samples are a hundred times as large as those of most, and components of
+        them as they are would show these few alone. ``sizes`` keeps what is divided by.
+        """
+        parts = []
+        for part in (self.agent, self.env):
+            rows = part.reshape(len(part), -1)
+            size = np.sqrt((rows.astype(np.float64) ** 2).mean(axis=1, keepdims=True))
+            parts.append((rows / np.where(size > 0, size, 1)).astype(np.float32))
+        return np.concatenate(parts, axis=1)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Root mean square over the units of the gradient of each component (M, 2, k), with
+        respect to the agent's state first."""
+        return np.stack([np.sqrt((part.astype(np.float64) ** 2).mean(axis=2))
+                         for part in (self.agent, self.env)], axis=1).astype(np.float32)
+
+
+def read_jacobians(folder: SaliencyFolder, numbers: Sequence[int], functions: Sequence[str],
+                   step: int) -> Jacobians:
+    """The gradients of functions with respect to the states at a step.
+
+    Args:
+        numbers: of the samples.
+        functions: names of the saliency of the components.
+        step: of the samples, from 0.
+
+    Raises:
+        UserError: naming a file that is missing, damaged or too short, or holds NaN; or if all
+            gradients are 0, as after the step at which the components are read.
+    """
+    parts: dict[str, list[np.ndarray]] = {"hidden_states": [], "env_h": []}
+    for function in with_progress(functions, len(functions), "component"):
+        for field, of_field in parts.items():
+            gradients = folder.stacked_field(field, function, numbers)  # (M, T, units)
+            example = folder.file_of(field, numbers[0], function)
+            if gradients.shape[1] <= step:
+                raise UserError(f"grad_timestep is {step}, but {example} has only "
+                                f"{gradients.shape[1]} steps, counted from 0")
+            of_field.append(gradients[:, step])
+    agent, env = (np.stack(of_field, axis=1) for of_field in parts.values())
+    if not agent.any() and not env.any():
+        read_at = folder.description(numbers[0], functions[0]).get("common_timesteps")
+        where = f", for they are read at step {max(read_at)}" if read_at else ""
+        raise UserError(f"all gradients with respect to the states at grad_timestep {step} are 0: "
+                        f"the components do not depend on these{where}; choose an earlier step")
+    return Jacobians(agent, env)
+
+
+def analyse(jacobians: Jacobians, state_map: StateMap) -> None:
+    """Find the principal components of the samples' Jacobians, and cluster and map the principal
+    coordinates that hold 95 % of the variance.
+
+    The features are centred, but not divided by their standard deviations: that a unit has little
+    influence is a result.
+
+    Raises:
+        UserError: if there are too few samples.
+    """
+    features = jacobians.features()
+    mean = state_map.results.step("sizes", lambda: (
+        {"sizes": jacobians.sizes, "mean": features.mean(axis=0)}, {}))["mean"]
+    coordinates, _, leading = state_map.principal(
+        features, Standardizer(mean, np.ones_like(mean), ()))
+    state_map.clusters(leading, coordinates, copy="per_sample")
+    state_map.tsne(leading)
+
+
+def draw_figures(results: StepResults, samples: SampleFolder, steps: SimulatedSteps,
+                 grad_timestep: int, seed: int) -> Figures:
+    """Draw all figures of the analysis.
+
+    Args:
+        results: precomputed results.
+        samples: folder of the samples.
+        steps: steps of the same samples.
+        grad_timestep: step with respect to whose states the gradients are, for published results,
+            which do not store it.
+        seed: seed of the drawing order.
+
+    Raises:
+        UserError: if a file is missing or damaged, or is not of these samples.
+    """
+    number = steps.num_samples
+    labels, num_clusters = read_clusters(results, number)
+    means = results.read("cluster_means")
+    settings, step = results.settings(), grad_timestep
+    names: list[str] = []
+    what = "components of the agent's state"
+    if settings:
+        step = settings["parameters"]["grad_timestep"]
+        read_at = settings["saliency_made_by"].get("common_timesteps", ["?"])
+        names = [function.direction_name for function in
+                 saliency_functions(settings["functions"], direction_ids=(), direction_type="ica")]
+        what = f"{len(names)} {what} at step {', '.join(map(str, read_at))}"
+    title = (f"{number} samples: gradients of {what}\nwith respect to the states of agent and "
+             f"environment at step {step}")
+    value, action = (steps.by_sample(quantity)[:, step]
+                     for quantity in (steps.value, steps.action))
+    ends = (steps.by_sample(steps.terminal) > ENDED).any(axis=1)
+    colourings: Colourings = {
+        "value": Quantity(value, f"value estimate at step {step}"),
+        "sum_of_reward": Quantity(steps.by_sample(steps.reward).sum(axis=1),
+                                  "sum of reward of the sample"),
+        "ends": Category(ends.astype(int), "end of the sample", ("goes on", "ends")),
+        "action": Category(action, f"action that entered step {step}", ACTION_LABELS),
+        "cluster": colour_by_cluster(labels, num_clusters)}
+    planes: dict[str, Plane] = {}
+    principal: np.ndarray | None = None
+    if can_draw("the sizes of the gradients", results, "sizes"):
+        sizes = results.read("sizes", number)  # (M, 2, k)
+        squares = sizes.astype(np.float64) ** 2
+        colourings["size"] = Quantity(np.log10(np.sqrt(squares.mean(axis=(1, 2))) + 1e-12),
+                                      "log10 of the root mean square of all gradients")
+        colourings["strongest"] = Category(np.sqrt(squares.mean(axis=1)).argmax(axis=1),
+                                           "component with the largest gradients", tuple(names))
+        yield "gradients_by_cluster.png", _plot_sizes(sizes, labels, num_clusters, names, title)
+    if can_draw("figures of principal components and the most central samples", results,
+                "principal"):
+        principal = results.read("principal", number)  # (M, P)
+        variances = Variances(results, principal)
+        space = Plane(principal[:, :3], variances.axis_names, title, unit="samples")
+        planes["pca"] = space.dimensions(2)
+        yield from draw_space(space, colourings, ("cluster",), seed)
+        yield from variances.draw(title)
+    planes["tsne"] = Plane(results.read("tsne", number)[:, :2], TSNE_NAMES[:2], title,
+                           unit="samples")
+    drawn, some = largest_clusters(labels, num_clusters)
+
+    def note(cluster: int) -> str:
+        members = labels == cluster
+        return (f"{members.sum()} of {number} samples ({100 * members.mean():.1f} %); mean value "
+                f"at step {step} {value[members].mean():.2f}, {100 * ends[members].mean():.0f} % "
+                f"end{some}")
+
+    def frames(cluster: int) -> Pictures | None:
+        if principal is None:
+            return None
+        rows = central_members(labels, cluster, principal, means)
+        ids = steps.by_sample(steps.sample)[rows, 0]
+        return read_frames(samples, ids, np.full(len(rows), step))
+
+    yield from draw_planes(planes, colourings, seed)
+    yield from draw_clusters(tuple(planes.values()), labels, drawn, note, frames)
+
+
+def _plot_sizes(sizes: np.ndarray, labels: np.ndarray, num_clusters: int, names: list[str],
+                title: str) -> Figure:
+    """Draw the sizes of each component's gradients in each cluster."""
+    squares = sizes.astype(np.float64) ** 2
+    of_clusters = np.sqrt(np.stack([squares[labels == cluster].mean(axis=0)
+                                    for cluster in range(num_clusters)]))  # (C, 2, k)
+    low = of_clusters[of_clusters > 0].min()
+    norm = LogNorm(low, max(of_clusters.max(), low * 1.01))
+    figure = Figure(figsize=(6 + 0.5 * len(names), 2.6 + 0.24 * num_clusters),
+                    layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, part, what in zip(panels, of_clusters.swapaxes(0, 1), ("agent's", "environment's")):
+        image = axes.imshow(np.ma.masked_equal(part, 0), aspect="auto", cmap=COLOUR_MAP, norm=norm,
+                            interpolation="nearest")
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set(xlabel="component", title=f"with respect to the {what} state")
+    counts = np.bincount(labels[labels >= 0], minlength=num_clusters)
+    panels[0].set_yticks(range(num_clusters), [f"{i} ({n})" for i, n in enumerate(counts)],
+                         fontsize=8)
+    panels[0].set_ylabel("cluster (samples)")
+    figure.colorbar(image, ax=panels, label="root mean square of the gradients")
+    figure.suptitle(title, fontsize=10)
+    return figure

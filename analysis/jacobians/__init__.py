@@ -1,1 +1,0 @@
-"""Gradients of independent components, clustered."""

@@ -1,1 +1,0 @@
-"""Statistical methods that several analyses use."""

@@ -1,0 +1,270 @@
+"""Parameters of the analyses: sections of ``analysis`` in ``hyperparams/interpreting_configs.yml``.
+
+The meaning and unit of each value is in the YAML beside it.
+
+
+Flags that several analyses share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import ClassVar
+
+from common.cli import (
+    OneText,
+    Parser,
+    add_log_flag,
+    add_parameter_set_flag,
+    add_save_dir_flag,
+    count,
+    seed,
+)
+from common.errors import UserError
+from common.parameters import one_of, positive, tail_fraction
+from generative.config import SAMPLE_STARTS
+from generative.flags import add_data_flag, add_samples_flags
+from interventions.flags import add_direction_folder_flag, add_direction_number_flag
+
+CLUSTERINGS = ("agglomerative", "hdbscan", "kmeans")
+
+
+def map_dimensions(number: int) -> None:
+    """Check the dimensions of a t-SNE map.
+
+    Raises:
+        UserError: if such a map cannot be drawn.
+    """
+    if number not in (2, 3):
+        raise UserError(f"n_components_tsne must be 2 or 3, not {number}")
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentHiddenConfig:
+    """Analysis of the agent's hidden states."""
+
+    section: ClassVar[str] = "analysis.agent_h"
+
+    informed_or_random_init: str
+    num_episodes: int
+    num_generated_samples: int
+    num_epi_paths: int
+    n_components_pca: int
+    n_components_tsne: int
+    n_components_nmf: int
+    n_components_ica: int
+    n_clusters: int
+    clustering: str
+    nmf_max_iter: int
+    nmf_tol: float
+    ica_max_iter: int
+    ica_tol: float
+    outlier_max_k: int
+
+    def __post_init__(self):
+        positive(self, *(field.name for field in dataclasses.fields(self)
+                         if field.type in ("int", "float")))
+        one_of("informed_or_random_init", self.informed_or_random_init, SAMPLE_STARTS)
+        one_of("clustering", self.clustering, CLUSTERINGS)
+        if self.n_components_ica > self.n_components_pca:
+            raise UserError(f"n_components_ica is {self.n_components_ica}, more than the "
+                            f"{self.n_components_pca} of n_components_pca")
+        map_dimensions(self.n_components_tsne)
+        if self.outlier_max_k < 6:
+            raise UserError(f"outlier_max_k must be at least 6, not {self.outlier_max_k}, because "
+                            "the smallest number of neighbours below it is 5")
+
+
+@dataclasses.dataclass(frozen=True)
+class MapConfig:
+    """Parameters that the analyses of simulated samples share: principal components, clusters and
+    a t-SNE map.
+
+    Attributes:
+        num_samples: simulated samples.
+    """
+
+    num_samples: int
+    n_components_pca: int
+    n_components_tsne: int
+    n_clusters: int
+    clustering: str
+
+    def __post_init__(self):
+        positive(self, "num_samples", "n_clusters")
+        one_of("clustering", self.clustering, CLUSTERINGS)
+        map_dimensions(self.n_components_tsne)
+        if self.n_components_pca < 2:
+            raise UserError(f"n_components_pca must be at least 2, not {self.n_components_pca}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvHiddenConfig(MapConfig):
+    """Analysis of the environment's states."""
+
+    section: ClassVar[str] = "analysis.env_h"
+
+    num_epi_paths: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "num_epi_paths")
+
+
+@dataclasses.dataclass(frozen=True)
+class BottleneckConfig(MapConfig):
+    """Analysis of the bottleneck vectors."""
+
+    section: ClassVar[str] = "analysis.bottleneck"
+
+
+@dataclasses.dataclass(frozen=True)
+class BehavioursConfig(MapConfig):
+    """Analysis of behaviours: the agent's and the environment's states together."""
+
+    section: ClassVar[str] = "analysis.combined_agent_env_hx"
+
+    n_components_env: int
+    timestep_differences: tuple[int, ...]
+
+    def __post_init__(self):
+        super().__post_init__()
+        positive(self, "n_components_env")
+        if min(self.timestep_differences, default=1) < 1:
+            raise UserError("timestep_differences must be above 0, but holds "
+                            f"{min(self.timestep_differences)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class JacobianConfig(MapConfig):
+    """Analysis of the gradients of independent components."""
+
+    section: ClassVar[str] = "analysis.jacobian"
+
+    grad_timestep: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.grad_timestep < 0:
+            raise UserError(f"grad_timestep must not be negative, but is {self.grad_timestep}")
+
+
+@dataclasses.dataclass(frozen=True)
+class XplotsConfig:
+    """Cross-causation among samples in which an independent component is extreme."""
+
+    section: ClassVar[str] = "analysis.xplots"
+
+    extrema_threshold: float
+
+    def __post_init__(self):
+        tail_fraction(self, "extrema_threshold")
+
+
+@dataclasses.dataclass(frozen=True)
+class TsneConfig:
+    """Parameters of all t-SNE maps."""
+
+    section: ClassVar[str] = "analysis"
+
+    tsne_seed: int
+
+
+def add_hidden_analysis_flags(parser: Parser) -> None:
+    """The flags that the two scripts of the agent's hidden states share."""
+    add_analysis_flags(parser)
+    add_direction_folder_flag(parser)
+    add_data_flag(parser)
+    parser.add_argument("--num_episodes", type=count, key="analysis.agent_h.num_episodes",
+                        help="recorded episodes")
+    parser.add_argument("--num_generated_samples", type=count,
+                        key="analysis.agent_h.num_generated_samples", help="simulated samples")
+    parser.add_argument("--no_generated_samples", action="store_true",
+                        help="work on the recorded states alone")
+
+
+def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) -> None:
+    """The flags that the scripts of an analysis of simulated samples share.
+
+    Args:
+        section: of the parameter set, below ``analysis``.
+        precomputed: name of the folder of its arrays.
+    """
+    add_analysis_flags(parser)
+    parser.add_argument("--precomp_dir", type=Path, help="folder of the precomputed arrays; "
+                        f"<save_dir>/{precomputed} if not given")
+    add_chosen_samples_flags(parser, section)
+
+
+def add_chosen_samples_flags(parser: Parser, section: str) -> None:
+    """The flags that choose simulated samples, and how many of them an analysis is of."""
+    add_samples_flags(parser)
+    parser.add_argument("--num_samples", type=count, key=f"analysis.{section}.num_samples",
+                        help="simulated samples")
+
+
+def add_influence_flags(parser: Parser) -> None:
+    """The flags of the scripts that analyse influences between components."""
+    add_analysis_flags(parser)
+    add_direction_folder_flag(parser)
+    add_direction_number_flag(parser)
+    add_chosen_samples_flags(parser, "combined_agent_env_hx")
+    parser.add_argument("--sample_ids", nargs="+", action=OneText, metavar="ID",
+                        key="analysis.saliency.sample_ids",
+                        help="numbers of the samples that are used, or a range: 0 to 100 ends "
+                             "before 100")
+    parser.add_argument("--common_timesteps", type=int, nargs="+", metavar="STEP",
+                        key="analysis.saliency.common_timesteps",
+                        help="the one simulated step at which the functions of the saliency were "
+                             "read, from 0")
+    parser.add_argument("--behaviours_dir", type=Path,
+                        help="folder of the behaviours, found in --num_samples samples; "
+                             "<save_dir>/combined_agent_env_hx_analysis_precomp if not given")
+    parser.add_argument("--no_behaviours", action="store_true",
+                        help="look at all samples together alone")
+
+
+def add_story_flags(parser: Parser) -> None:
+    """The flags of causal_stories.py that say where its inputs are."""
+    add_analysis_flags(parser)
+    add_direction_folder_flag(parser)
+    add_direction_number_flag(parser)
+    parser.add_argument("--samples_dir", type=Path, help="folder of the samples; the one that the "
+                        "comparison was made of if not given")
+
+
+def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
+    """The flags of the scripts that precompute an analysis.
+
+    Args:
+        section: of the parameter set, below ``analysis``.
+        what: is counted in the names of the files: "episodes" or "samples".
+    """
+    parser.add_argument("--n_clusters", type=count, key=f"analysis.{section}.n_clusters",
+                        help="number of clusters")
+    parser.add_argument("--clustering", choices=CLUSTERINGS, key=f"analysis.{section}.clustering",
+                        help="method; hdbscan finds its own number of clusters")
+    parser.add_argument("--seed", type=seed, default=0,
+                        help="of every random choice but those of t-SNE")
+    parser.add_argument("--overwrite", action="store_true",
+                        help=f"replace the results for this number of {what}")
+
+
+def add_plotting_flags(parser: Parser, plots: str) -> None:
+    """The flags of the scripts that draw an analysis.
+
+    Args:
+        plots: name of the folder of its figures.
+    """
+    parser.add_argument("--output_dir", type=Path,
+                        help=f"folder to write to; <save_dir>/{plots} if not given")
+    parser.add_argument("--seed", type=seed, default=0,
+                        help="of what is drawn on top and of every choice of what is shown")
+
+
+def add_analysis_flags(parser: Parser) -> None:
+    """The flags of every analysis."""
+    add_parameter_set_flag(parser)
+    add_save_dir_flag(parser)
+    add_log_flag(parser)

@@ -1,1 +1,0 @@
-"""Figures that several analyses have."""

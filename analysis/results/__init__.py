@@ -1,1 +1,0 @@
-"""Steps, output and samples that several analyses share."""

@@ -1,0 +1,425 @@
+"""Figures of states in a projection: on a plane, rotating in space, and by cluster.
+
+Letters in shape comments: N states, M others that are drawn in black.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure, FigureBase
+from matplotlib.lines import Line2D
+
+from common.palette import COLOURS, DARK_GREY, SKY_BLUE, VERMILION
+from common.video import write_gif
+
+# Where there are more categories than colours the marker changes, and their numbers are written
+# where their states are.
+MARKERS = ("o", "^", "s", "x", "P", "v", "*", "D")
+NO_CATEGORY_COLOUR, OTHERS_COLOUR = "#BBBBBB", "black"
+OTHERS_SIZE = 6  # at least, in square points: they are few
+COLOUR_MAP = "viridis"
+LEGEND_ROWS = 20
+DENSITY_BINS = 160
+SPACE_POINTS = 8_000  # of the rotating figures, which are as sharp with more, but ten times larger
+SPACE_FRAMES = 36
+SPACE_SECONDS = 6
+ROTATION_DPI = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """Where states are drawn.
+
+    Attributes:
+        places: of the states (N, 2), or (N, 3) in space.
+        names: of the axes.
+        title: what the states are and how many.
+        others: places of the others (M, 2 or 3), or None.
+        others_name: what they are: "simulated".
+        others_in_view: whether the borders of the figure leave room for all of them, too.
+        unit: what a place is of, in the plural.
+    """
+
+    places: np.ndarray
+    names: tuple[str, ...]
+    title: str
+    others: np.ndarray | None = None
+    others_name: str = ""
+    others_in_view: bool = False
+    unit: str = "states"
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Borders of a figure: of all places with a margin of a tenth."""
+        inside = self.places
+        if self.others is not None and self.others_in_view:
+            inside = np.concatenate([inside, self.others])
+        low, high = inside.min(axis=0), inside.max(axis=0)
+        margin = 0.1 * np.maximum(high - low, 1e-6)
+        return low - margin, high + margin
+
+    def dimensions(self, number: int) -> Plane:
+        """Return the first ``number`` dimensions."""
+        others = None if self.others is None else self.others[:, :number]
+        return dataclasses.replace(self, places=self.places[:, :number],
+                                   names=self.names[:number], others=others)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """Frames to show side by side.
+
+    Attributes:
+        frames: each uint8 (H, W, C).
+        captions: what to write above each of them.
+        title: what they are.
+    """
+
+    frames: Sequence[np.ndarray]
+    captions: Sequence[str]
+    title: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A number for each state, shown as a shade.
+
+    Attributes:
+        values: (N,).
+        label: with its unit.
+    """
+
+    values: np.ndarray
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+    """A kind for each state, shown as a colour and a marker.
+
+    Attributes:
+        values: from 0, or -1 for no category (N,).
+        label: what they are.
+        names: of the categories.
+        numbered: whether the number of a category is written where its states are.
+    """
+
+    values: np.ndarray
+    label: str
+    names: tuple[str, ...]
+    numbered: bool = False
+
+
+def plot_plane(plane: Plane, colouring: Quantity | Category, seed: int) -> Figure:
+    """Draw all states on a plane, coloured, with the other states in black."""
+    figure, axes = _figure(plane.names)
+    _draw_states(axes, plane, colouring, seed)
+    figure.suptitle(f"{plane.title}\ncoloured by {colouring.label}", fontsize=11, x=0.02,
+                    ha="left")
+    _add_key(figure, axes, colouring, plane)
+    return figure
+
+
+def plot_variance(variances: np.ndarray, total: float, title: str) -> Figure:
+    """Draw the share of the variance of each principal component, and the cumulative share."""
+    shares = variances / total
+    numbers = np.arange(1, len(shares) + 1)
+    held = np.cumsum(shares)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.bar(numbers, shares, color=SKY_BLUE, label="this component")
+    axes.plot(numbers, held, color=VERMILION, marker=".", label="all up to this one")
+    axes.axhline(0.95, color=DARK_GREY, linestyle=":", label="95 %")
+    axes.set(xlabel="principal component", ylabel="share of the variance", ylim=(0, 1.02),
+             title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    return figure
+
+
+def plot_paths(plane: Plane, sequences: np.ndarray, what: str, chosen: Sequence[int],
+               notes: Sequence[str]) -> Figure:
+    """Draw trajectories of selected sequences in the projection, one panel each, an arrow per step.
+
+    Args:
+        plane: projection of all states.
+        sequences: number of each state's sequence (N,).
+        what: name of a sequence, such as "episode".
+        chosen: sequences to draw.
+        notes: text above each of them.
+    """
+    columns = int(np.ceil(np.sqrt(len(chosen))))
+    rows = int(np.ceil(len(chosen) / columns))
+    figure = Figure(figsize=(4 * columns + 1, 3.6 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    density = _density(plane.places)
+    for axes, sequence, note in zip(panels.flat, chosen, notes):
+        _draw_density(axes, density)
+        way = plane.places[sequences == sequence]
+        part = np.linspace(0, 1, max(len(way) - 1, 1))[:len(way) - 1]
+        if len(way) > 1:
+            axes.quiver(*way[:-1].T, *np.diff(way, axis=0).T, part, cmap=COLOUR_MAP, angles="xy",
+                        scale_units="xy", scale=1, width=0.006, clim=(0, 1))
+        axes.plot(*way[0], marker="o", color="white", markeredgecolor="black", markersize=8,
+                  linestyle="")
+        axes.plot(*way[-1], marker="X", color=VERMILION, markeredgecolor="black", markersize=9,
+                  linestyle="")
+        axes.set_title(f"{what} {sequence}: {note}", fontsize=10)
+    for axes in panels.flat[len(chosen):]:
+        axes.axis("off")
+    figure.supxlabel(plane.names[0])
+    figure.supylabel(plane.names[1])
+    figure.colorbar(ScalarMappable(Normalize(0, 1), COLOUR_MAP), ax=panels, shrink=0.6,
+                    label=f"part of the {what}")
+    figure.suptitle(f"Ways of {len(chosen)} {what}s: arrows from state to state, ring: first, "
+                    f"cross: last, grey: {plane.title}", fontsize=11)
+    return figure
+
+
+class ClusterPlots:
+    """One figure a cluster: its members on several planes, all states behind them in grey.
+
+    Args:
+        planes: on which they are shown.
+        labels: cluster of each state (N,).
+    """
+
+    def __init__(self, planes: Sequence[Plane], labels: np.ndarray):
+        self.planes, self.labels = planes, labels
+        self._densities = [_density(plane.places) for plane in planes]
+
+    def plot(self, cluster: int, note: str, pictures: Pictures | None = None) -> Figure:
+        """Draw a cluster with a note above it and example frames below."""
+        width = 6.5 * len(self.planes)
+        if pictures is None:
+            figure = Figure(figsize=(width, 5.8), layout="constrained")
+            self.draw(figure, cluster)
+        else:
+            figure = Figure(figsize=(width, 5.8 + 0.5 + width / len(pictures.frames)),
+                            layout="constrained")
+            above, below = figure.subfigures(
+                2, 1, height_ratios=(5.8, 0.5 + width / len(pictures.frames)))
+            self.draw(above, cluster)
+            draw_pictures(below, pictures)
+        figure.suptitle(f"Cluster {cluster}: {note}", fontsize=11)
+        return figure
+
+    def draw(self, figure: FigureBase, cluster: int, what: str = "cluster") -> None:
+        """Draw the planes of a cluster into a figure or a part of one."""
+        members = self.labels == cluster
+        for axes, plane, density in zip(figure.subplots(1, len(self.planes), squeeze=False).flat,
+                                        self.planes, self._densities):
+            _draw_density(axes, density)
+            x, y = plane.places[members].T
+            axes.scatter(x, y, s=_size(members.sum()) * 1.5, linewidths=0, color=VERMILION,
+                         rasterized=True)
+            axes.set(xlabel=plane.names[0], ylabel=plane.names[1])
+            low, high = plane.limits
+            axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+        figure.legend(handles=[_handle(VERMILION, f"{what} {cluster}"), _handle(
+            NO_CATEGORY_COLOUR, f"all {self.planes[0].unit}, darker where they are dense", "s")],
+            fontsize=9, loc="outside lower center", ncols=2)
+
+
+def draw_pictures(figure: FigureBase, pictures: Pictures) -> None:
+    """Draw pictures side by side into a figure or a part of one."""
+    for axes, frame, caption in zip(figure.subplots(1, len(pictures.frames), squeeze=False).flat,
+                                    pictures.frames, pictures.captions):
+        axes.imshow(frame, interpolation="nearest")
+        axes.set_title(caption, fontsize=8)
+        axes.axis("off")
+    figure.suptitle(pictures.title, fontsize=10)
+
+
+class Rotation:
+    """A figure in three dimensions that is saved as a GIF of one turn."""
+
+    def __init__(self, figure: Figure, axes: Any):
+        self.figure, self.axes = figure, axes
+
+    def savefig(self, path: Path, dpi: int) -> None:
+        """Write the GIF; ``dpi`` is ignored, because the files would be large."""
+        canvas = FigureCanvasAgg(self.figure)
+        self.figure.set_dpi(ROTATION_DPI)
+        frames = []
+        for angle in np.linspace(0, 360, SPACE_FRAMES, endpoint=False):
+            self.axes.view_init(elev=20, azim=angle)
+            canvas.draw()
+            frames.append(np.array(canvas.buffer_rgba())[..., :3])
+        write_gif(path, frames, SPACE_FRAMES / SPACE_SECONDS)
+
+
+Drawing = Figure | Rotation
+
+
+def plot_space(space: Plane, colouring: Quantity | Category, seed: int) -> Rotation:
+    """Draw the states in three dimensions.
+
+    At most SPACE_POINTS of them are drawn at random; the title tells how many.
+    """
+    rng = np.random.default_rng(seed)
+    num_states = len(space.places)
+    shown = rng.permutation(num_states)[:SPACE_POINTS]
+    figure = Figure(figsize=(10, 6.4))
+    axes: Any = figure.add_axes((0.06, 0.03, 0.6, 0.86), projection="3d")
+    size = _size(len(shown))
+    _scatter(axes, space.places, colouring, shown, size, depthshade=False)
+    if space.others is not None:
+        inside = space.others[_inside(space.others, *space.limits)]
+        axes.scatter(*inside.T, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
+                     depthshade=False)
+    for set_label, set_limits, name, limits in zip(
+            (axes.set_xlabel, axes.set_ylabel, axes.set_zlabel),
+            (axes.set_xlim, axes.set_ylim, axes.set_zlim), space.names,
+            zip(*space.limits)):
+        set_label(name.replace(" of the variance", ""))
+        set_limits(*limits)
+    some = f", {len(shown)} of them shown" if len(shown) < num_states else ""
+    figure.suptitle(f"{space.title}{some}\ncoloured by {colouring.label}", fontsize=10)
+    handles = _legend_handles(colouring, space)
+    if isinstance(colouring, Quantity):
+        bar = figure.add_axes((0.76, 0.25, 0.025, 0.5))
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), cax=bar,
+                        label=colouring.label)
+    figure.legend(handles=handles, fontsize=7, title=_legend_title(colouring, space),
+                  title_fontsize=8, ncols=1 + (len(handles) - 1) // LEGEND_ROWS,
+                  loc="lower right" if isinstance(colouring, Quantity) else "center right")
+    return Rotation(figure, axes)
+
+
+def _figure(names: Sequence[str]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=names[0], ylabel=names[1])
+    return figure, axes
+
+
+def _draw_states(axes: Axes, plane: Plane, colouring: Quantity | Category, seed: int) -> None:
+    """All states in an order in which none hides the others, but rare kinds come on top."""
+    size = _size(len(plane.places))
+    order = np.random.default_rng(seed).permutation(len(plane.places))
+    order = order[np.argsort(-_frequency(colouring)[order], kind="stable")]
+    _scatter(axes, plane.places, colouring, order, size)
+    if isinstance(colouring, Category) and colouring.numbered:
+        _write_numbers(axes, plane.places, colouring.values)
+    if plane.others is not None:
+        x, y = plane.others.T
+        axes.scatter(x, y, c=OTHERS_COLOUR, s=max(size, OTHERS_SIZE), linewidths=0,
+                     rasterized=True)
+    low, high = plane.limits
+    axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+
+
+def _scatter(axes: Any, places: np.ndarray, colouring: Quantity | Category, order: np.ndarray,
+             size: float, **more) -> None:
+    """The states in ``order``, one collection for each marker."""
+    colours = _rgba(colouring)
+    marker = np.zeros(len(places), dtype=np.int64)
+    if isinstance(colouring, Category):
+        marker = np.maximum(colouring.values, 0) // len(COLOURS) % len(MARKERS)
+    for number in np.unique(marker):
+        rows = order[marker[order] == number]
+        shape = MARKERS[number]
+        axes.scatter(*places[rows].T, c=colours[rows], s=size if shape == "o" else 2 * size,
+                     marker=shape, linewidths=0.8 if shape == "x" else 0, rasterized=True, **more)
+
+
+def _inside(places: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return ((places >= low) & (places <= high)).all(axis=1)
+
+
+def _write_numbers(axes: Axes, places: np.ndarray, values: np.ndarray) -> None:
+    for value in np.unique(values[values >= 0]):
+        middle = np.median(places[values == value], axis=0)
+        axes.annotate(str(value), middle, ha="center", va="center", fontsize=8, weight="bold",
+                      bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "alpha": 0.8,
+                            "edgecolor": COLOURS[value % len(COLOURS)]})
+
+
+def _add_key(figure: Figure, axes: Axes, colouring: Quantity | Category, plane: Plane) -> None:
+    handles = _legend_handles(colouring, plane)
+    if isinstance(colouring, Quantity):
+        figure.colorbar(ScalarMappable(_norm(colouring.values), COLOUR_MAP), ax=axes,
+                        label=colouring.label)
+        if handles:
+            axes.legend(handles=handles, loc="best", fontsize=9)
+    else:
+        figure.legend(handles=handles, loc="outside right upper", fontsize=8,
+                      title=_legend_title(colouring, plane),
+                      ncols=1 + (len(handles) - 1) // LEGEND_ROWS)
+
+
+def _legend_title(colouring: Quantity | Category, plane: Plane) -> str:
+    return f"{colouring.label} ({plane.unit})" if isinstance(colouring, Category) else ""
+
+
+def _legend_handles(colouring: Quantity | Category, plane: Plane) -> list[Line2D]:
+    handles = []
+    if isinstance(colouring, Category):
+        for value, name in enumerate(colouring.names):
+            count = int((colouring.values == value).sum())
+            if count:
+                handles.append(_handle(COLOURS[value % len(COLOURS)], f"{name} ({count})",
+                                       MARKERS[value // len(COLOURS) % len(MARKERS)]))
+        in_none = int((colouring.values < 0).sum())
+        if in_none:
+            handles.append(_handle(NO_CATEGORY_COLOUR, f"none ({in_none})"))
+    if plane.others is not None:
+        outside = int((~_inside(plane.others, *plane.limits)).sum())
+        beyond = f", {outside} not in view" if outside else ""
+        handles.append(_handle(OTHERS_COLOUR, f"{plane.others_name} ({len(plane.others)}{beyond})"))
+    return handles
+
+
+def _handle(colour: str, label: str, marker: str = "o") -> Line2D:
+    return Line2D([], [], linestyle="", marker=marker, color=colour, markersize=6, label=label)
+
+
+def _rgba(colouring: Quantity | Category) -> np.ndarray:
+    """A colour for each state (N, 4)."""
+    if isinstance(colouring, Quantity):
+        return colormaps[COLOUR_MAP](_norm(colouring.values)(colouring.values))
+    table = matplotlib.colors.to_rgba_array([NO_CATEGORY_COLOUR, *COLOURS])
+    values = colouring.values
+    return table[np.where(values < 0, 0, values % len(COLOURS) + 1)]
+
+
+def _norm(values: np.ndarray) -> Normalize:
+    low, high = float(values.min()), float(values.max())
+    return Normalize(low, high if high > low else low + 1)
+
+
+def _frequency(colouring: Quantity | Category) -> np.ndarray:
+    """Counts of each state's value where there are two kinds, or few numbers; else 0 (N,)."""
+    found, inverse, counts = np.unique(colouring.values, return_inverse=True, return_counts=True)
+    few = 20 if isinstance(colouring, Quantity) else 2
+    return counts[inverse] if len(found) <= few else np.zeros(len(inverse))
+
+
+def _size(num_states: int) -> float:
+    """Area of a marker, in square points, that leaves structure visible."""
+    return float(np.clip(20_000 / max(num_states, 1), 1.5, 14))
+
+
+def _density(places: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float, float]]:
+    """States in each cell of the plane, and its borders."""
+    counts, x, y = np.histogram2d(places[:, 0], places[:, 1], bins=DENSITY_BINS)
+    return counts.T, (x[0], x[-1], y[0], y[-1])
+
+
+def _draw_density(axes: Axes, density: tuple[np.ndarray, tuple]) -> None:
+    counts, borders = density
+    axes.imshow(np.ma.masked_equal(counts, 0), extent=borders, origin="lower", aspect="auto",
+                cmap="Greys", norm=LogNorm(0.1, max(counts.max() * 5, 1)), interpolation="nearest")
+

@@ -1,1 +1,0 @@
-"""Steering vectors from the states of recorded episodes."""

@@ -1,0 +1,213 @@
+"""The hidden states of recorded episodes, and the recorded quantities at each of them.
+
+The steps of simulated samples that are analysed, and the simulated quantities at each of them.
+
+Letters in shape comments: M samples, T steps of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from agents.rollout_files import POSITION_COLUMNS, RolloutFolder
+from common.errors import UserError
+from common.progress import with_progress
+from generative.sample_files import SampleFolder
+
+
+def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray:
+    """The states of the first ``num_episodes`` episodes; row 0 of each made no action.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing, damaged or holds NaN.
+    """
+    check_episodes(folder, num_episodes)
+    parts: list[np.ndarray] = []
+    for number in with_progress(range(num_episodes), num_episodes, "episode"):
+        file = folder.array_files(number).hidden_states
+        states = file.rows(1, file.shape[0])
+        if parts and states.shape[1] != parts[0].shape[1]:
+            raise UserError(f"{file.path} has {states.shape[1]} hidden units, but the episodes "
+                            f"before it {parts[0].shape[1]}")
+        parts.append(states)
+    return np.concatenate(parts)
+
+
+def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
+    """See that a recording has so many episodes.
+
+    Raises:
+        UserError: if it has fewer, saying how many.
+    """
+    available = folder.index()["episode"].nunique()
+    if available < num_episodes:
+        raise UserError(f"{num_episodes} episodes are asked for, but {folder.path} holds only "
+                        f"{available}; record more, or give --num_episodes {available}")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedSteps:
+    """Recorded quantities at each row of ``read_recorded_states``, all (rows,).
+
+    Attributes:
+        entropy: of the policy (nats).
+        likeliest_action: of the policy.
+        action: the one that was taken.
+        length: steps of the episode.
+        part: 0 at the first step of the episode, 1 at its last.
+        done: whether this is the last step.
+        value: the agent's.
+        rewarded: whether any step of the episode brought a reward above 0.
+        reward: of this step.
+        episode: its number.
+        positions: of the player in cells, by the names of their columns; empty where they were not
+            recorded. That of the last step, which is not known, is the one before it.
+    """
+
+    entropy: np.ndarray
+    likeliest_action: np.ndarray
+    action: np.ndarray
+    length: np.ndarray
+    part: np.ndarray
+    done: np.ndarray
+    value: np.ndarray
+    rewarded: np.ndarray
+    reward: np.ndarray
+    episode: np.ndarray
+    positions: dict[str, np.ndarray]
+
+
+def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
+    """The steps of the first ``num_episodes`` episodes.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing or damaged.
+    """
+    check_episodes(folder, num_episodes)
+    numbers = range(num_episodes)
+    log_probs = [_log_probs(folder, number) for number in numbers]
+    steps = folder.all_steps(numbers)
+    lengths = np.array([len(part) for part in log_probs])
+    if len(steps) != lengths.sum():
+        raise UserError(f"the tables of {folder.path} have {len(steps)} rows for {lengths.sum()} "
+                        "recorded steps; record these episodes again")
+    joined = np.concatenate(log_probs)
+    reward = steps["reward"].to_numpy()
+    starts = np.cumsum(lengths) - lengths
+    rewarded = np.maximum.reduceat(reward, starts) > 0  # (E,)
+    position = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+    return RecordedSteps(
+        entropy=-(np.exp(joined) * joined).sum(axis=1), likeliest_action=joined.argmax(axis=1),
+        action=steps["action"].to_numpy(), length=np.repeat(lengths, lengths),
+        part=position / np.maximum(np.repeat(lengths, lengths) - 1, 1),
+        done=steps["done"].to_numpy() > 0, value=steps["value"].to_numpy(),
+        rewarded=np.repeat(rewarded, lengths), reward=reward,
+        episode=np.repeat(np.arange(num_episodes), lengths),
+        positions=_positions(steps))
+
+
+def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
+    """``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
+
+    Raises:
+        UserError: if there are fewer, or naming a file that is missing or damaged.
+    """
+    if not folder.description().get("positions"):
+        return {}
+    check_episodes(folder, num_episodes)
+    return _positions(folder.all_steps(range(num_episodes)))
+
+
+def _positions(steps: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {name: steps[name].ffill().to_numpy() for name in POSITION_COLUMNS if name in steps}
+
+
+def _log_probs(folder: RolloutFolder, number: int) -> np.ndarray:
+    file = folder.array_files(number).log_probs
+    return file.rows(0, file.shape[0])
+
+
+ENDED = 0.5  # probability of a terminal above which an episode counts as ended
+
+
+def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samples") -> list[int]:
+    """Numbers of the first ``num_samples`` samples.
+
+    Args:
+        flag: that says how many, for the message.
+
+    Raises:
+        UserError: if there are fewer, saying how many.
+    """
+    numbers = folder.numbers()
+    if len(numbers) < num_samples:
+        raise UserError(f"{num_samples} simulated samples are asked for, but {folder.path} holds "
+                        f"only {len(numbers)}; record more, or give --{flag} {len(numbers)}")
+    return numbers[:num_samples]
+
+
+def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -> np.ndarray:
+    """``hidden_states`` or ``env_h`` of samples, one below the other (M * T, units).
+
+    Raises:
+        UserError: see ``SampleFolder.stacked``.
+    """
+    states = folder.stacked_field(field, numbers)  # (M, T, units)
+    return states.reshape(-1, states.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedSteps:
+    """Simulated quantities at each step of several samples, all (M * T,).
+
+    Attributes:
+        sample: number of the sample.
+        step: of the sample, from 0.
+        value: the agent's.
+        reward: in the unit of the recorded data.
+        terminal: probability that the episode ends at this step.
+        action: that entered the step, -1 where it is not known.
+        num_samples: M.
+    """
+
+    sample: np.ndarray
+    step: np.ndarray
+    value: np.ndarray
+    reward: np.ndarray
+    terminal: np.ndarray
+    action: np.ndarray
+    num_samples: int
+
+    @property
+    def num_steps(self) -> int:
+        """Of one sample, T."""
+        return len(self.sample) // self.num_samples
+
+    def by_sample(self, values: np.ndarray) -> np.ndarray:
+        """Numbers for each step (M * T,) as (M, T)."""
+        return values.reshape(self.num_samples, -1)
+
+
+def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> SimulatedSteps:
+    """The steps of these samples.
+
+    Raises:
+        UserError: see ``SampleFolder.stacked``.
+    """
+    value, reward, terminal = (folder.stacked_field(field, numbers)
+                               for field in ("values", "rewards", "terminals"))
+    action = folder.stacked_field("actions", numbers)
+    num_samples, num_steps = value.shape
+    for name, array in (("rewards", reward), ("terminals", terminal), ("actions", action)):
+        if array.shape != value.shape:
+            raise UserError(f"the samples of {folder.path} have {num_steps} values each, but "
+                            f"{array.shape[1]} {name}; record them again")
+    return SimulatedSteps(
+        sample=np.repeat(np.asarray(numbers), num_steps),
+        step=np.tile(np.arange(num_steps), num_samples), value=value.ravel(),
+        reward=reward.ravel(), terminal=terminal.ravel(), action=action.ravel(),
+        num_samples=num_samples)

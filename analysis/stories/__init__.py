@@ -1,1 +1,0 @@
-"""Causal stories: a page for each behaviour."""
