@@ -360,7 +360,7 @@ class Inputs:
         Raises:
             UserError: naming what is missing, damaged or does not fit.
         """
-        samples.check(numbers)
+        samples.require(numbers)
         units = samples.stacked_field("hidden_states", numbers[:1]).shape[-1]
         projector, matrices = Projector.load_for(units, precomputed, num_episodes,
                                                  samples.description().get("agent_sha256"))
