@@ -1,10 +1,7 @@
-"""Nearest neighbours of rows: exact where there are few rows, approximate where there are many.
+"""Nearest neighbours, outliers, clusters and t-SNE maps of states.
 
-States that lie far from all others.
-
-Groups of states that lie close together.
-
-A map of states in few dimensions: t-SNE started from the first principal components.
+Neighbours are exact for few rows and approximate for many. t-SNE starts from the first principal
+components.
 """
 
 from __future__ import annotations

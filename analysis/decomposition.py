@@ -1,9 +1,6 @@
-"""Standardising, principal components and independent components.
+"""Scale, principal components, independent components and non-negative factors of states.
 
-Letters in shape comments: N states, D units, P principal components, k independent ones.
-
-
-Non-negative matrix factorisation of states.
+Letters in shape comments: N states, D units, P principal components, k independent ones, F factors.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ from common.errors import UserError
 
 WIDE = 2_000  # units beyond which principal components are found by a randomised decomposition
 PIECE_ROWS = 20_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Standardizer:

@@ -1,9 +1,7 @@
 """Parameters of the analyses: sections of ``analysis`` in ``hyperparams/interpreting_configs.yml``.
 
-The meaning and unit of each value is in the YAML beside it.
-
-
-Flags that several analyses share.
+The YAML explains the meaning and the unit of each value. Flags that several scripts share are
+declared here, too.
 """
 
 from __future__ import annotations
@@ -172,7 +170,7 @@ class TsneConfig:
 
 
 def add_hidden_analysis_flags(parser: Parser) -> None:
-    """The flags that the two scripts of the agent's hidden states share."""
+    """Add the flags that the two scripts of the agent's hidden states share."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_data_flag(parser)
@@ -185,10 +183,10 @@ def add_hidden_analysis_flags(parser: Parser) -> None:
 
 
 def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) -> None:
-    """The flags that the scripts of an analysis of simulated samples share.
+    """Add the flags that the scripts of an analysis of simulated samples share.
 
     Args:
-        section: of the parameter set, below ``analysis``.
+        section: section of the parameter set, below ``analysis``.
         precomputed: name of the folder of its arrays.
     """
     add_analysis_flags(parser)
@@ -198,14 +196,14 @@ def add_sample_analysis_flags(parser: Parser, section: str, precomputed: str) ->
 
 
 def add_chosen_samples_flags(parser: Parser, section: str) -> None:
-    """The flags that choose simulated samples, and how many of them an analysis is of."""
+    """Add the flags that choose the folder and the number of simulated samples."""
     add_samples_flags(parser)
     parser.add_argument("--num_samples", type=count, key=f"analysis.{section}.num_samples",
                         help="simulated samples")
 
 
 def add_influence_flags(parser: Parser) -> None:
-    """The flags of the scripts that analyse influences between components."""
+    """Add the flags of the scripts that analyse influences between components."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
@@ -226,7 +224,7 @@ def add_influence_flags(parser: Parser) -> None:
 
 
 def add_story_flags(parser: Parser) -> None:
-    """The flags of causal_stories.py that say where its inputs are."""
+    """Add the flags of causal_stories.py that choose its inputs."""
     add_analysis_flags(parser)
     add_direction_folder_flag(parser)
     add_direction_number_flag(parser)
@@ -235,11 +233,11 @@ def add_story_flags(parser: Parser) -> None:
 
 
 def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
-    """The flags of the scripts that precompute an analysis.
+    """Add the flags of the scripts that precompute an analysis.
 
     Args:
-        section: of the parameter set, below ``analysis``.
-        what: is counted in the names of the files: "episodes" or "samples".
+        section: section of the parameter set, below ``analysis``.
+        what: what the results are counted by: "episodes" or "samples".
     """
     parser.add_argument("--n_clusters", type=count, key=f"analysis.{section}.n_clusters",
                         help="number of clusters")
@@ -252,7 +250,7 @@ def add_precompute_flags(parser: Parser, section: str, what: str) -> None:
 
 
 def add_plotting_flags(parser: Parser, plots: str) -> None:
-    """The flags of the scripts that draw an analysis.
+    """Add the flags of the scripts that draw an analysis.
 
     Args:
         plots: name of the folder of its figures.
@@ -264,7 +262,7 @@ def add_plotting_flags(parser: Parser, plots: str) -> None:
 
 
 def add_analysis_flags(parser: Parser) -> None:
-    """The flags of every analysis."""
+    """Add the flags of every analysis."""
     add_parameter_set_flag(parser)
     add_save_dir_flag(parser)
     add_log_flag(parser)

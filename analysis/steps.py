@@ -1,6 +1,4 @@
-"""The hidden states of recorded episodes, and the recorded quantities at each of them.
-
-The steps of simulated samples that are analysed, and the simulated quantities at each of them.
+"""Hidden states of recorded episodes and of simulated samples, and what happens in their steps.
 
 Letters in shape comments: M samples, T steps of each.
 """
@@ -20,7 +18,9 @@ from generative.sample_files import SampleFolder
 
 
 def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray:
-    """The states of the first ``num_episodes`` episodes; row 0 of each made no action.
+    """Read the states hx[1:] of the first ``num_episodes`` episodes, concatenated (rows, D).
+
+    Row 0 of each episode is left out: it made no action.
 
     Raises:
         UserError: if there are fewer, or naming a file that is missing, damaged or holds NaN.
@@ -38,10 +38,10 @@ def read_recorded_states(folder: RolloutFolder, num_episodes: int) -> np.ndarray
 
 
 def check_episodes(folder: RolloutFolder, num_episodes: int) -> None:
-    """See that a recording has so many episodes.
+    """Raise unless a recording has this many episodes.
 
     Raises:
-        UserError: if it has fewer, saying how many.
+        UserError: if it has fewer; the message tells how many.
     """
     available = folder.index()["episode"].nunique()
     if available < num_episodes:
@@ -55,15 +55,15 @@ class RecordedSteps:
 
     Attributes:
         entropy: of the policy (nats).
-        likeliest_action: of the policy.
-        action: the one that was taken.
-        length: steps of the episode.
+        likeliest_action: action with the largest probability.
+        action: action that was taken.
+        length: number of steps of the episode.
         part: 0 at the first step of the episode, 1 at its last.
         done: whether this is the last step.
-        value: the agent's.
+        value: value estimate of the agent.
         rewarded: whether any step of the episode brought a reward above 0.
         reward: of this step.
-        episode: its number.
+        episode: number of the episode.
         positions: of the player in cells, by the names of their columns; empty where they were not
             recorded. That of the last step, which is not known, is the one before it.
     """
@@ -82,7 +82,7 @@ class RecordedSteps:
 
 
 def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSteps:
-    """The steps of the first ``num_episodes`` episodes.
+    """Read the steps of the first ``num_episodes`` episodes.
 
     Raises:
         UserError: if there are fewer, or naming a file that is missing or damaged.
@@ -111,7 +111,7 @@ def read_recorded_steps(folder: RolloutFolder, num_episodes: int) -> RecordedSte
 
 
 def read_recorded_positions(folder: RolloutFolder, num_episodes: int) -> dict[str, np.ndarray]:
-    """``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
+    """Read ``RecordedSteps.positions`` of the first ``num_episodes`` episodes.
 
     Raises:
         UserError: if there are fewer, or naming a file that is missing or damaged.
@@ -135,13 +135,13 @@ ENDED = 0.5  # probability of a terminal above which an episode counts as ended
 
 
 def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samples") -> list[int]:
-    """Numbers of the first ``num_samples`` samples.
+    """Return the numbers of the first ``num_samples`` samples.
 
     Args:
-        flag: that says how many, for the message.
+        flag: flag of this number, for the message.
 
     Raises:
-        UserError: if there are fewer, saying how many.
+        UserError: if there are fewer; the message tells how many.
     """
     numbers = folder.numbers()
     if len(numbers) < num_samples:
@@ -151,7 +151,7 @@ def choose_samples(folder: SampleFolder, num_samples: int, flag: str = "num_samp
 
 
 def read_simulated_states(folder: SampleFolder, field: str, numbers: Sequence[int]) -> np.ndarray:
-    """``hidden_states`` or ``env_h`` of samples, one below the other (M * T, units).
+    """Read ``hidden_states`` or ``env_h`` of samples, concatenated (M * T, units).
 
     Raises:
         UserError: see ``SampleFolder.stacked``.
@@ -166,11 +166,11 @@ class SimulatedSteps:
 
     Attributes:
         sample: number of the sample.
-        step: of the sample, from 0.
-        value: the agent's.
+        step: step of the sample, from 0.
+        value: value estimate of the agent.
         reward: in the unit of the recorded data.
         terminal: probability that the episode ends at this step.
-        action: that entered the step, -1 where it is not known.
+        action: action that entered the step, -1 where it is not known.
         num_samples: M.
     """
 
@@ -184,16 +184,16 @@ class SimulatedSteps:
 
     @property
     def num_steps(self) -> int:
-        """Of one sample, T."""
+        """Number of steps of a sample, T."""
         return len(self.sample) // self.num_samples
 
     def by_sample(self, values: np.ndarray) -> np.ndarray:
-        """Numbers for each step (M * T,) as (M, T)."""
+        """Reshape a quantity of all steps (M * T,) to (M, T)."""
         return values.reshape(self.num_samples, -1)
 
 
 def read_simulated_steps(folder: SampleFolder, numbers: Sequence[int]) -> SimulatedSteps:
-    """The steps of these samples.
+    """Read the steps of these samples.
 
     Raises:
         UserError: see ``SampleFolder.stacked``.

@@ -7,9 +7,6 @@ once, which gives gradients of the sample itself.
 
 Letters in shape comments: M samples, T steps, L lags, D hidden units, I ICs, J targets: ICs, then
 answers.
-
-
-Inputs of the scripts of cross-correlation and cross-causation.
 """
 
 from __future__ import annotations
