@@ -791,7 +791,7 @@ def test_other_data_is_not_overwritten(folders, tmp_path, capsys):
 
 
 def test_stories_without_a_comparison_name_its_script(tmp_path, capsys):
-    assert "dynamics_grads_consistency_plots.py writes it" in error_of(
+    assert "dynamics_grads_consistency_plots.py writes" in error_of(
         capsys, causal_stories.main, ["--save_dir", str(tmp_path)])
 
 
