@@ -47,11 +47,8 @@ benchmark: $(VENV)/installed
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.saliency
 	$(BIN)/python -m benchmarks.hidden_state_analysis
-	$(BIN)/python -m benchmarks.scopes
-	$(BIN)/python -m benchmarks.scan
 	$(BIN)/python -m benchmarks.mazes
 	$(BIN)/python -m benchmarks.attributions
-	$(BIN)/python -m benchmarks.failures
 	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.growth
 

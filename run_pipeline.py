@@ -1,6 +1,6 @@
-"""Run the whole experiment, from training to a page that ties it together. What is done and still
-valid is skipped, what was interrupted goes on, and what has changed is made again. With --submit
-the stages are jobs of a cluster."""
+"""Run the whole experiment, from training to a page that ties it together. Stages that are up to
+date are skipped, interrupted ones are continued, and those whose code, parameters or inputs have
+changed run again. With --submit the stages are jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -12,28 +12,16 @@ from common.cli import Parser, count
 from common.config import yaml_given
 from common.errors import UserError, nearest, script_main
 from common.shards import shard
-from pipeline.child import Torchrun
-from pipeline.cluster.config import CLUSTER_FILE, load_cluster
-from pipeline.cluster.schedulers import SCHEDULERS, TIME_IS_UP
-from pipeline.cluster.status import print_status
-from pipeline.cluster.submission import (
-    JOB_LOGS,
-    JobMaker,
-    Standing,
-    Step,
-    SubmittedFiles,
-    Submitter,
-    plan,
-    shards_to_do,
-)
+from pipeline.cluster import CLUSTER_FILE, SCHEDULERS, TIME_IS_UP, load_cluster
 from pipeline.presets import ROOT, load_preset, read_hyperparams
+from pipeline.process import Torchrun
 from pipeline.records import Experiment, Part
-from pipeline.report import write_report
+from pipeline.report import print_plan, print_table, write_report
 from pipeline.runner import Pipeline
 from pipeline.sections import page_of
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
-from pipeline.summary import print_plan, print_table
+from pipeline.submission import Submitter, print_status
 
 FORBIDDEN = set("/\\\0")
 
@@ -53,41 +41,42 @@ def parser() -> Parser:
                        help="use this simulator instead of the preset's and train none")
     which = flags.add_mutually_exclusive_group()
     which.add_argument("--from", dest="first", metavar="STAGE",
-                       help="begin with this stage, whatever has become of those before")
+                       help="begin with this stage, whatever the state of those before it")
     which.add_argument("--only", nargs="+", metavar="STAGE", help="run only these stages")
     which.add_argument("--accept", nargs="+", metavar="STAGE",
                        help="run nothing, and record that these stages are valid as they are, "
-                            "after a change that does not matter to them")
+                            "after a change that does not affect them")
     flags.add_argument("--force", action="store_true",
-                       help="run the chosen stages again, whatever their records say")
+                       help="run the selected stages again, whatever their records say")
     flags.add_argument("--dry_run", action="store_true",
-                       help="say what would be run and why, and run nothing")
+                       help="print what would be run and why, and run nothing")
     flags.add_argument("--check_contents", action="store_true",
-                       help="read every file again; else one whose size and time of change are "
-                            "as they were counts as unchanged")
+                       help="read every file again; otherwise a file of the same size and "
+                            "modification time counts as unchanged")
     flags.add_argument("--report", action="store_true",
-                       help="run nothing, and write the page of what is done")
+                       help="run nothing, and write the page from the finished stages")
     cluster = flags.add_argument_group("on a cluster")
     cluster.add_argument("--submit", choices=sorted(SCHEDULERS),
-                         help="submit what is not done and not submitted yet, a job a stage; with "
-                              "--dry_run show it")
+                         help="submit the stages that are not done and not submitted yet, one job "
+                              "per stage; with --dry_run print the commands")
     cluster.add_argument("--status", action="store_true",
-                         help="show how the stages and their jobs stand, and run nothing")
+                         help="print the status of the stages and their jobs, and run nothing")
     cluster.add_argument("--cluster_file", type=Path, default=CLUSTER_FILE,
-                         help="what jobs ask for: time, memory, cores, GPUs")
-    job = flags.add_argument_group("given to the jobs that --submit makes")
+                         help="requests of jobs: time, memory, cores, GPUs")
+    job = flags.add_argument_group("for the jobs that --submit makes")
     job.add_argument("--in_job", choices=sorted(SCHEDULERS),
-                     help="do the stage of --only as a job of this scheduler, beside those of "
+                     help="run the stage of --only as a job of this scheduler, next to those of "
                           "other stages, and write no page")
     job.add_argument("--shard", type=shard, metavar="I/N",
-                     help="do the I-th of the N shards of the stage")
+                     help="compute the I-th of the N shards of the stage")
     job.add_argument("--join", type=count, metavar="N", help="join the N shards of the stage")
     job.add_argument("--processes", type=count, default=1,
-                     help="that torchrun starts for the stage, on this machine")
+                     help="processes that torchrun starts for the stage, on this machine")
     job.add_argument("--seconds_to_stop", type=count, default=600,
-                     help="that they have after a signal before torchrun kills them")
+                     help="seconds between a signal and the moment at which torchrun kills them")
     job.add_argument("--max_sittings", type=count, default=1,
-                     help="how often the job begins, if its time is up before it is done")
+                     help="number of times that the job is started, if its time is up before it "
+                          "is done")
     return flags
 
 
@@ -113,7 +102,7 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
     plain = args.preset.replace(":", "_")
     name = args.exp_name or plain
     if FORBIDDEN & set(name) or name.startswith("."):
-        raise UserError(f"--exp_name is in the names of folders; choose another than '{name}'")
+        raise UserError(f"--exp_name is part of folder names; choose another than '{name}'")
     output = args.output_dir or Path(f"{plain}_output")
     stages = all_stages(preset, name)
     experiment = Experiment(output)
@@ -127,8 +116,8 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
                                args.accept or args.only),
                         hyperparams, args.force, args.check_contents, part)
     if args.status:
-        return print_status(experiment, stages,
-                            {stage.name: pipeline.sources(stage) for stage in stages})
+        print_status(experiment, stages, pipeline.sources)
+        return 0
     description = {"preset": args.preset, "name": name}
     if args.submit:
         return submit(args, pipeline, description)
@@ -156,61 +145,46 @@ def run(args: argparse.Namespace, hyperparams: dict[Path, dict]) -> int:
 
 
 def submit(args: argparse.Namespace, pipeline: Pipeline, description: dict) -> int:
-    """Submit what is not done and not submitted yet, or show it."""
-    experiment, scheduler = pipeline.experiment, SCHEDULERS[args.submit]
-    config, files = load_cluster(args.cluster_file, pipeline.stages), SubmittedFiles(experiment)
-    resources = {stage.name: config.resources(stage) for stage in pipeline.stages}
+    """Submit the stages that are not done and not submitted yet, or print the commands."""
+    experiment = pipeline.experiment
     command = [sys.executable, str(ROOT / "run_pipeline.py"), "--preset", args.preset,
                "--output_dir", str(experiment.path), "--exp_name", description["name"]]
     for flag, file in (("--agent_file", args.agent_file), ("--model_file", args.model_file)):
         command += [] if file is None else [flag, str(file)]
-    submitter = Submitter(scheduler, files, resources, config.cpu, JobMaker(
-        description["name"], tuple(command), args.submit, config, experiment.path / JOB_LOGS))
-
-    def steps() -> list[Step]:
-        standings = []
-        for stage, decision in pipeline.plan():
-            submitted = files.read(stage.name)
-            if submitted is not None and submitted.system != args.submit:
-                submitted = None
-            shards, done = shards_to_do(decision, resources[stage.name].shards, submitted,
-                                        experiment, stage.name)
-            standings.append(Standing(stage.name, decision, tuple(pipeline.sources(stage)), shards,
-                                      done, submitted))
-        return plan(standings, scheduler.listed() if scheduler.is_here() else [])
-
+    submitter = Submitter(pipeline, command, args.submit, description["name"],
+                          load_cluster(args.cluster_file, pipeline.stages))
     if args.dry_run:
-        submitter.show(steps())
+        submitter.show(submitter.plan())
         return 0
-    scheduler.check()
+    SCHEDULERS[args.submit].check()
     with experiment.opened_by_job("submit"):
         experiment.describe(description)
-        found = steps()
-        pipeline.save_checksums()
-        submitter.submit(found)
+        plans = submitter.plan()
+        pipeline.digests.save()
+        submitter.submit(plans)
     return 0
 
 
 def run_job(args: argparse.Namespace, pipeline: Pipeline, part: Part) -> int:
-    """Do the part of a stage that a job has got. If its time is up before, it begins again."""
+    """Do a job's part of a stage; back to the queue if the job's time is up before it is done."""
     experiment, scheduler = pipeline.experiment, SCHEDULERS[args.in_job]
     job = scheduler.own_job()
     with experiment.opened_by_job(part.name):
         status = pipeline.run_part(job, Torchrun(args.processes, args.seconds_to_stop)
                                    if args.processes > 1 else None)
-        sittings = experiment.sitting(part).number
-    if status > 128 and TIME_IS_UP in pipeline.received:
-        if sittings < args.max_sittings:
-            print(f"the time of job {job} is up; it goes on when {scheduler.name} starts it again",
-                  flush=True)
-            return scheduler.queue_again(job)
-        print(f"the time of job {job} is up after {sittings} sittings; submit it again to go on",
-              file=sys.stderr)
+        attempt = experiment.attempt(part)
+    if status > 128 and TIME_IS_UP in pipeline.received and attempt is not None:
+        if attempt.number < args.max_sittings:
+            print(f"the time of job {job} is up; it is continued when {scheduler.name} starts it "
+                  "again", flush=True)
+            return scheduler.requeue_job(job)
+        print(f"the time of job {job} is up after {attempt.number} attempts; submit it again to "
+              "continue", file=sys.stderr)
     return status
 
 
 def chosen(names: list[str], first: str | None, only: list[str] | None) -> set[str]:
-    """The stages that were asked for.
+    """Return the stages that the flags select.
 
     Raises:
         UserError: if there is no such stage, naming the nearest.

@@ -1,22 +1,24 @@
-"""Speed of training and recording, compared with a plain variant of the same mathematics.
+"""Speed of training and recording, compared with a plain variant of the same mathematics, and the
+cost of hooks.
 
 The plain variant computes in float32 on contiguous tensors and takes the training pass one time
-step after the other, with the memory that the C library gives by default, as a direct
-transcription of the algorithm would be run. The two are measured in turns, because machines differ
-and drift, each in a process of its own.
+step after the other, with the default memory of the C library, as a direct transcription of the
+algorithm would be run. Candidates are measured in turns, because machines differ and drift, each
+in a process of its own.
 
-    python -m benchmarks.agent            everything, about twelve minutes on two cores
+    python -m benchmarks.agent            everything, about fifteen minutes on two cores
     python -m benchmarks.agent wrappers   one part: wrappers, training, kickstarting, edits,
-                                          recording or memory
+                                          recording, memory, hooks or scan
+
+``hooks`` compares forward passes inside scopes with passes outside, on one thread. ``scan`` patches
+each of 32 channels of four layers on 100 frames; next to it a scan of full passes on one layer,
+which computes what lies before the patched layer again and again.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,28 +31,49 @@ import torch
 import agents.acting
 import agents.ppo
 import record
+from agents.acting import run_policy
 from agents.agent_file import save_agent
 from agents.config import load_agent_config
+from agents.hooks import batch_info, patched
 from agents.kickstarting import Teacher
+from agents.layers import all_layers
 from agents.networks import Policy, PolicyOutput, build_policy, to_images
+from agents.patch import BatchInfo
 from agents.ppo import Collector, Rollout, update
-from benchmarks.measuring import Apart, peak_memory
+from benchmarks.harness import (
+    Candidate,
+    cost_apart,
+    cost_of,
+    measure_in_turns,
+    medians,
+    run_parts,
+    run_script,
+    say,
+)
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from envs.rewards import EpisodeStatistics, RewardNormalizer
+from interventions.patches import Zero
+from interventions.scan import Pictures, parts_of, scan, value
 from maze.level.regions import CheeseRegion
 
 ENV = EnvConfig("coinrun", "easy")
 CONFIG = dataclasses.replace(load_agent_config("easy"), recurrent=True)  # 64 envs x 256 steps
+STEPS = CONFIG.n_envs * CONFIG.n_steps
 VAL_INTERVAL = 10
 REPEATS = 2
 EPISODE_STEPS = 20  # of a good agent in easy mazes whose cheese is in its corner
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
+FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+HOOKED_FRAMES, HOOKED_REPEATS = 16, 150  # frames as where episodes are played
+SCANNED_FRAMES = 100
+SCANNED_LAYERS = ("embedder.block2.res1.resadd", "embedder.block2.res2.resadd",
+                  "embedder.block3.res1.resadd", "embedder.block3.res2.resadd")
 
 
 def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
                  compute: Compute) -> PolicyOutput:
-    """The plain training pass: one call of the policy a time step."""
+    """The plain training pass: one call of the policy per time step."""
     hidden, outputs = rollout.hidden[envs], []
     for frames, masks in zip(rollout.frames[:, envs], rollout.masks[:, envs]):
         output = policy(to_images(frames, compute.channels_last), hidden, masks)
@@ -60,8 +83,8 @@ def step_by_step(policy: Policy, rollout: Rollout, envs: torch.Tensor,
                           for field in dataclasses.fields(PolicyOutput)))
 
 
-class Contestant:
-    """One variant of training; called, it plays a rollout, updates on it, and returns the seconds
+class Training:
+    """A variant of training; called, it plays a rollout, updates on it, and returns the seconds
     of both."""
 
     def __init__(self, plain: bool, taught: bool = False):
@@ -69,9 +92,7 @@ class Contestant:
         self.plain, self.compute = plain, PLAIN if plain else resolve_compute("cpu")
         if not plain:
             keep_freed_memory()
-        self.policy = build_policy("impala", 64, True, True)
-        layout = torch.channels_last if self.compute.channels_last else torch.contiguous_format
-        self.policy.to(memory_format=layout)
+        self.policy = self.compute.place(build_policy("impala", 64, True, True))
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=1e-5)
         self.worker = Collector(ENV, self.policy, self.compute, CONFIG.n_envs, 0, 2)
         self.rollout = Rollout(CONFIG.n_steps, CONFIG.n_envs, (64, 64, 3), 64, self.compute.device)
@@ -92,61 +113,51 @@ class Contestant:
         return middle - start, time.perf_counter() - middle
 
 
-def measure_training() -> None:
-    ours, plain = Apart(Contestant, False), Apart(Contestant, True)
-    for contestant in (ours, plain):
-        contestant()  # memory is taken and kernels are prepared
-    times = [(*ours(), *plain()) for _ in range(REPEATS)]
-    medians = [median(column) for column in zip(*times)]
-    steps, seconds = CONFIG.n_envs * CONFIG.n_steps, {}
-    for name, (rollout, gradient) in {"ours": medians[:2], "plain": medians[2:]}.items():
-        # End to end; a validation rollout costs what a training rollout does.
-        seconds[name] = rollout * (1 + 1 / VAL_INTERVAL) + gradient
-        print(f"training, {name}: {steps / seconds[name]:.0f} steps/s; rollout {rollout:.1f} s, "
-              f"update {gradient:.1f} s for {steps} steps")
-    print(f"training, ratio: {seconds['plain'] / seconds['ours']:.2f}")
-    for contestant in (ours, plain):
-        contestant.close()
+def training_times(**variants: tuple) -> dict[str, tuple[float, float]]:
+    """Median seconds of rollout and update of variants of training."""
+    candidates = {name: Candidate(Training, *args) for name, args in variants.items()}
+    times = measure_in_turns(candidates, REPEATS)
+    for candidate in candidates.values():
+        candidate.close()
+    return {name: (median(rollout for rollout, _ in of_variant),
+                   median(gradient for _, gradient in of_variant))
+            for name, of_variant in times.items()}
 
-    env_seconds = steps / raw_steps_per_second()
-    print(f"  stepping the environments is {100 * env_seconds / seconds['ours']:.1f} % of the "
-          f"time, the update {100 * medians[1] / seconds['ours']:.0f} %")
+
+def measure_training() -> None:
+    times, seconds = training_times(ours=(False,), plain=(True,)), {}
+    for name, (rollout, gradient) in times.items():
+        # End to end; a validation rollout costs as much as a training rollout.
+        seconds[name] = rollout * (1 + 1 / VAL_INTERVAL) + gradient
+        say(f"training, {name}: {STEPS / seconds[name]:.0f} steps/s; rollout {rollout:.1f} s, "
+            f"update {gradient:.1f} s for {STEPS} steps")
+    say(f"training, ratio: {seconds['plain'] / seconds['ours']:.2f}")
+    environments = STEPS / raw_steps_per_second()
+    say(f"  stepping the environments is {100 * environments / seconds['ours']:.1f} % of the time, "
+        f"the update {100 * times['ours'][1] / seconds['ours']:.0f} %")
 
 
 def measure_kickstarting() -> None:
-    """An update with a teacher of the student's size beside one without."""
-    contestants = {"with a teacher": Apart(Contestant, False, True),
-                   "without": Apart(Contestant, False)}
-    for contestant in contestants.values():
-        contestant()
-    times = [[sum(contestant()) for contestant in contestants.values()] for _ in range(REPEATS)]
-    medians = [median(column) for column in zip(*times)]
-    steps = CONFIG.n_envs * CONFIG.n_steps
-    for name, seconds in zip(contestants, medians):
-        print(f"kickstarting, {name}: {steps / seconds:.0f} steps/s")
-    print(f"kickstarting, ratio: {medians[1] / medians[0]:.2f}")
-    for contestant in contestants.values():
-        contestant.close()
+    """An update with a teacher of the student's size, compared with one without."""
+    seconds = {name: sum(times) for name, times in training_times(
+        taught=(False, True), alone=(False,)).items()}
+    say(f"kickstarting, with a teacher: {STEPS / seconds['taught']:.0f} steps/s")
+    say(f"kickstarting, without: {STEPS / seconds['alone']:.0f} steps/s")
+    say(f"kickstarting, ratio: {seconds['alone'] / seconds['taught']:.2f}")
 
 
 def measure_edits() -> None:
     """The time of moving the cheese of every new level, as a share of that of training."""
-    worlds = [ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit)
-              for edit in (None, CheeseRegion(5))]
-    times = []
-    for _ in range(20):  # nobody acts, so all levels stay new, and each look edits them again
-        for world in worlds:
-            start = time.perf_counter()
-            world.observe()
-            times.append(time.perf_counter() - start)
-    edit = (median(times[1::2]) - median(times[::2])) / 64
-    contestant = Apart(Contestant, False)
-    contestant()
-    step = median(sum(contestant()) for _ in range(REPEATS)) / (CONFIG.n_envs * CONFIG.n_steps)
-    contestant.close()
-    print(f"edits: {1000 * edit:.2f} ms a level; training {1000 * step:.2f} ms a step, so "
-          f"{100 * edit / (EPISODE_STEPS * step):.2f} % of it with episodes of {EPISODE_STEPS} "
-          "steps")
+    worlds = {name: ProcgenVectorEnv(EnvConfig("maze", "easy"), 64, 0, 2, edit)
+              for name, edit in (("plain", None), ("edited", CheeseRegion(5)))}
+    # Nobody acts, so all levels stay new, and each observation edits them again.
+    times = medians(measure_in_turns(
+        {name: lambda world=world: cost_of(world.observe).seconds
+         for name, world in worlds.items()}, 20, warmup=0))
+    edit = (times["edited"] - times["plain"]) / 64
+    step = sum(training_times(ours=(False,))["ours"]) / STEPS
+    say(f"edits: {1000 * edit:.2f} ms per level; training {1000 * step:.2f} ms per step, so "
+        f"{100 * edit / (EPISODE_STEPS * step):.2f} % of it with episodes of {EPISODE_STEPS} steps")
 
 
 def raw_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
@@ -175,11 +186,12 @@ def wrapped_steps_per_second(steps: int = 1000, num_envs: int = 64) -> float:
 
 
 def measure_wrappers() -> None:
-    pairs = [(raw_steps_per_second(), wrapped_steps_per_second()) for _ in range(7)]
-    raw, wrapped = (median(column) for column in zip(*pairs))
-    extra = median(raw / wrapped for raw, wrapped in pairs) - 1
-    print(f"environments: raw {raw:.0f} steps/s, with statistics and normalised rewards "
-          f"{wrapped:.0f} steps/s ({100 * extra:.1f} % more time)")
+    rates = measure_in_turns({"raw": raw_steps_per_second, "wrapped": wrapped_steps_per_second}, 7,
+                             warmup=0)
+    extra = median(raw / wrapped for raw, wrapped in zip(*rates.values())) - 1
+    raw, wrapped = medians(rates).values()
+    say(f"environments: raw {raw:.0f} steps/s, with statistics and normalised rewards "
+        f"{wrapped:.0f} steps/s ({100 * extra:.1f} % more time)")
 
 
 def measure_recording() -> None:
@@ -189,42 +201,91 @@ def measure_recording() -> None:
         save_agent(agent, build_policy("impala", 64, True, True), {})
         for name, more in (("without videos", ["--no_videos"]), ("with videos", [])):
             print(f"recording {name}: ", end="", flush=True)
-            record.main(["--model_file", str(agent), "--logdir", f"{folder}/{name}",
-                         "--num_episodes", "300", "--log_level", "error", *more])
+            run_script(record.main, "--model_file", agent, "--logdir", f"{folder}/{name}",
+                       "--num_episodes", "300", "--log_level", "error", *more)
 
 
 def measure_memory() -> None:
-    """Peak memory of one update at the size of `hard-rec`, in a process of its own."""
-    code = "from benchmarks.agent import one_large_update; one_large_update()"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+    """Peak memory of one update at the size of `hard-rec`."""
+    config = load_agent_config("hard-rec")
+    say(f"memory: {cost_apart(one_large_update).memory:.2f} GB at its peak with {config.n_envs} x "
+        f"{config.n_steps}")
 
 
 def one_large_update() -> None:
     keep_freed_memory()
     config = dataclasses.replace(load_agent_config("hard-rec"), epoch=1)
     compute = resolve_compute("cpu")
-    policy = build_policy("impala", 64, True, True).to(memory_format=torch.channels_last)
+    policy = compute.place(build_policy("impala", 64, True, True))
     worker = Collector(EnvConfig("coinrun", "hard"), policy, compute, config.n_envs, 0, 2)
     rollout = Rollout(config.n_steps, config.n_envs, (64, 64, 3), 64, compute.device)
     worker.play(config.n_steps, rollout, normalize=True)
     update(policy, torch.optim.Adam(policy.parameters()), rollout, config, compute,
            torch.Generator().manual_seed(0))
-    print(f"memory: {peak_memory():.2f} GB at its peak with {config.n_envs} x {config.n_steps}")
 
 
-def main() -> None:
-    parts = {"wrappers": measure_wrappers, "training": measure_training,
-             "kickstarting": measure_kickstarting, "edits": measure_edits,
-             "recording": measure_recording, "memory": measure_memory}
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
-    chosen = parser.parse_args().part
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
-    for name, measure in parts.items():
-        if chosen in (None, name):
-            measure()
+def random_frames(number: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (number, 64, 64, 3), dtype=np.uint8)
 
+
+def measure_hooks() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    policy = build_policy("impala", 256, recurrent=True, learned_initial_state=True)
+    frames, hidden = random_frames(HOOKED_FRAMES), policy.initial_states(HOOKED_FRAMES)
+    numbers = np.arange(HOOKED_FRAMES)
+    info, layer, never = BatchInfo(numbers, 0 * numbers, numbers), SCANNED_LAYERS[0], (1000, None)
+    patches = {"no scope": None, "a scope without patches": [],
+               "one patch, not in force": [Zero(layer, steps=never)],
+               "a patch on every layer, none in force": [
+                   Zero(layer.name, steps=never) for layer in all_layers(policy)],
+               "one channel patched": [Zero(layer, channels=(5,))]}
+
+    def forward(of_scope: list | None) -> float:
+        scope = contextlib.nullcontext() if of_scope is None else patched(policy, of_scope)
+        with scope, batch_info(policy, info):
+            return cost_of(run_policy, policy, FLOAT32, frames, hidden).cpu
+
+    times = measure_in_turns({name: lambda of_scope=of_scope: forward(of_scope)
+                              for name, of_scope in patches.items()}, HOOKED_REPEATS)
+    plain = median(times["no scope"])
+    for name, of_scope in times.items():
+        ratios = [a / b - 1 for a, b in zip(of_scope, times["no scope"])]
+        say(f"hooks, {name}: {1000 * median(of_scope):.2f} ms for {HOOKED_FRAMES} frames, "
+            f"{100 * median(ratios):+.1f} % of a pass outside ({1000 * plain:.2f} ms)")
+    torch.set_num_threads(threads)
+
+
+def measure_scan() -> None:
+    torch.manual_seed(0)
+    policy = FLOAT32.place(build_policy("impala", 256, False, False))
+    frames = random_frames(SCANNED_FRAMES)
+    pictures = Pictures(frames, np.arange(SCANNED_FRAMES), value)
+    scan(policy, FLOAT32, parts_of(policy, SCANNED_LAYERS[:1], "layer"), pictures)  # warm-up
+    total = 0.0
+    for layer in SCANNED_LAYERS:
+        parts = parts_of(policy, [layer], "channel")
+        cost = cost_of(scan, policy, FLOAT32, parts, pictures)
+        total += cost.seconds
+        say(f"scan, {layer}: {len(parts) * SCANNED_FRAMES} patched passes in {cost}")
+    say(f"scan, all four layers: {total:.2f} s")
+    images, hidden = to_images(torch.from_numpy(frames)), policy.initial_states(len(frames))
+
+    @torch.no_grad()
+    def full_passes() -> None:
+        for part in parts_of(policy, SCANNED_LAYERS[:1], "channel"):
+            assert part.channel is not None
+            with patched(policy, [Zero(part.layer, channels=(part.channel,))]):
+                policy.step(policy.embed(images), hidden)
+
+    say(f"scan, {SCANNED_LAYERS[0]}, full passes: {cost_of(full_passes)}")
+
+
+PARTS = {"wrappers": measure_wrappers, "training": measure_training,
+         "kickstarting": measure_kickstarting, "edits": measure_edits,
+         "recording": measure_recording, "memory": measure_memory, "hooks": measure_hooks,
+         "scan": measure_scan}
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS)

@@ -1,27 +1,32 @@
-"""Speed and size of features, attributions and their page: the shipped agent of CoinRun, in
-float32. ``benchmarks.attribution_page`` measures the page itself.
+"""Speed and size of features, attributions, checks, failure causes and optimised starts, for the
+shipped agent of CoinRun. ``benchmarks.pages`` measures the pages themselves.
 
-    python -m benchmarks.attributions                    everything, about 20 minutes
-    python -m benchmarks.attributions loop               one part: features, attribution, outputs,
-                                                        export, demo or loop
+    python -m benchmarks.attributions                    everything, about 40 minutes
+    python -m benchmarks.attributions loop               one part, see below
     python -m benchmarks.attributions --num_frames 512   in small: times are of as many frames
 
-``features`` and ``attribution`` are the scripts on three layers, with the memory that they took.
-``outputs``: the value and 15 outputs of the policy at block3, beside the value alone. ``export``:
-the page of the value at three layers and the policy at block3. ``demo``: what the preset demo does
-with its small recording, and its page. ``loop``: a
-plain loop (one output, one node and 64 frames at a time, with the part before the layer computed
-again at each) beside ours with as many nodes, on three layers and, for 16 outputs, on block3. Both
-are measured in one run; processor time says more than wall time where other work is done beside it.
+features     the script on three layers
+attribution  the script for the value at each of three layers
+outputs      the value and 15 outputs of the policy at block3, compared with the value alone
+export       the page of the value at three layers and the policy at block3
+demo         the attribution stages of the preset demo with its small recording, and its page
+loop         a plain loop (one output, one node and 64 frames at a time, with the part before the
+             layer computed again at each), compared with ours with as many nodes
+causes       levels played with and without looking for the causes of failures, in turns; goal: 80 %
+             of the speed
+checks       all checks of the value's attributions to two layers; goal: 1 000 frames in 10 minutes
+starts       the search for an optimised start, with the shipped simulator; goal: 5 seconds
+
+Candidates are measured in one run; processor time is more reliable than wall time if other work is
+done on the machine.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,188 +34,257 @@ import torch
 
 import record
 from agents.agent_file import load_agent
+from agents.episodes import PlayOptions, play_episodes
 from agents.hooks import cached
 from agents.networks import Policy, to_images
 from agents.outputs import POLICY, VALUE, Output, outputs_named
-from attribution import attribute, features
-from attribution import page as attribution_page
+from attribution import attribute, checks, features, page
+from attribution.checking.agent_checks import CHECKS
+from attribution.failures.causes import attribute_failures
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
 from attribution.layers import Bottleneck, find_bottlenecks
 from attribution.recordings import RecordedFrames, Recording, batches
-from benchmarks.measuring import Apart, peak_memory
-from common.devices import Compute
+from benchmarks.harness import (
+    AGENT,
+    SIMULATOR,
+    Cost,
+    cost_apart,
+    measure_in_turns,
+    parser_of,
+    run_script,
+    say,
+    size_of,
+)
+from common.devices import Compute, resolve_compute
+from envs.procgen_env import EnvConfig
+from generative import optimise_start
 
-AGENT = Path("pretrained/coinrun_hard/model.pth")
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
 LAYERS = ("block1", "block2", "block3")
-NUM_FRAMES, STEPS_OF_A_TRAJECTORY, FRAMES_AN_EPISODE = 4096, 512, 60
+NUM_FRAMES, TRAJECTORY_STEPS, EPISODE_FRAMES = 4096, 512, 60
 LOOP_FRAMES = 128  # on which the plain loop is measured, since it takes long
-PARTS = ("features", "attribution", "outputs", "export", "demo", "loop")
-SCRIPTS = {"features": features, "attribution": attribute, "page": attribution_page}
+NUM_LEVELS, ROUNDS, NUM_SLOTS = 256, 3, 64  # of the causes of failures
+CHECKED_FRAMES = 1000
+NUM_STARTS = (1, 5)  # of one target; their difference gives the cost of a start
 
 
-def run(module: str, arguments: list[str]) -> tuple[float, float, float]:
-    """Seconds, processor seconds and gigabytes of a script."""
-    start, cpu = time.perf_counter(), time.process_time()
-    status = SCRIPTS[module].main(arguments)
-    assert status == 0, f"{module} ended with {status}"
-    return time.perf_counter() - start, time.process_time() - cpu, peak_memory()
+class Scripts:
+    """Runs the scripts on a recording, each in a process of its own, and prints their cost.
+
+    Args:
+        folder: folder for their results.
+        data: the recording.
+    """
+
+    def __init__(self, folder: Path, data: Path):
+        self.folder, self.data = folder, data
+        self._inputs = ("--agent_file", AGENT, "--data_dir", data)
+
+    def _run(self, name: str, main: Callable, *argv: object) -> Cost:
+        cost = cost_apart(functools.partial(run_script, main), *self._inputs, *argv)
+        say(f"{name}: {cost}")
+        return cost
+
+    def features(self, name: str, folder: str, layers: tuple[str, ...], number: int) -> Cost:
+        return self._run(f"{name}: features of {', '.join(layers)}", features.main, "--device",
+                         "cpu", "--layers", *layers, "--num_observations", number, "--output_dir",
+                         self.folder / folder / "features")
+
+    def attribute(self, name: str, folder: str, trajectories: int, steps: int, *more: object,
+                  output: str = "attribution") -> Cost:
+        return self._run(name, attribute.main, "--device", "cpu", "--features_dir",
+                         self.folder / folder / "features", "--num_trajectories", trajectories,
+                         "--num_steps", steps, "--output_dir", self.folder / folder / output, *more)
+
+    def page(self, name: str, folder: str) -> Cost:
+        path = self.folder / folder
+        cost = self._run(name, page.main, "--features_dir", path / "features",
+                         "--attribution_dir", path / "attribution", "--output_dir", path / "page")
+        say(f"{name}: {size_of(path / 'page'):.1f} MB")
+        return cost
+
+    def checks(self, name: str, folder: str, number: int, *more: object) -> Cost:
+        path = self.folder / folder
+        return self._run(name, checks.main, "--device", "cpu", "--features_dir", path / "features",
+                         "--attribution_dir", path / "attribution", "--num_frames", number,
+                         "--output_dir", path / "_".join(["checks", *map(str, more)]),
+                         *(("--checks", *more) if more else ()))
+
+    def optimise(self, number: int) -> Cost:
+        return self._run(f"{number} starts", optimise_start.main, "--model_file", SIMULATOR,
+                         "--interpreting_params_name", "demo", "--targets", "value", "--penalty",
+                         "1", "--num_recorded", "64", "--num_starts", number, "--no_real_game",
+                         "--no_videos", "--output_dir", self.folder / f"starts_{number}")
 
 
-def apart(module: str, arguments: list[str]) -> tuple[float, float, float]:
-    """The same in a process of its own."""
-    work = Apart(functools.partial, run)
-    try:
-        return work(module, arguments)
-    finally:
-        work.close()
+def measure_scripts(scripts: Scripts, parts: tuple[str, ...], num_frames: int) -> None:
+    """The parts features, attribution, outputs and export, which share features."""
+    layers = LAYERS if {"features", "attribution", "export"} & set(parts) else LAYERS[-1:]
+    scripts.features("features", "whole", layers, num_frames)
+
+    def attribute_whole(name: str, *argv: str, output: str = "attribution") -> Cost:
+        return scripts.attribute(name, "whole", num_frames // TRAJECTORY_STEPS, TRAJECTORY_STEPS,
+                                 *argv, output=output)
+
+    if {"attribution", "export"} & set(parts):
+        for layer in LAYERS:
+            attribute_whole(f"attribution of the value, {layer}", "--layers", layer)
+    if "outputs" in parts:
+        one, many = (attribute_whole(f"block3, {' and '.join(outputs)}", "--layers", "block3",
+                                     "--outputs", *outputs, output="_".join(outputs)).cpu
+                     for outputs in ((VALUE,), (VALUE, POLICY)))
+        say(f"16 outputs take {many / one:.1f} times as long as one")
+    if "export" in parts:
+        attribute_whole("block3, policy", "--layers", "block3", "--outputs", POLICY)
+        scripts.page("export", "whole")
 
 
-def measure_script(name: str, module: str, arguments: list[str]) -> float:
-    seconds, cpu, memory = apart(module, arguments)
-    print(f"{name}: {seconds:.0f} s, {cpu:.0f} s of processor time, {memory:.1f} GB", flush=True)
-    return cpu
-
-
-def measure_page(name: str, agent: list[str], folder: Path) -> float:
-    """Export the page of the features and attributions in a folder; returns processor seconds."""
-    cpu = measure_script(name, "page", [
-        *agent, "--features_dir", str(folder / "features"), "--attribution_dir",
-        str(folder / "attribution"), "--output_dir", str(folder / "page")])
-    size = sum(path.stat().st_size for path in (folder / "page").rglob("*") if path.is_file())
-    print(f"{name}: {size / 1e6:.1f} MB", flush=True)
-    return cpu
-
-
-def measure_demo(agent: list[str], folder: Path) -> None:
-    """The attribution stages of the preset demo, but for the recording."""
-    layers = ["--layers", "block2", "block3"]
-    total = measure_script("demo: features", "features", [
-        *agent, "--device", "cpu", *layers, "--num_observations", "512", "--output_dir",
-        str(folder / "features")])
-    total += measure_script("demo: attribution", "attribution", [
-        *agent, "--device", "cpu", *layers, "--features_dir", str(folder / "features"),
-        "--num_trajectories", "2", "--num_steps", "128", "--output_dir",
-        str(folder / "attribution")])
-    total += measure_page("demo: page", agent, folder)
-    print(f"demo: {total:.0f} s of processor time in all", flush=True)
+def measure_demo(scripts: Scripts) -> None:
+    """The attribution stages of the preset demo, except for the recording."""
+    layers = ("block2", "block3")
+    total = sum(cost.cpu for cost in (
+        scripts.features("demo", "demo", layers, 512),
+        scripts.attribute("demo: attribution", "demo", 2, 128, "--layers", *layers),
+        scripts.page("demo: page", "demo")))
+    say(f"demo: {total:.0f} s of processor time in all")
 
 
 def plain_loop(policy: Policy, bottleneck: Bottleneck, outputs: tuple[Output, ...],
-               rows: RecordedFrames,
-               integration: Integration) -> np.ndarray:
+               frames: RecordedFrames, integration: Integration) -> np.ndarray:
     """Attributions (K, B, C, H, W) by the plain loop."""
-    frames, entering, actions = map(torch.from_numpy, (rows.frames, rows.entering, rows.actions))
-    module = policy.get_submodule(bottleneck.layer.name)
-    found = []
+    images, entering, actions = map(torch.from_numpy,
+                                    (frames.frames, frames.entering, frames.actions))
+    name = bottleneck.layer.name
+    module = policy.get_submodule(name)
+    attributions = []
     for output in outputs:
         of_output = []
-        for some in torch.arange(len(frames)).split(64):
-            total = 0
+        for batch in torch.arange(len(images)).split(64):
+            total = torch.zeros(())
             for place, weight in zip(*integration.nodes(integration.steps)):
                 def scaled(_, inputs, activations, place=place):
                     return (place * activations.detach()).requires_grad_()
 
                 hook = module.register_forward_hook(scaled)
-                with cached(policy, [bottleneck.layer.name], graph=True) as kept:
-                    run = policy.step(policy.embed(to_images(frames[some])), entering[some])
+                with cached(policy, [name], graph=True) as activations:
+                    step = policy.step(policy.embed(to_images(images[batch])), entering[batch])
                 hook.remove()
-                point = kept[bottleneck.layer.name]
-                (gradient,) = torch.autograd.grad(output(run, actions[some]).sum(), point)
+                point = activations[name]
+                (gradient,) = torch.autograd.grad(output(step, actions[batch]).sum(), point)
                 total = total + weight * gradient * point.detach() / place
             of_output.append(total)
-        found.append(torch.cat(of_output).numpy())
-    return np.stack(found)
+        attributions.append(torch.cat(of_output).numpy())
+    return np.stack(attributions)
 
 
-def measured(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
-    """The result of some work, and its processor seconds."""
+def with_cpu_time(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float]:
+    """Return the result of some work, and its processor time."""
     start = time.process_time()
     return work(), time.process_time() - start
 
 
-def measure_loop(data: Path) -> None:
+def measure_loop(scripts: Scripts) -> None:
     policy = load_agent(AGENT)
     policy.requires_grad_(False)
-    recording = Recording(data, policy, AGENT)
-    rows = recording.read(recording.observations(LOOP_FRAMES, 0))
+    recording = Recording(scripts.data, policy, AGENT)
+    frames = recording.read(recording.observations(LOOP_FRAMES, 0))
     integration = Integration(tolerance=None)
+    pieces = [RecordedFrames(*(array[batch] for array in vars(frames).values()))
+              for batch in batches(np.arange(len(frames.frames)))]
     totals = np.zeros(2)
-    for name, asked in (*((layer, (VALUE,)) for layer in LAYERS), ("block3", (VALUE, POLICY))):
+    for name, of_outputs in (*((layer, (VALUE,)) for layer in LAYERS),
+                             ("block3", (VALUE, POLICY))):
         (bottleneck,) = find_bottlenecks(policy, [name])
-        outputs = outputs_named(asked)
+        outputs = outputs_named(of_outputs)
         attributor = LayerIntegratedGradients(policy, FLOAT32, bottleneck, outputs, integration)
-        pieces = [RecordedFrames(*(each[some] for each in vars(rows).values()))
-                  for some in batches(np.arange(len(rows.frames)))]
 
-        def ours(attributor=attributor, pieces=pieces, outputs=outputs) -> np.ndarray:
+        def ours(attributor=attributor, outputs=outputs) -> np.ndarray:
             return np.concatenate([attributor.attribute(
                 attributor.run_prefix(piece.frames, piece.entering), piece.actions,
                 np.ones(len(outputs))).values for piece in pieces], axis=1)
 
         ours()  # kernels are prepared
-        fast, seconds = measured(ours)
-        plain, longer = measured(lambda bottleneck=bottleneck, outputs=outputs: plain_loop(
-            policy, bottleneck, outputs, rows, integration))
+        fast, seconds = with_cpu_time(ours)
+        plain, longer = with_cpu_time(functools.partial(plain_loop, policy, bottleneck, outputs,
+                                                        frames, integration))
         # Where rounding decides whether a unit is active, single cells differ.
         assert np.abs(fast - plain).sum() < 1e-3 * np.abs(plain).sum()
-        print(f"{len(rows.frames)} frames, {len(outputs)} outputs at {name}: {seconds:.2f} s of "
-              f"processor time, plain loop {longer:.2f} s, {longer / seconds:.1f} times as long",
-              flush=True)
+        say(f"{len(frames.frames)} frames, {len(outputs)} outputs at {name}: {seconds:.2f} s of "
+            f"processor time, plain loop {longer:.2f} s, {longer / seconds:.1f} times as long")
         if len(outputs) == 1:
             totals += seconds, longer
-    print(f"the value at three layers: the plain loop takes {totals[1] / totals[0]:.1f} times as "
-          "long", flush=True)
+    say(f"the value at three layers: the plain loop takes {totals[1] / totals[0]:.1f} times as "
+        "long")
+
+
+def measure_causes() -> None:
+    policy, config = load_agent(AGENT), EnvConfig("coinrun", "hard").unseen_levels()
+    play = functools.partial(
+        play_episodes, policy, resolve_compute("cpu", 0, "auto"), config,
+        list(enumerate(config.draw_levels(NUM_LEVELS, 0))), 0, NUM_SLOTS,
+        PlayOptions(keep_frames=False))
+
+    def rate(lengths: Callable[[], Iterator[int]]) -> float:
+        """Environment steps per second of processor time."""
+        start = time.process_time()
+        return sum(lengths()) / (time.process_time() - start)
+
+    rates = measure_in_turns({
+        "evaluation": lambda: rate(lambda: (episode.length for episode in play())),
+        "with causes": lambda: rate(lambda: (
+            outcome.length for _, outcome in attribute_failures(config, play)))},
+        ROUNDS, warmup=0)
+    plain, with_causes = map(max, rates.values())
+    say(f"{NUM_LEVELS} levels, steps per second of processor time: {plain:.0f}, and with causes "
+        f"{with_causes:.0f}, {100 * with_causes / plain:.0f} % (goal 80 %)")
+
+
+def measure_checks(scripts: Scripts, num_frames: int) -> None:
+    scripts.features("checks", "checked", ("block2", "block3"), 512)
+    scripts.attribute("checks: attribution", "checked", 4, num_frames // 4)
+    for check in CHECKS:
+        scripts.checks(f"{num_frames} frames, {check}", "checked", num_frames, check)
+    scripts.checks(f"{num_frames} frames, all checks (goal {0.6 * num_frames:.0f} s)", "checked",
+                   num_frames)
+
+
+def measure_starts(scripts: Scripts) -> None:
+    one, more = map(scripts.optimise, NUM_STARTS)
+    number = NUM_STARTS[1] - NUM_STARTS[0]
+    say(f"a start: {(more.seconds - one.seconds) / number:.1f} s, "
+        f"{(more.cpu - one.cpu) / number:.1f} s of processor time (goal 5 s)")
+
+
+PARTS = ("features", "attribution", "outputs", "export", "demo", "loop", "causes", "checks",
+         "starts")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=PARTS, help="all of them if not given")
-    parser.add_argument("--num_frames", type=int, default=NUM_FRAMES)
+    parser = parser_of(__doc__, PARTS)
+    parser.add_argument("--num_frames", type=int,
+                        help=f"frames to measure (default: {NUM_FRAMES}; checks: "
+                             f"{CHECKED_FRAMES})")
     parser.add_argument("--data_dir", type=Path,
                         help="recording of the agent; one is made if not given")
     args = parser.parse_args()
+    parts, num_frames = (args.part,) if args.part else PARTS, args.num_frames or NUM_FRAMES
     torch.manual_seed(0)
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    say(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        data = args.data_dir or folder / "data"
-        if args.data_dir is None:
-            assert record.main(["--model_file", str(AGENT), "--distribution_mode", "hard",
-                                "--logdir", name, "--num_episodes",
-                                str(args.num_frames // FRAMES_AN_EPISODE + 40), "--no_videos",
-                                "--no_action_noise"]) == 0
-        inputs = ["--agent_file", str(AGENT), "--data_dir", str(data)]
-        agent = [*inputs, "--device", "cpu"]
-        trajectories = ["--features_dir", str(folder / "features"), "--num_trajectories",
-                        str(args.num_frames // STEPS_OF_A_TRAJECTORY), "--num_steps",
-                        str(STEPS_OF_A_TRAJECTORY)]
-        wanted = PARTS if args.part is None else (args.part,)
-        if set(wanted) & {"features", "attribution", "outputs", "export"}:
-            layers = LAYERS if set(wanted) - {"outputs", "demo", "loop"} else LAYERS[-1:]
-            measure_script(f"features of {', '.join(layers)}", "features", [
-                *agent, "--num_observations", str(args.num_frames), "--output_dir",
-                str(folder / "features"), "--layers", *layers])
-        if set(wanted) & {"attribution", "export"}:
-            for layer in LAYERS:
-                measure_script(f"attribution of the value, {layer}", "attribution", [
-                    *agent, *trajectories, "--layers", layer, "--output_dir",
-                    str(folder / "attribution")])
-        if "outputs" in wanted:
-            one, many = (measure_script(f"block3, {' and '.join(outputs)}", "attribution", [
-                *agent, *trajectories, "--layers", "block3", "--outputs", *outputs, "--output_dir",
-                str(folder / "_".join(outputs))]) for outputs in ((VALUE,), (VALUE, POLICY)))
-            print(f"16 outputs take {many / one:.1f} times as long as one", flush=True)
-        if "export" in wanted:
-            measure_script("block3, policy", "attribution", [
-                *agent, *trajectories, "--layers", "block3", "--outputs", POLICY, "--output_dir",
-                str(folder / "attribution")])
-            measure_page("export", inputs, folder)
-        if "demo" in wanted:
-            measure_demo(inputs, folder / "demo")
-        if "loop" in wanted:
-            measure_loop(data)
+        scripts = Scripts(Path(name), args.data_dir or Path(name) / "data")
+        if args.data_dir is None and parts != ("causes",):
+            cost_apart(functools.partial(run_script, record.main), "--model_file", AGENT,
+                       "--distribution_mode", "hard", "--logdir", name, "--num_episodes",
+                       num_frames // EPISODE_FRAMES + 40, "--no_videos", "--no_action_noise")
+        if set(parts) & set(PARTS[:4]):
+            measure_scripts(scripts, parts, num_frames)
+        for part, measure in (
+                ("demo", lambda: measure_demo(scripts)), ("loop", lambda: measure_loop(scripts)),
+                ("causes", measure_causes),
+                ("checks", lambda: measure_checks(scripts, args.num_frames or CHECKED_FRAMES)),
+                ("starts", lambda: measure_starts(scripts))):
+            if part in parts:
+                measure()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ trainings by torchrun. Prints a table in Markdown; time is wall time, so nothing
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import subprocess
@@ -23,9 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-AGENT = ROOT / "pretrained/coinrun_hard/model.pth"
-SIMULATOR = ROOT / "pretrained/coinrun_hard_simulator/model.pt"
+from benchmarks.harness import AGENT, ROOT, SIMULATOR, parser_of, say
+
 SET = ("--interpreting_params_name", "demo")
 INSIDE = ("--agent_file", str(AGENT), *SET)
 RECORDED, SIMULATED = 120, 32  # that later stages read
@@ -103,11 +101,11 @@ def seconds_of(*commands: Sequence[str]) -> float:
     """Wall time of commands that run beside each other."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     begin = time.perf_counter()
-    running = [subprocess.Popen(each, cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE) for each in commands]
-    for each, arguments in zip(running, commands, strict=True):
-        _, error = each.communicate()
-        assert each.returncode == 0, f"{' '.join(arguments)}: {error.decode()[-2000:]}"
+    running = [subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE) for arguments in commands]
+    for process, arguments in zip(running, commands, strict=True):
+        _, error = process.communicate()
+        assert process.returncode == 0, f"{' '.join(arguments)}: {error.decode()[-2000:]}"
     return time.perf_counter() - begin
 
 
@@ -130,28 +128,25 @@ def measure(name: str, stage: Stage, work: Path) -> None:
                                     for part in (1, 2)))
             together += seconds_of(command(stage, size, folder, "--join"))
         gained = f"{times[-1] / together:.2f}"
-    measured = ", ".join(f"{size}: {each:.1f} s" for size, each in zip(stage.sizes, times))
-    print(f"| `{stage.script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
-          f"{1000 * slope:.3g} s | {gained} |", flush=True)
+    measured = ", ".join(f"{size}: {seconds:.1f} s" for size, seconds in zip(stage.sizes, times))
+    say(f"| `{stage.script}.py` | {measured} ({stage.unit}) | {fixed:.1f} s | "
+          f"{1000 * slope:.3g} s | {gained} |")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = list(stages(Path()))
-    parser.add_argument("stage", nargs="?", choices=names, help="all of them if not given")
-    args = parser.parse_args()
+    names = tuple(stages(Path()))
+    part = parser_of(__doc__, names).parse_args().part
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        found = stages(work)
+        known = stages(work)
         (work / "samples").mkdir()
-        seconds_of(command(found["record"], RECORDED, work / "recorded"))
-        seconds_of(command(found["record_gen_samples"], SIMULATED, work / "samples"))
+        seconds_of(command(known["record"], RECORDED, work / "recorded"))
+        seconds_of(command(known["record_gen_samples"], SIMULATED, work / "samples"))
         (work / "samples" / "informed_init").rename(work / "simulated")
-        print("| script | time | to start | 1 000 units | two processes, times as fast |\n"
-              "| --- | --- | --- | --- | --- |", flush=True)
-        for each in names if args.stage is None else [args.stage]:
-            measure(each, found[each], work)
+        say("| script | time | to start | 1 000 units | two processes, times as fast |\n"
+            "| --- | --- | --- | --- | --- |")
+        for stage in (part,) if part else names:
+            measure(stage, known[stage], work)
 
 
 if __name__ == "__main__":

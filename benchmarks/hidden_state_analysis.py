@@ -1,12 +1,12 @@
 """Time and memory of the analysis of hidden states, step by step, and how they grow.
 
 The states are synthetic, with 40 groups of unequal size, 64 units and a few states far from all
-others. Each size runs in a process of its own, for the peak of memory to be its own.
+others. Each size runs in a process of its own, so that the peak of memory is its own.
 
     python -m benchmarks.hidden_state_analysis                  10 000 and 100 000 states
     python -m benchmarks.hidden_state_analysis --million        1 000 000 as well
     python -m benchmarks.hidden_state_analysis --sizes 10000    these sizes
-    python -m benchmarks.hidden_state_analysis --agreement      of the fast methods with exact ones
+    python -m benchmarks.hidden_state_analysis --agreement      compare fast with exact methods
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
+import functools
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ from analysis.decomposition import principal_components, standardizer_of
 from analysis.hidden_states import analyse
 from analysis.parameters import AgentHiddenConfig
 from analysis.state_maps import StateMap
-from benchmarks.measuring import peak_memory
+from benchmarks.harness import Candidate, peak_memory, say
 from common.parameters import ParameterSet
 from common.step_results import StepResult, StepResults
 from interventions.hidden_states_folder import HIDDEN_STATE_FILES
@@ -60,12 +59,12 @@ def synthetic_states(number: int) -> np.ndarray:
     return np.tanh(states, out=states)
 
 
-def measure(number: int, clustering: str) -> None:
-    """Analyse so many states; print the seconds and the peak so far of each step as JSON."""
+def measure(number: int, clustering: str) -> dict[str, dict]:
+    """Analyse ``number`` states; returns the seconds of each step and the peak memory so far."""
     config = dataclasses.replace(ParameterSet("defaults").get(AgentHiddenConfig),
                                  clustering=clustering)
     states = synthetic_states(number)
-    found: dict = {"states": {"seconds": 0.0, "peak": peak_memory()}}
+    costs: dict[str, dict] = {"states": {"seconds": 0.0, "peak": peak_memory()}}
 
     class MeasuredResults(StepResults):
         """Results that keep the seconds and the peak of memory of each step."""
@@ -74,15 +73,15 @@ def measure(number: int, clustering: str) -> None:
             begin = time.perf_counter()
             values = super().step(name, compute)
             seconds = round(time.perf_counter() - begin, 2)
-            found[name] = {"seconds": seconds, "peak": peak_memory()}
+            costs[name] = {"seconds": seconds, "peak": peak_memory()}
             return values
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         results = MeasuredResults(Path(folder), HIDDEN_STATE_FILES, 1)
         results.start({})
         analyse(states, None, config, StateMap(config, 0, 42, results))
-        found["facts"] = results.facts
-    print(json.dumps(found))
+        costs["facts"] = results.facts
+    return costs
 
 
 def measure_agreement() -> None:
@@ -94,20 +93,20 @@ def measure_agreement() -> None:
     fast = nearest_neighbours(rows, AGREEMENT_NEIGHBOURS, 0, exact_rows=0)
     recall = np.mean([len(np.intersect1d(*pair)) / AGREEMENT_NEIGHBOURS
                       for pair in zip(exact.indices, fast.indices)])
-    print(f"{len(rows)} states: descent finds {100 * recall:.1f} % of the {AGREEMENT_NEIGHBOURS} "
-          "nearest neighbours", flush=True)
+    say(f"{len(rows)} states: descent finds {100 * recall:.1f} % of the {AGREEMENT_NEIGHBOURS} "
+          "nearest neighbours")
     maps = {"exact t-SNE": TSNE(2, perplexity=PERPLEXITY, method="exact", init="pca",
                                 random_state=0).fit_transform(rows),
             "ours": embed(rows, 2, 0).places,
             "ours, fitted to a third": embed(rows, 2, 0, len(rows) // 3).places}
     print("trustworthiness of the map (12 neighbours): " + ", ".join(
         f"{name} {trustworthiness(rows, places, n_neighbors=12):.3f}"
-        for name, places in maps.items()), flush=True)
+        for name, places in maps.items()))
     for method, data in (("agglomerative", rows), ("hdbscan", maps["ours"])):
         whole, part = (find_clusters(data, method, GROUPS, 0, fit_rows).labels
                        for fit_rows in (len(data), len(data) // 3))
         print(f"{method}: adjusted Rand index {adjusted_rand_score(whole, part):.3f} between a fit "
-              "to all and to a third of them", flush=True)
+              "to all and to a third of them")
 
 
 def main() -> None:
@@ -117,30 +116,24 @@ def main() -> None:
     parser.add_argument("--clustering", default="agglomerative")
     parser.add_argument("--agreement", action="store_true",
                         help="compare with exact methods instead")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        measure(args.measure, args.clustering)
-        return
     if args.agreement:
         measure_agreement()
         return
-    sizes = [*args.sizes, *([MILLION] if args.million else [])]
     results = {}
-    for size in sizes:
-        process = subprocess.run(
-            [sys.executable, "-m", "benchmarks.hidden_state_analysis", "--measure", str(size),
-             "--clustering", args.clustering], check=True, stdout=subprocess.PIPE, text=True)
-        results[size] = json.loads(process.stdout)
+    for size in [*args.sizes, *([MILLION] if args.million else [])]:
+        candidate = Candidate(functools.partial, measure)
+        results[size] = candidate(size, args.clustering)
+        candidate.close()
     print_table(results)
 
 
 def print_table(results: dict[int, dict]) -> None:
-    """Seconds, peak memory, and the power of the number of states with which the time grows."""
-    for size, found in results.items():
-        facts = found.pop("facts")
-        total = sum(step["seconds"] for step in found.values())
-        peak = max(step["peak"] for step in found.values())
+    """Print seconds, peak memory, and the power of the number of states by which time grows."""
+    for size, costs in results.items():
+        facts = costs.pop("facts")
+        total = sum(step["seconds"] for step in costs.values())
+        peak = max(step["peak"] for step in costs.values())
         limit = TIME_LIMIT.get(size)
         print(f"{size} states: {total:.0f} s{f' (limit {limit} s)' if limit else ''}, "
               f"{peak:.2f} GB (limit {MEMORY_LIMIT} GB); ICA {facts['ica']['iterations']} and NMF "

@@ -7,14 +7,15 @@ narrow network.
 
 from __future__ import annotations
 
-import argparse
-import time
+import contextlib
+import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from agents.networks import build_policy
-from benchmarks.measuring import best_of
+from benchmarks.harness import cost_of, run_parts, say, seconds_of
 from common.devices import resolve_compute
 from maze.field.fields import FrameSource, both_facings, drawn_frames, stamp_frames, vector_field
 from maze.field.outcomes import reaching
@@ -30,11 +31,12 @@ def measure_states(states: list[MazeState]) -> None:
     work = {"read": lambda: [MazeState.parse(each) for each in data],
             "written": lambda: [state.to_bytes() for state in states],
             "edited": lambda: [state.with_cheese(state.grid.corner) for state in states]}
-    print("states: " + ", ".join(f"{name} in {1e3 * best_of(does) / len(states):.3f} ms"
-                                 for name, does in work.items()), flush=True)
+    say("states: " + ", ".join(f"{name} in {1e3 * seconds_of(function) / len(states):.3f} ms"
+                               for name, function in work.items()))
 
 
-def frames_of(states: list[MazeState], source: type[FrameSource]) -> list[np.ndarray]:
+def frames_of(states: list[MazeState],
+              source: Callable[[MazeState], FrameSource]) -> list[np.ndarray]:
     """Every frame of a field, level by level."""
     found = []
     for state in states:
@@ -48,40 +50,31 @@ def measure_frames(states: list[MazeState]) -> None:
     stamped = frames_of(some, stamp_frames)  # the stamps themselves are read or rendered here
     assert all(map(np.array_equal, stamped, frames_of(some, drawn_frames)))
     num = sum(map(len, stamped))
-    stamps, drawn = (best_of(lambda source=source: frames_of(some, source)) / num
+    stamps, drawn = (seconds_of(functools.partial(frames_of, some, source)) / num
                      for source in (stamp_frames, drawn_frames))
-    print(f"frames: {1e6 * stamps:.1f} us each from stamps, {1e6 * drawn:.0f} us through "
-          f"set_state, {drawn / stamps:.0f} times as long", flush=True)
+    say(f"frames: {1e6 * stamps:.1f} us each from stamps, {1e6 * drawn:.0f} us through "
+          f"set_state, {drawn / stamps:.0f} times as long")
 
 
 def measure_fields(states: list[MazeState]) -> None:
     compute = resolve_compute("cpu", precision="float32")
     torch.manual_seed(0)
     policy = build_policy("impala", 64, False, True)
-    begin = time.perf_counter()
-    num = sum(len(vector_field(policy, compute, state).squares) for state in states)
-    seconds = time.perf_counter() - begin
-    print(f"fields: {seconds:.1f} s for {len(states)} hard levels from stamps, {num} frames, "
-          f"{num / seconds:.0f} frames/s", flush=True)
+    sizes: list[int] = []
+    seconds = cost_of(lambda: sizes.extend(
+        len(vector_field(policy, compute, state).squares) for state in states)).seconds
+    num = sum(sizes)
+    say(f"fields: {seconds:.1f} s for {len(states)} hard levels from stamps, {num} frames, "
+          f"{num / seconds:.0f} frames/s")
     fields = both_facings(policy, compute, states[0])
-    seconds = best_of(lambda: reaching(fields, REGION))
-    print(f"exact probabilities: {1e3 * seconds:.0f} ms for the level 0, "
-          f"{len(fields[0].squares)} squares", flush=True)
+    seconds = seconds_of(lambda: reaching(fields, REGION))
+    say(f"exact probabilities: {1e3 * seconds:.0f} ms for the level 0, "
+          f"{len(fields[0].squares)} squares")
 
 
 PARTS = {"states": measure_states, "frames": measure_frames, "fields": measure_fields}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=tuple(PARTS), help="all of them if not given")
-    args = parser.parse_args()
-    states = [stock_state("hard", seed) for seed in range(NUM_LEVELS)]
-    for name, measure in PARTS.items():
-        if args.part in (None, name):
-            measure(states)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, contextlib.nullcontext(
+        ([stock_state("hard", seed) for seed in range(NUM_LEVELS)],)))

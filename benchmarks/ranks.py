@@ -11,13 +11,13 @@ share, are less than twice one.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
+import functools
 import os
 import socket
-import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from unittest import mock
@@ -25,13 +25,12 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-import record
 from agents.agent_file import ADAM_EPS
 from agents.config import AgentConfig, load_agent_config
 from agents.networks import build_policy
 from agents.ppo import Collector, Rollout, minibatches, update
-from benchmarks.measuring import Apart
-from benchmarks.simulator import AGENT, NUM_EPISODES, NUM_STEPS, settings_for
+from benchmarks.harness import Candidate, measure_in_turns, parser_of, say
+from benchmarks.simulator import NUM_STEPS, recorded, settings_for
 from common.devices import keep_freed_memory, resolve_compute
 from common.distributed import Distributed, init_distributed
 from envs.procgen_env import EnvConfig
@@ -101,7 +100,7 @@ class TimedDistributed(Distributed):
                 super().sum_gradients(parameters)
 
 
-class Contestant:
+class TrainingProcess:
     """One process of a training; called, it does a piece of work and returns its ``Clock``.
 
     Args:
@@ -135,35 +134,39 @@ class Contestant:
             self.work(clock)
         return clock
 
+    def work(self, clock: Clock) -> None:
+        """Do a piece of work."""
+        raise NotImplementedError
+
     def go_on(self) -> None:
         """Do what must be done, after a pause, to be as fast as without."""
 
     def time_optimiser(self, optimizer: torch.optim.Optimizer) -> None:
         step = optimizer.step
 
-        def timed_step():
+        def timed_step() -> None:
             with self.world.clock.measured("optimiser"):
                 step()
 
-        optimizer.step = timed_step
+        setattr(optimizer, "step", timed_step)  # noqa: B010  which mypy would refuse as a method
 
 
-class AgentContestant(Contestant):
+class AgentTraining(TrainingProcess):
     """A rollout and an update of a parameter set."""
 
     def __init__(self, config: AgentConfig, rank: int, size: int, port: int):
         super().__init__(rank, size, port)
         torch.manual_seed(0)
         self.config = config
-        self.policy = build_policy(config.architecture, config.hidden_state_size, config.recurrent,
-                                   config.learned_initial_state)
-        self.policy.to(memory_format=torch.channels_last)
+        self.policy = self.compute.place(build_policy(
+            config.architecture, config.hidden_state_size, config.recurrent,
+            config.learned_initial_state))
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=5e-4, eps=ADAM_EPS)
         self.time_optimiser(self.optimizer)
         self.worker = Collector(ENV, self.policy, self.compute, config.n_envs, 0, 0,
                              world=self.world)
         self.rollout = Rollout(config.n_steps, len(self.worker.hidden), (64, 64, 3),
-                               self.policy.hidden_state_size, self.compute.device)
+                               config.hidden_state_size, self.compute.device)
 
     def work(self, clock: Clock) -> None:
         self.worker.play(self.config.n_steps, self.rollout, normalize=True)
@@ -172,7 +175,7 @@ class AgentContestant(Contestant):
                    torch.Generator().manual_seed(0), world=self.world)
 
 
-class SimulatorContestant(Contestant):
+class SimulatorBatches(TrainingProcess):
     """Batches of the simulator's training, after one that is not counted: after a pause of seconds,
     while others are measured, a batch takes up to a fifth longer."""
 
@@ -198,61 +201,63 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def work_together(processes: Sequence[Candidate]) -> list[Clock]:
+    """Do a piece of work in each process at the same time."""
+    futures = [process.begin() for process in processes]
+    return [future.result() for future in futures]
+
+
 def measure(name: str, make: type, args: tuple, unit: str, amount: int) -> tuple[Clock, Clock]:
     """Print how much faster two processes are, and where the rest of the time goes.
 
     Args:
-        make, args: the contestant, and its arguments before its rank.
+        make, args: class of the process, and its arguments before its rank.
         unit, amount: what a piece of work consists of.
 
     Returns:
         Medians of one process and of the slower one of two.
     """
     port = free_port()
-    one, other = Apart(make, *args, 0, 1, 0), Apart(make, *args, 0, 1, 0)
-    two = [Apart(make, *args, rank, 2, port) for rank in range(2)]
+    one, other = Candidate(make, *args, 0, 1, 0), Candidate(make, *args, 0, 1, 0)
+    two = [Candidate(make, *args, rank, 2, port) for rank in range(2)]
     turns = {"one": [one], "two": two, "unconnected": [one, other]}
-    clocks: dict[str, list[list[Clock]]] = {turn: [] for turn in turns}
-    for repeat in range(PREPARING + REPEATS):
-        for turn, processes in turns.items():
-            begun = [process.begin() for process in processes]
-            found = [future.result() for future in begun]
-            if repeat >= PREPARING:
-                clocks[turn].append(found)
+    clocks = measure_in_turns({turn: functools.partial(work_together, processes)
+                               for turn, processes in turns.items()}, REPEATS, warmup=PREPARING)
     for process in (one, other, *two):
         process.close()
 
     def typical(turn: str, number: int) -> Clock:
-        return Clock(*(median(getattr(found[number], field.name) for found in clocks[turn])
+        return Clock(*(median(getattr(processes[number], field.name) for processes in clocks[turn])
                        for field in dataclasses.fields(Clock)))
 
     alone, first, second = typical("one", 0), typical("two", 0), typical("two", 1)
     together = max(first, second, key=lambda clock: clock.total)
-    unconnected = median(max(clock.total for clock in found) for found in clocks["unconnected"])
-    print(f"{name}: one process {amount / alone.total:.1f} {unit}/s, two "
-          f"{amount / together.total:.1f} {unit}/s, ratio {alone.total / together.total:.2f}; two "
-          f"unconnected ones do {2 * alone.total / unconnected:.2f} times the work of one")
+    unconnected = median(max(clock.total for clock in processes)
+                         for processes in clocks["unconnected"])
+    say(f"{name}: one process {amount / alone.total:.1f} {unit}/s, two "
+        f"{amount / together.total:.1f} {unit}/s, ratio {alone.total / together.total:.2f}; two "
+        f"unconnected ones do {2 * alone.total / unconnected:.2f} times the work of one")
     lost = {"waiting for the other": mean([first.waiting, second.waiting]),
             "messages": mean([first.messages, second.messages]),
             "clipping and Adam, done twice": together.optimiser - alone.optimiser / 2,
             "cores that share": (unconnected - alone.total) / 2}
     rest = together.total - alone.total / 2
     lost["the rest"] = rest - sum(lost.values())
-    print(f"  of {together.total:.2f} s, {rest:.2f} s are more than half of one process's: "
-          + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in lost.items()), flush=True)
+    say(f"  of {together.total:.2f} s, {rest:.2f} s are more than half of one process's: "
+          + ", ".join(f"{what} {seconds:.2f} s" for what, seconds in lost.items()))
     return alone, together
 
 
 def measure_agent(name: str, steps: int) -> None:
     config = dataclasses.replace(load_agent_config(name), n_steps=steps)
-    alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentContestant, (config,),
+    alone, together = measure(f"{name}, {config.n_envs} x {steps}", AgentTraining, (config,),
                               "steps", config.n_envs * steps)
     if config.recurrent:
         bound = imbalance_bound(config)
         rollout = alone.total - alone.update
-        print(f"  whole environments cannot be shared evenly: the update can be {bound:.2f} times "
-              f"as fast at most, and was {alone.update / together.update:.2f}; all of it "
-              f"{alone.total / (rollout / 2 + alone.update / bound):.2f} times at most")
+        say(f"  whole environments cannot be shared evenly: the update can be {bound:.2f} times "
+            f"as fast at most, and was {alone.update / together.update:.2f}; all of it "
+            f"{alone.total / (rollout / 2 + alone.update / bound):.2f} times at most")
 
 
 def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
@@ -273,34 +278,28 @@ def imbalance_bound(config: AgentConfig, passes: int = 1000) -> float:
 
 
 def measure_simulator(steps: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.redirect_stdout(None):
-            status = record.main(["--model_file", str(AGENT), "--logdir", folder, "--num_episodes",
-                                  str(NUM_EPISODES), "--no_videos", "--log_level", "error"])
-        if status:
-            raise SystemExit(status)
-        settings = settings_for("defaults", Path(folder), BATCH_SIZE, NUM_STEPS)
-        measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorContestant,
-                (settings, Path(folder) / "run"), "frames",
-                BATCHES * BATCH_SIZE * NUM_STEPS)
+    with recorded() as (folder,):
+        settings = settings_for("defaults", folder, BATCH_SIZE, NUM_STEPS)
+        measure(f"simulator, batch {BATCH_SIZE} x {NUM_STEPS}", SimulatorBatches,
+                (settings, folder / "run"), "frames", BATCHES * BATCH_SIZE * NUM_STEPS)
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "hard": functools.partial(measure_agent, "hard"),
+    "hard-rec": functools.partial(measure_agent, "hard-rec"), "simulator": measure_simulator}
 
 
 def main() -> None:
-    parts = {"hard": lambda steps: measure_agent("hard", steps),
-             "hard-rec": lambda steps: measure_agent("hard-rec", steps),
-             "simulator": measure_simulator}
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
+    parser = parser_of(__doc__, tuple(PARTS))
     parser.add_argument("--steps", type=int, default=STEPS,
-                        help=f"of a rollout; {STEPS}, a quarter of the parameter sets', if not "
-                             "given: minibatches are a quarter as large, and messages weigh four "
-                             "times as much")
+                        help=f"steps of a rollout (default: {STEPS}, a quarter of the parameter "
+                             "sets': minibatches are a quarter as large, and messages weigh four "
+                             "times as much)")
     args = parser.parse_args()
-    print(f"torch {torch.__version__}, {resolve_compute('cpu').precision}", flush=True)
-    for name, part in parts.items():
+    say(f"torch {torch.__version__}, {resolve_compute('cpu').precision}")
+    for name, measure_part in PARTS.items():
         if args.part in (None, name):
-            part(args.steps)
+            measure_part(args.steps)
 
 
 if __name__ == "__main__":

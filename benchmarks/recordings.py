@@ -7,14 +7,13 @@ divided among shards: what is measured is the work that every episode costs, how
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from agents.rollout_files import EpisodeArrays, RolloutFolder, RolloutWriter, join_recording
-from benchmarks.measuring import Apart, peak_memory
+from benchmarks.harness import cost_apart, cost_of, say
 from common.cli import Parser, count
 from common.errors import UserError, script_main
 from common.game_constants import FRAME_SIZE, NUM_ACTIONS
@@ -54,26 +53,23 @@ def write(path: Path, shard: Shard, num_episodes: int) -> None:
     writer.finish()
 
 
-def make_worker():
-    """Functions of this module, in a process of its own."""
-    def work(name: str, *args):
-        begin = time.perf_counter()
-        {"write": write, "join": join_recording, "index": lambda path: RolloutFolder(path).index(),
-         "windows": read_windows}[name](*args)
-        return time.perf_counter() - begin, peak_memory()
-    return work
+def read_index(path: Path) -> None:
+    RolloutFolder(path).index()
 
 
 def read_windows(path: Path) -> None:
     """Open the recording as the simulator's training does, and read windows all over it."""
-    begin = time.perf_counter()
-    dataset = RolloutDataset(path, 1, 2)
-    opened = time.perf_counter()
+    datasets: list[RolloutDataset] = []
+    opening = cost_of(lambda: datasets.append(RolloutDataset(path, 1, 2)))
+    (dataset,) = datasets
     numbers = np.random.default_rng(0).permutation(len(dataset))[:NUM_WINDOWS]
-    for some in np.array_split(numbers, NUM_WINDOWS // 32):
-        dataset.batch(some)
-    print(f"opened in {opened - begin:.1f} s; {NUM_WINDOWS} windows of {dataset.window_length} "
-          f"frames in {time.perf_counter() - opened:.2f} s", flush=True)
+
+    def read() -> None:
+        for batch in np.array_split(numbers, NUM_WINDOWS // 32):
+            dataset.batch(batch)
+
+    say(f"opened in {opening.seconds:.1f} s; {NUM_WINDOWS} windows of {dataset.window_length} "
+        f"frames in {cost_of(read).seconds:.2f} s")
 
 
 @script_main
@@ -83,13 +79,10 @@ def main(argv: list[str] | None = None) -> None:
     if data.exists():
         raise UserError(f"{data} is there already; give a new --output_dir")
     shards = [Shard(part + 1, NUM_SHARDS) for part in range(NUM_SHARDS)]
-    for name, arguments in (*(("write", (data, shard, args.num_episodes)) for shard in shards),
-                            ("join", (data,)), ("index", (data,)), ("windows", (data,))):
-        worker = Apart(make_worker)
-        seconds, memory = worker(name, *arguments)
-        worker.close()
-        label = f"{name} {arguments[1]}" if name == "write" else name
-        print(f"{label}: {seconds:.1f} s, {memory:.2f} GB at most", flush=True)
+    for shard in shards:
+        say(f"write {shard}: {cost_apart(write, data, shard, args.num_episodes)}")
+    for name, work in (("join", join_recording), ("index", read_index), ("windows", read_windows)):
+        say(f"{name}: {cost_apart(work, data)}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from agents.networks import build_policy
-from benchmarks.measuring import peak_memory
+from benchmarks.harness import cost_of, measure_in_turns, peak_memory, say
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
@@ -41,7 +39,7 @@ from generative.sample_files import SampleOrigin, open_samples
 from generative.sampling import imagined_from
 from generative.simulator import Simulator
 
-NUM_SAMPLES = (1, 4)  # that share a pass
+NUM_SAMPLES = (1, 4)  # per pass
 REPEATS = 2
 PLAIN_FUNCTIONS = 3  # measured of the 18; they all cost the same
 
@@ -77,7 +75,7 @@ def one_function(simulator: Simulator, copies: Tensor, function: SaliencyFunctio
 def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
               functions: tuple[SaliencyFunction, ...], vectors: Tensor,
               coordinates: Coordinates) -> float:
-    """Seconds a map with everything that is written of it, pictures and videos included."""
+    """Seconds per map including everything that is written, pictures and videos too."""
     plan = SaliencyPlan(functions, settings.common_timesteps, settings.batch_size,
                         settings.perturbation_scale, settings.gaussian_kernel_size,
                         settings.sigma, False, 0)
@@ -88,21 +86,15 @@ def whole_run(simulator: Simulator, compute: Compute, settings: SaliencyConfig,
             samples.add(number, arrays, SampleOrigin(number))
         saliency = SampleSaliency(simulator, compute, plan, samples, {}, {}, coordinates)
         numbers, output = samples.numbers(), SaliencyFolder(samples.path)
-        taken = seconds(lambda: write_saliency(saliency, output, numbers, len(numbers),
-                                               with_videos=True, overwrite=False))
-    return taken / len(numbers) / len(functions)
-
-
-def seconds(measured: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    measured()
-    return time.perf_counter() - begin
+        cost = cost_of(lambda: write_saliency(saliency, output, numbers, len(numbers),
+                                              with_videos=True, overwrite=False))
+    return cost.seconds / len(numbers) / len(functions)
 
 
 def main() -> None:
     keep_freed_memory()  # speeds both variants up
     compute = resolve_compute("cpu", precision="float32")
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    say(f"{torch.get_num_threads()} threads, torch {torch.__version__}")
     settings = ParameterSet("defaults").get(SaliencyConfig)
     functions = saliency_functions(settings.func_type, settings.ids("direction_ids"),
                                    settings.direction_type)
@@ -127,20 +119,17 @@ def main() -> None:
             a, b = getattr(mine, name)[0], getattr(theirs, name)
             if (a - b).norm() > 0.01 * b.norm():
                 raise SystemExit(f"the variants differ in {name} of {function.name}")
-    print(f"both variants agree in {PLAIN_FUNCTIONS} functions", flush=True)
-    plain_times, our_times = [], {number: [] for number in NUM_SAMPLES}
-    for _ in range(REPEATS):
-        plain_times.append(seconds(plain) / PLAIN_FUNCTIONS)
-        for number, times in our_times.items():
-            times.append(seconds(lambda number=number: ours(number)) / number / len(functions))
-    slow = min(plain_times)
-    for number, times in our_times.items():
-        fast = min(times)
-        print(f"{len(functions)} functions, {number} samples in a pass: {fast:.3f} s a map, one "
-              f"function at a time {slow:.3f} s, ratio {slow / fast:.1f}", flush=True)
+    say(f"both variants agree in {PLAIN_FUNCTIONS} functions")
+    candidates = {"plain": lambda: cost_of(plain).seconds / PLAIN_FUNCTIONS} | {
+        str(number): lambda number=number: cost_of(ours, number).seconds / number / len(functions)
+        for number in NUM_SAMPLES}
+    slow, *fast = map(min, measure_in_turns(candidates, REPEATS, warmup=0).values())
+    for number, seconds in zip(NUM_SAMPLES, fast):
+        say(f"{len(functions)} functions, {number} samples per pass: {seconds:.3f} s per map, one "
+            f"function at a time {slow:.3f} s, ratio {slow / seconds:.1f}")
     whole = whole_run(simulator, compute, settings, functions, vectors, coordinates)
-    print(f"with pictures, videos and files, {len(vectors)} samples in a pass: {whole:.3f} s a "
-          f"map, {peak_memory():.2f} GB of memory at its peak")
+    say(f"with pictures, videos and files, {len(vectors)} samples per pass: {whole:.3f} s per map, "
+        f"{peak_memory():.2f} GB of memory at its peak")
 
 
 if __name__ == "__main__":

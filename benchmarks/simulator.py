@@ -1,9 +1,9 @@
 """Speed of the simulator's training and data reading, compared with a plain variant.
 
 The plain variant is the same mathematics in float32 on contiguous tensors, one time step after
-the other, with the memory that the C library gives by default, as a direct transcription of the
-algorithm would be run; that the two agree is checked first. They are measured in turns, because
-machines differ and drift, each in a process of its own.
+the other, with the default memory of the C library, as a direct transcription of the algorithm
+would be run; that the two agree is checked first. They are measured in turns, because machines
+differ and drift, each in a process of its own.
 
     python -m benchmarks.simulator           everything, about three minutes on two cores
     python -m benchmarks.simulator reading   one part: training, architectures, reading, memory
@@ -12,17 +12,13 @@ machines differ and drift, each in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
+import functools
 import math
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from unittest import mock
 
 import numpy as np
@@ -33,7 +29,18 @@ from torch import Tensor
 import generative.networks
 import record
 from agents.provenance import agent_sha256
-from benchmarks.measuring import Apart, best_of, peak_memory
+from benchmarks.harness import (
+    AGENT,
+    Candidate,
+    cost_apart,
+    cost_of,
+    measure_in_turns,
+    medians,
+    run_parts,
+    run_script,
+    say,
+    seconds_of,
+)
 from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
 from generative.batches import AlignedBatch, align
@@ -45,12 +52,10 @@ from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator, stack
 from generative.training import SimulatorTraining, measure
 
-ROOT = Path(__file__).parent.parent
-AGENT = ROOT / "pretrained" / "coinrun_hard" / "model.pth"
 NUM_EPISODES = 60
 NUM_STEPS = 32
 BATCH_SIZES = (16, 2)
-MEMORY_LIMIT = 12  # GB, with which a batch of 28 x 28 has to do
+MEMORY_LIMIT = 12  # GB that a batch of 28 x 28 may take
 REPEATS = 5
 PLAIN = Compute(torch.device("cpu"), bfloat16=False, channels_last=False)
 
@@ -109,44 +114,37 @@ def some_batch(dataset: RolloutDataset, batch_size: int) -> Windows:
     return dataset.batch(np.random.default_rng(0).permutation(len(dataset))[:batch_size])
 
 
-class Contestant:
-    """One variant of training; called with a batch size, it takes a step and returns the seconds
-    of it."""
+class Training:
+    """A variant of training; called with a batch size, it takes a step and returns its seconds."""
 
-    def __init__(self, plain: bool, recording: Path, folder: Path):
+    def __init__(self, is_plain: bool, recording: Path, folder: Path):
         settings = settings_for("defaults", recording, 16, NUM_STEPS)
-        if plain:
-            self.run = PlainTraining(folder, settings)
+        if is_plain:
+            self.run: SimulatorTraining = PlainTraining(folder, settings)
         else:
             keep_freed_memory()
             self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
-        self.windows = {size: some_batch(self.run.dataset, size)
-                        for size in BATCH_SIZES}
+        self.windows = {size: some_batch(self.run.dataset, size) for size in BATCH_SIZES}
 
     def __call__(self, size: int) -> float:
-        start = time.perf_counter()
-        self.run.one_batch(self.windows[size])
-        return time.perf_counter() - start
+        return cost_of(self.run.one_batch, self.windows[size]).seconds
 
 
 def measure_training(recording: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        ours, plain = (Apart(Contestant, is_plain, recording, Path(folder) / str(is_plain))
-                       for is_plain in (False, True))
+        candidates = {name: Candidate(Training, name == "plain", recording, Path(folder) / name)
+                      for name in ("ours", "plain")}
         seconds = {}
         for size in BATCH_SIZES:
-            for contestant in (ours, plain):
-                contestant(size)  # memory is taken and kernels are prepared
-            times = [(ours(size), plain(size)) for _ in range(REPEATS)]
-            seconds[size] = tuple(median(column) for column in zip(*times))
-            report_training(size, *seconds[size])
-        for contestant in (ours, plain):
-            contestant.close()
-        contestant = Contestant(False, recording, Path(folder) / "shares")
-        simulator = contestant.run.simulator
-        check_same_mathematics(simulator, align(contestant.windows[2], simulator.config))
-        report_shares(contestant.run, align(contestant.windows[16], simulator.config),
-                      seconds[16][0])
+            seconds[size] = medians(measure_in_turns(candidates, REPEATS, size))
+            report_training(size, **seconds[size])
+        for candidate in candidates.values():
+            candidate.close()
+        training = Training(False, recording, Path(folder) / "shares")
+        simulator = training.run.simulator
+        check_same_mathematics(simulator, align(training.windows[2], simulator.config))
+        report_shares(training.run, align(training.windows[16], simulator.config),
+                      seconds[16]["ours"])
 
 
 ARCHITECTURE_SETS = {"vector": "demo", "spatial": "spatial"}  # parameter sets that are compared
@@ -155,8 +153,8 @@ IMAGINED_STEPS = 32
 
 
 class Architecture:
-    """One architecture; called with no argument, it takes a training step, else it imagines one
-    sample so many steps on one thread. Either way it returns the seconds."""
+    """One architecture; called with 0, it takes a training step, otherwise it imagines one sample
+    for so many steps on one thread. Either way it returns the seconds."""
 
     def __init__(self, name: str, recording: Path, folder: Path):
         keep_freed_memory()
@@ -164,13 +162,10 @@ class Architecture:
         self.run = SimulatorTraining(folder, settings, resolve_compute("cpu"))
         self.windows = some_batch(self.run.dataset, ARCHITECTURE_BATCH[0])
 
-    def __call__(self, imagined_steps: int = 0) -> float:
-        start = time.perf_counter()
-        if imagined_steps:
-            self._imagine(imagined_steps)
-        else:
-            self.run.one_batch(self.windows)
-        return time.perf_counter() - start
+    def __call__(self, imagined_steps: int) -> float:
+        work = functools.partial(self._imagine, imagined_steps) if imagined_steps else (
+            functools.partial(self.run.one_batch, self.windows))
+        return cost_of(work).seconds
 
     @torch.no_grad()
     def _imagine(self, num_steps: int) -> None:
@@ -186,21 +181,18 @@ class Architecture:
 def measure_architectures(recording: Path) -> None:
     """Training and imagination of the two architectures in turns."""
     with tempfile.TemporaryDirectory() as folder:
-        contestants = {name: Apart(Architecture, name, recording, Path(folder) / name)
-                       for name in ARCHITECTURE_SETS}
+        candidates = {name: Candidate(Architecture, name, recording, Path(folder) / name)
+                      for name in ARCHITECTURE_SETS}
         for what, steps, frames in (("training", 0, math.prod(ARCHITECTURE_BATCH)),
                                     ("imagination on one core", IMAGINED_STEPS, IMAGINED_STEPS)):
-            for contestant in contestants.values():
-                contestant(steps)  # memory is taken and kernels are prepared
-            times = [{name: contestant(steps) for name, contestant in contestants.items()}
-                     for _ in range(REPEATS)]
-            rates = {name: frames / median(each[name] for each in times) for name in contestants}
-            print(f"architectures, {what}: " + ", ".join(
+            rates = {name: frames / seconds for name, seconds in medians(
+                measure_in_turns(candidates, REPEATS, steps)).items()}
+            say(f"architectures, {what}: " + ", ".join(
                 f"{name} (set {ARCHITECTURE_SETS[name]}) {rate:.0f} frames/s"
                 for name, rate in rates.items())
-                + f", ratio {rates['spatial'] / rates['vector']:.2f}", flush=True)
-        for contestant in contestants.values():
-            contestant.close()
+                + f", ratio {rates['spatial'] / rates['vector']:.2f}")
+        for candidate in candidates.values():
+            candidate.close()
 
 
 def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
@@ -212,17 +204,17 @@ def check_same_mathematics(simulator: Simulator, batch: AlignedBatch) -> None:
                                           step_by_step(simulator, batch, draw)))
     for name, loss in ours.items():
         torch.testing.assert_close(loss, plain[name], rtol=1e-4, atol=1e-5,
-                                   msg=lambda text, name=name: f"loss of {name}: {text}")
+                                   msg=functools.partial("loss of {}: {}".format, name))
     largest = max(float((loss - plain[name]).abs() / plain[name].abs().clamp(min=1e-6))
                   for name, loss in ours.items())
-    print(f"training: losses of both variants agree to {largest:.1e} in float32")
+    say(f"training: losses of both variants agree to {largest:.1e} in float32")
 
 
 def report_training(batch_size: int, ours: float, plain: float) -> None:
     frames = batch_size * NUM_STEPS
-    print(f"training, batch {batch_size} x {NUM_STEPS}: ours ({resolve_compute('cpu').precision}) "
-          f"{frames / ours:.0f} frames/s ({ours:.2f} s a step), plain {frames / plain:.0f} "
-          f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}", flush=True)
+    say(f"training, batch {batch_size} x {NUM_STEPS}: ours ({resolve_compute('cpu').precision}) "
+        f"{frames / ours:.0f} frames/s ({ours:.2f} s per step), plain {frames / plain:.0f} "
+        f"frames/s ({plain:.2f} s), ratio {plain / ours:.2f}")
 
 
 def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -> None:
@@ -257,12 +249,12 @@ def report_shares(run: SimulatorTraining, batch: AlignedBatch, seconds: float) -
         "agent": lambda: simulator.agent.sequence(images,
                                                   batch.first_hidden).hidden_states.sum(),
         "losses": lambda: simulator_losses(simulation, batch, simulator.config).total}
-    shares = {name: best_of(lambda part=part: _forward_and_backward(run, part))
+    shares = {name: seconds_of(functools.partial(_forward_and_backward, run, part))
               for name, part in parts.items()}
-    shares["optimiser"] = best_of(lambda: _optimise(run))
+    shares["optimiser"] = seconds_of(lambda: _optimise(run))
     shares["the rest"] = max(seconds - sum(shares.values()), 0)
     text = ", ".join(f"{name} {100 * part / seconds:.0f} %" for name, part in shares.items())
-    print(f"  where the time goes: {text}", flush=True)
+    say(f"  where the time goes: {text}")
 
 
 def _forward_and_backward(run: SimulatorTraining, part: Callable[[], Tensor]) -> None:
@@ -291,28 +283,27 @@ def measure_reading(recording: Path) -> None:
 
     read()  # from now on the files are cached
     windows = 16 * len(batches)
-    print(f"reading: {windows / best_of(read):.0f} windows/s in one process", flush=True)
+    say(f"reading: {windows / seconds_of(read):.0f} windows/s in one process")
 
 
 def measure_memory(recording: Path) -> None:
-    """Peak memory of training at batch 28 x 28, in a process of its own."""
-    code = f"from benchmarks.simulator import large_steps; large_steps({str(recording)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    """Peak memory of training at batch 28 x 28."""
+    peak = cost_apart(large_steps, recording).memory
+    say(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")
+    if peak >= MEMORY_LIMIT:
+        raise SystemExit("too much memory")
 
 
-def large_steps(recording: str) -> None:
-    """Two steps: the second one has the optimiser's state beside everything else."""
+def large_steps(recording: Path) -> None:
+    """Take two steps: the second one has the optimiser's state in addition to everything else."""
     keep_freed_memory()
-    settings = settings_for("defaults", Path(recording), 28, 28)
+    settings = settings_for("defaults", recording, 28, 28)
     with tempfile.TemporaryDirectory() as folder:
         run = SimulatorTraining(Path(folder), settings, resolve_compute("cpu"))
         for _ in range(2):
             run.one_batch(some_batch(run.dataset, 28))
-        run.log.close()
-    peak = peak_memory()
-    print(f"memory: {peak:.2f} GB at its peak with batch 28 x 28, of {MEMORY_LIMIT} allowed")
-    if peak >= MEMORY_LIMIT:
-        raise SystemExit("too much memory")
+        if run.log is not None:
+            run.log.close()
 
 
 def measure_following(recording: Path) -> None:
@@ -326,31 +317,24 @@ def measure_following(recording: Path) -> None:
             run.train()
             curves[compute.precision] = pd.read_csv(Path(folder) / PROGRESS_NAME)["loss"]
     for precision, losses in curves.items():
-        print(f"following, {precision}: mean loss of ten batches each "
-              + ", ".join(f"{loss:.1f}" for loss in losses))
+        say(f"following, {precision}: mean loss of ten batches each "
+            + ", ".join(f"{loss:.1f}" for loss in losses))
     difference = (curves["bfloat16"] / curves["float32"] - 1).abs().max()
-    print(f"following: largest difference {100 * difference:.2f} %")
+    say(f"following: largest difference {100 * difference:.2f} %")
 
 
-def main() -> None:
-    parts = {"training": measure_training, "architectures": measure_architectures,
-             "reading": measure_reading, "memory": measure_memory, "following": measure_following}
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", nargs="?", choices=parts, help="measure this part only")
-    chosen = parser.parse_args().part
-    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+@contextlib.contextmanager
+def recorded(*more: str) -> Iterator[tuple[Path]]:
+    """Yield a folder with episodes of the shipped agent."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.redirect_stdout(None):
-            status = record.main(["--model_file", str(AGENT), "--distribution_mode", "hard",
-                                  "--logdir", folder, "--num_episodes", str(NUM_EPISODES),
-                                  "--no_videos", "--positions", "--log_level", "error"])
-        if status:
-            raise SystemExit(status)
-        for name, part in parts.items():
-            if chosen in (None, name):
-                part(Path(folder))
+            run_script(record.main, "--model_file", AGENT, "--logdir", folder, "--num_episodes",
+                       NUM_EPISODES, "--no_videos", "--log_level", "error", *more)
+        yield (Path(folder),)
 
+
+PARTS = {"training": measure_training, "architectures": measure_architectures,
+         "reading": measure_reading, "memory": measure_memory, "following": measure_following}
 
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, recorded("--distribution_mode", "hard", "--positions"))

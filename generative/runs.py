@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import pandas as pd
-import torch
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_digests
@@ -178,9 +177,7 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
 
 def prepared(simulator: Simulator, compute: Compute) -> Simulator:
     """The simulator where and how ``compute`` says."""
-    if compute.channels_last:
-        simulator = simulator.to(memory_format=torch.channels_last)
-    return simulator.to(compute.device)
+    return compute.place(simulator)
 
 
 def leakage_reason(run: SimulatorRunSettings | None, data_dir: str,

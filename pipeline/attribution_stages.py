@@ -39,12 +39,12 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
     article's table. Features are found, edits chosen and failures counted on levels of three
     seeds."""
     config, failing = parameters.get(AttributionConfig), parameters.get(FailureCausesConfig)
-    alone = isinstance(preset, AttributionPreset)  # not after the stages of a whole experiment
-    simulated = not alone or preset.model_file is not None
+    has_simulator = isinstance(preset, Preset) or preset.model_file is not None
     hazards = {kind.name for kind in hazards_of(preset.env_name)}
     invisible = [name for name in failing.invisible if name in hazards]
     game = ("--env_name", preset.env_name, "--distribution_mode", preset.distribution_mode,
-            *(("--use_backgrounds",) if alone and preset.use_backgrounds else ()))
+            *(("--use_backgrounds",) if isinstance(preset, AttributionPreset)
+              and preset.use_backgrounds else ()))
     recorded = {"attribution_record": tuple(f"{RECORDING}/data/{pattern}"
                                         for pattern in rollout_files.PATTERNS)}
     seed = ("--seed", str(preset.seed))
@@ -128,7 +128,7 @@ def attribution_stages(preset: Preset | AttributionPreset, parameters: Parameter
                      "analysis.saliency.common_timesteps",
                      "analysis.saliency.gaussian_kernel_size", "analysis.saliency.sigma")},
                  clears=(MAPS,))]
-          if known and config.num_maps and simulated else []),
+          if known and config.num_maps and has_simulator else []),
         Stage("attribution_page", "attribution.page",
               (*attributed, "--objects_dir", f"{OUTPUT}/{OBJECTS}", "--checks_dir",
                f"{OUTPUT}/{CHECKS}", *(("--failure_causes",) if hazards else ()), "--exp_name",

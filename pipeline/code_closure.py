@@ -101,7 +101,7 @@ def _file(module: str) -> Path | None:
 def _read(content: bytes) -> tuple[str, list[tuple[str, list[str]]]]:
     """A module's checksum, and what it imports: the names from each module."""
     tree = ast.parse(content)
-    imports = []
+    imports: list[tuple[str, list[str]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports += [(each.name, []) for each in node.names]
@@ -127,5 +127,6 @@ def _needed(packages: set[str], known: dict[str, str]) -> dict[str, str]:
 
 @functools.cache
 def _requirements(package: str) -> list[str]:
-    return [re.match(r"[\w.-]+", each).group() for each in metadata.requires(package) or ()
-            if "extra ==" not in each]
+    """Return the names of the packages that a package requires."""
+    return [re.split(r"[^\w.-]", requirement)[0] for requirement in metadata.requires(package) or ()
+            if "extra ==" not in requirement]

@@ -5,7 +5,7 @@ Channels are chosen on other levels than those on which they are used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from maze.studies import results
 from maze.studies.claims import CLAIMS
@@ -118,7 +118,7 @@ class _AgentStages:
 
     def _study(self, name: str, script: str, argv: tuple[str, ...],
                levels: tuple[str, ...] = REPORTING,
-               needs: dict[str, tuple[str, ...]] | None = None) -> Stage:
+               needs: Mapping[str, tuple[str, ...]] | None = None) -> Stage:
         folder = f"{ROOM}/{self._agent}/{name}"
         return Stage(
             f"{self._agent}_{name}", script,

@@ -205,7 +205,7 @@ def load_preset(name: str, agent_file: Path | None = None, model_file: Path | No
     known |= {each: each for each in presets if each != SECTION}
     if name not in known:
         raise UserError(f"there is no preset '{name}'{nearest(name, known)}")
-    values = presets.get(known[name])
+    values = presets[known[name]]
     if known[name] == SECTION and isinstance(values, dict):
         values = {**values, "parameters": name.removeprefix(f"{SECTION}:")}
     kind = _kind_of(values)

@@ -1,6 +1,7 @@
-"""The page that ties an experiment together: ``report/index.html``, which opens from disk.
+"""Reports on an experiment: tables in the terminal, and ``report/index.html``.
 
-It refers to files where the stages have written them, and says what is missing.
+The page opens from disk. It refers to files where the stages have written them, and lists what is
+missing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import datetime
 import html
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 from xml.etree.ElementTree import Element
@@ -31,11 +32,11 @@ from generative.loss_over_time import LOSS_OVER_TIME
 from generative.loss_tables import IMAGE_MSE
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
-from pipeline.records import DONE, Experiment
+from pipeline.records import DONE, Experiment, Record
+from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Pipeline, StageOutcome
 from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
-from pipeline.stage import Stage
+from pipeline.stage import MADE_BY, Stage
 from pipeline.stages import FOLDERS
-from pipeline.summary import duration, figures
 from stats.effects import claims_summary
 
 REPORT = Path("report")
@@ -121,7 +122,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
     folder.mkdir(parents=True, exist_ok=True)
     experiment.remove_report(folder)
     others = set(folder.rglob("*"))
-    done = {stage.name for stage in stages
+    done = {stage.name: record.result for stage in stages
             if (record := experiment.record(stage.name)) and record.status == DONE}
     if "saliency" in done:
         _write_saliency_strips(experiment.path, folder)
@@ -133,8 +134,7 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
     sections = [(section, [_part(experiment.path, files, done, names)
                            for files in _shown(section, names)],
                  _table(experiment.path, section.anchor, done),
-                 experiment.record(section.answered_by).result
-                 if section.answered_by in done else "") for section in page.sections]
+                 done.get(section.answered_by, "")) for section in page.sections]
     for document in _documents(experiment.path, page, done):
         text = templates.get_template(DOCUMENT).render(
             name=name, body=render_document(experiment.path, document))
@@ -161,7 +161,7 @@ def _shown(section: Section, names: set[str]) -> Sequence[Files]:
     return [files for files in section.parts if files.stage in names] or section.parts
 
 
-def _part(output: Path, files: Files, done: set[str], names: set[str]) -> Part:
+def _part(output: Path, files: Files, done: Collection[str], names: set[str]) -> Part:
     if files.stage not in names:
         return Part(files.caption, [], "This preset does not make it.")
     if files.stage not in done:
@@ -196,7 +196,7 @@ def _poster(output: Path, film: Path) -> str:
     return quote(str(poster))
 
 
-def _documents(output: Path, page: Page, done: set[str]) -> list[Path]:
+def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
     """The Markdown files in the folders of those that sections show."""
     shown = [path for section in page.sections for files in section.parts
              if files.stage in done
@@ -246,10 +246,11 @@ class _Links(Treeprocessor):
 
     def run(self, root: Element) -> None:
         for element in root.iter():
-            name = {"a": "href", "img": "src"}.get(element.tag)
-            if name is None or element.get(name) is None:  # as an anchor, which leads nowhere
+            name = {"a": "href", "img": "src"}.get(element.tag, "")
+            target = element.get(name)
+            if target is None:  # an anchor leads nowhere
                 continue
-            address = self._moved(html.unescape(element.get(name)))
+            address = self._moved(html.unescape(target))
             if address is not None:
                 element.set(name, address)
                 continue
@@ -281,7 +282,7 @@ def _row(experiment: Experiment, stage: Stage) -> Row:
                _medium(experiment.path, log) if log.is_file() else None)
 
 
-def _table(output: Path, section: str, done: set[str]) -> Table | None:
+def _table(output: Path, section: str, done: Collection[str]) -> Table | None:
     """The table of a section that has one."""
     if section == "loss" and "loss_over_time" in done:
         return _loss_table(output)
@@ -332,3 +333,67 @@ def _write_saliency_strips(output: Path, folder: Path) -> None:
                       for name in names[:STRIP_FUNCTIONS])]
             write_strip(folder / f"saliency_{number:05d}.png",
                         [list(np.asarray(row)) for row in rows], STRIP_HEIGHT)
+
+
+# Tables in the terminal
+
+
+def print_plan(pipeline: Pipeline) -> None:
+    """Print what would be done, why, and with which command."""
+    verbs = {UP_TO_DATE: "is up to date", CONTINUE: "would be continued", RUN: "would run",
+             SKIPPED: "is skipped"}
+    placeholders: dict[str, str] = {}
+    for stage, decision in pipeline.plan():
+        print(f"{stage.name} {verbs[decision.action]}: {decision.why}")
+        if decision.action in (CONTINUE, RUN):
+            command = pipeline.command(stage)
+            print(f"    {command}")
+            placeholders |= {place: name for place, name in MADE_BY.items() if place in command}
+    for place, name in placeholders.items():
+        print(f"{place} stands for the file that {name} will write")
+
+
+def print_table(outcomes: Sequence[StageOutcome]) -> None:
+    """Print a line per stage: what was done, time, size, result, and why."""
+    verbs = {UP_TO_DATE: "up to date", CONTINUE: "continued", RUN: "ran", SKIPPED: "skipped"}
+    rows = [("stage", "", "time", "size", "result", "because")]
+    for outcome in outcomes:
+        verb = ("stopped" if outcome.status > 128 else "failed" if outcome.status else
+                verbs[outcome.decision.action])
+        rows.append((outcome.stage.name, verb, *figures(outcome.record), outcome.decision.why))
+    print()
+    print_columns(rows, right=(2, 3))
+
+
+def print_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
+    """Print rows of cells in columns, of which those in ``right`` are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print("  ".join(cell.rjust(width) if place in right else cell.ljust(width)
+                        for place, (cell, width) in enumerate(zip(row, widths))).rstrip())
+
+
+def figures(record: Record | None) -> tuple[str, str, str]:
+    """Return time, size and result of a stage as far as they are known."""
+    if record is None:
+        return "", "", ""
+    return (duration(record.seconds), size(record.bytes) if record.status == DONE else "",
+            record.result)
+
+
+def duration(seconds: float) -> str:
+    """Format a time, such as 4.2 s, 3 min 20 s or 2 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(number: int) -> str:
+    """Format a number of bytes, such as 12.3 MB."""
+    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} B" if units[0] == "B" else f"{value:.3g} {units[0]}"

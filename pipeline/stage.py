@@ -9,7 +9,7 @@ files that a preset gives.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agents.acting import load_action_noise
@@ -76,7 +76,7 @@ class Stage:
     argv: tuple[str, ...]
     outputs: tuple[str, ...]
     result: Callable[[Path], str]
-    needs: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    needs: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     files: tuple[str, ...] = ()
     parameters: dict[str, object] = dataclasses.field(default_factory=dict)
     clears: tuple[str, ...] = ()
@@ -134,11 +134,13 @@ class PathResolver:
 
     def _path(self, place: str) -> Path | None:
         """The file of a place; None if no stage has made it yet."""
-        if self._given[place] is not None:
-            return self._given[place]
+        given = self._given[place]
+        if given is not None:
+            return given
         if place == SIMULATOR:
             run = newest_simulator_run(simulator_experiment(self._output))
-            return (checkpoints(run) or [None])[-1] if run else None
+            files = checkpoints(run) if run else []
+            return files[-1] if files else None
         try:
             return agent_files(newest_run(agent_experiment(self._output)))[-1]
         except (UserError, IndexError):

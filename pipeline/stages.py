@@ -6,7 +6,7 @@ Flags and files are text with places in it, see ``pipeline.stage``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -263,7 +263,7 @@ class _Builder:
                        more=("--generated_data_dir", f"{OUTPUT}/samples"))]
 
     def _map(self, name: str, script: str, precomputed: Path, plots: Path, section: str,
-             needs: dict[str, tuple[str, ...]], also: tuple[str, ...] = (),
+             needs: Mapping[str, tuple[str, ...]], also: tuple[str, ...] = (),
              more: tuple[str, ...] = ()) -> list[Stage]:
         """An analysis of simulated samples, and a stage that draws its results.
 
@@ -418,7 +418,9 @@ def _episodes(output: Path) -> str:
 
 
 def _held_out_loss(output: Path) -> str:
-    log = read_progress(newest_simulator_run(simulator_experiment(output)))
+    run = newest_simulator_run(simulator_experiment(output))
+    assert run is not None  # which the stage has just written
+    log = read_progress(run)
     return f"held-out loss {log['held_out_loss'].iloc[-1]:.4g}"
 
 

@@ -14,33 +14,42 @@ from conftest import ROOT
 import run_pipeline
 from common import signals
 from common.errors import UserError
-from pipeline.cluster.config import CLUSTER_FILE, Exceptions, load_cluster, seconds_of
-from pipeline.cluster.schedulers import ENDED, PENDING, RUNNING, SCHEDULERS, Entry
-from pipeline.cluster.status import status_of
-from pipeline.cluster.submission import (
-    JobMaker,
-    Standing,
-    Step,
-    Submitted,
-    SubmittedFiles,
-    SubmittedJob,
-    plan,
-    shards_to_do,
+from pipeline import runner
+from pipeline.cluster import (
+    CLUSTER_FILE,
+    ENDED,
+    PENDING,
+    RUNNING,
+    SCHEDULERS,
+    Entry,
+    Exceptions,
+    load_cluster,
+    seconds_of,
 )
 from pipeline.presets import load_preset
-from pipeline.records import DONE, Basis, Digests, Experiment, Part, Record, Sitting
-from pipeline.runner import CONTINUE, LEAVE, RUN, SKIP, Decision, Pipeline
+from pipeline.records import DONE, CacheKey, Digests, Experiment, JobAttempt, Part, Record
+from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Decision, Pipeline
 from pipeline.stage import PathResolver, Stage
 from pipeline.stages import all_stages
+from pipeline.submission import (
+    StagePlan,
+    Submitted,
+    SubmittedJob,
+    Submitter,
+    plan_submission,
+    read_submitted,
+    shards_to_do,
+    status_of,
+)
 
 STAGES = all_stages(load_preset("tiny"), "tiny")
 CONFIG = load_cluster(CLUSTER_FILE, STAGES)
 SLURM, LSF = SCHEDULERS["slurm"], SCHEDULERS["lsf"]
-NO_RECORD = Basis("script", (), {}, {})
+NO_RECORD = CacheKey("script", (), {}, {})
 
 
-def standing(name, action=RUN, sources=(), **more):
-    return Standing(name, Decision(action, f"why {name}"), tuple(sources), **more)
+def stage_of(name, action=RUN, sources=(), **more):
+    return StagePlan(name, Decision(action, f"why {name}"), tuple(sources), **more)
 
 
 def job(*jobs, shards=0):
@@ -58,17 +67,17 @@ def running(number, task=0):
     return Entry(number, task, RUNNING, "running", "", False, "1:02", "node1")
 
 
-def actions(standings, entries=()):
-    return {step.name: step.action for step in plan(standings, entries)}
+def actions(stages, entries=()):
+    return {step.name: step.action for step in plan_submission(stages, entries)}
 
 
 # Submission
 
 def test_stages_wait_for_what_they_read_and_for_nothing_that_is_done():
-    steps = {step.name: step for step in plan([
-        standing("train", SKIP), standing("record", RUN, ["train"]),
-        standing("simulate", RUN, ["train", "record"]), standing("panel", LEAVE, ["simulate"]),
-        standing("page", CONTINUE, ["simulate", "record"])], [])}
+    steps = {step.name: step for step in plan_submission([
+        stage_of("train", UP_TO_DATE), stage_of("record", RUN, ["train"]),
+        stage_of("simulate", RUN, ["train", "record"]), stage_of("panel", SKIPPED, ["simulate"]),
+        stage_of("page", CONTINUE, ["simulate", "record"])], [])}
     assert {name: (step.action, step.after) for name, step in steps.items()} == {
         "train": ("settled", ()), "record": ("submit", ()), "simulate": ("submit", ("record",)),
         "panel": ("left", ()), "page": ("submit", ("simulate", "record"))}
@@ -76,104 +85,98 @@ def test_stages_wait_for_what_they_read_and_for_nothing_that_is_done():
 
 
 def test_what_waits_or_runs_is_not_submitted_again():
-    standings = [standing("train", CONTINUE, submitted=job("1")),
-                 standing("record", RUN, ["train"], submitted=job(("2", "1"))),
-                 standing("simulate", RUN, ["record"])]
-    steps = plan(standings, [running("1"), *waiting("2")])
+    stages = [stage_of("train", CONTINUE, submitted=job("1")),
+                 stage_of("record", RUN, ["train"], submitted=job(("2", "1"))),
+                 stage_of("simulate", RUN, ["record"])]
+    steps = plan_submission(stages, [running("1"), *waiting("2")])
     assert [step.action for step in steps] == ["kept", "kept", "submit"]
     assert steps[2].after == ("record",)
     ended = dataclasses.replace(running("1"), state=ENDED, word="failed")
-    assert actions(standings, [ended])["train"] == "submit"
-    assert actions(standings)["train"] == "submit"
+    assert actions(stages, [ended])["train"] == "submit"
+    assert actions(stages)["train"] == "submit"
 
 
 def test_a_job_that_waits_in_vain_is_replaced():
     """A stage that it waits for has failed, is submitted again, or ended well long ago."""
-    after_train = standing("record", RUN, ["train"], submitted=job(("2", "1")))
-    steps = plan([standing("train", CONTINUE, submitted=job("1")), after_train], waiting("2"))
+    after_train = stage_of("record", RUN, ["train"], submitted=job(("2", "1")))
+    steps = plan_submission([stage_of("train", CONTINUE, submitted=job("1")), after_train],
+                            waiting("2"))
     assert [(step.action, step.cancels) for step in steps] == [("submit", ()), ("submit", ("2",))]
-    done = standing("train", SKIP, submitted=job("1"))
+    done = stage_of("train", UP_TO_DATE, submitted=job("1"))
     assert actions([done, after_train], waiting("2"))["record"] == "kept"
     assert actions([done, after_train], waiting("2", never=True))["record"] == "submit"
     # Made without the cluster since the job of that failed:
-    assert actions([standing("train", SKIP), after_train], waiting("2"))["record"] == "submit"
+    assert actions([stage_of("train", UP_TO_DATE), after_train],
+                   waiting("2"))["record"] == "submit"
     # Submitted by itself since, as another job:
-    again = standing("train", CONTINUE, submitted=job("7"))
+    again = stage_of("train", CONTINUE, submitted=job("7"))
     assert actions([again, after_train], [running("7"), *waiting("2")])["record"] == "submit"
     # It does not wait for what is made again now:
-    alone = standing("record", RUN, ["train"], submitted=job("2"))
+    alone = stage_of("record", RUN, ["train"], submitted=job("2"))
     assert actions([again, alone], [running("7"), *waiting("2")])["record"] == "submit"
 
 
 def test_a_running_job_is_left_alone_whatever_becomes_of_its_sources():
-    standings = [standing("train", RUN), standing("record", RUN, ["train"], submitted=job("2"))]
-    assert actions(standings, [running("2")]) == {"train": "submit", "record": "kept"}
+    stages = [stage_of("train", RUN), stage_of("record", RUN, ["train"], submitted=job("2"))]
+    assert actions(stages, [running("2")]) == {"train": "submit", "record": "kept"}
 
 
 def test_stages_that_were_not_asked_for_are_waited_for_if_they_run():
-    steps = plan([standing("train", LEAVE, submitted=job("1")), standing("record", RUN, ["train"])],
-                 [running("1")])
+    steps = plan_submission([stage_of("train", SKIPPED, submitted=job("1")),
+                             stage_of("record", RUN, ["train"])], [running("1")])
     assert [(step.action, step.after) for step in steps] == [("kept", ()), ("submit", ("train",))]
 
 
 def test_only_the_shards_that_are_not_done_are_submitted_again():
     before = job("4", ("5", "4"), shards=3)
-    undone = standing("saliency", CONTINUE, shards=3, done=frozenset({2}), submitted=before)
-    step, = plan([undone], waiting("5"))
+    undone = stage_of("saliency", CONTINUE, shards=3, done=frozenset({2}), submitted=before)
+    step, = plan_submission([undone], waiting("5"))
     assert (step.action, step.shards, step.tasks, step.cancels) == ("submit", 3, (1, 3), ("5",))
-    step, = plan([undone], [running("4", 3), *waiting("5")])
+    step, = plan_submission([undone], [running("4", 3), *waiting("5")])
     assert step.action == "kept"
     all_done = dataclasses.replace(undone, done=frozenset({1, 2, 3}))
-    assert plan([all_done], waiting("5"))[0].action == "kept"
-    step, = plan([all_done], [])
+    assert plan_submission([all_done], waiting("5"))[0].action == "kept"
+    step, = plan_submission([all_done], [])
     assert (step.action, step.tasks) == ("submit", ())
-    step, = plan([undone], [running("4", 3)])  # nothing would join them
+    step, = plan_submission([undone], [running("4", 3)])  # nothing would join them
     assert (step.action, step.cancels) == ("submit", ("4",))
 
 
 # Command lines
 
-def maker(system, **changes):
-    return JobMaker("a b", ("python", "run pipeline.py"), system,
-                    dataclasses.replace(CONFIG, **changes), Path("out/logs/jobs"))
-
-
-def resources(name, **changes):
-    (stage,) = (stage for stage in STAGES if stage.name == name)
-    return dataclasses.replace(CONFIG.resources(stage), **changes)
+def submitter(system, **changes):
+    pipeline = SimpleNamespace(experiment=Experiment(Path("out")), stages=STAGES)
+    return Submitter(pipeline, ("python", "run pipeline.py"), system, "a b",
+                     dataclasses.replace(CONFIG, **changes))
 
 
 def test_slurm_gets_resources_signal_and_dependencies():
-    asked = resources("train_agent")
-    made, = maker("slurm", slurm_options=("--partition=long",)).of_stage(
-        Step("train_agent", "submit", ""), asked, ["7", "8_1"])
-    command = SLURM.submission(made, CONFIG)
-    assert command == [
+    made, = submitter("slurm").jobs(stage_of("train_agent"), ["7", "8_1"])
+    assert SLURM.submission(made, CONFIG) == [
         "sbatch", "--parsable", "--job-name=a_b-train_agent",
         "--output=out/logs/jobs/train_agent-%j.out", "--open-mode=append", "--time=1440",
         "--nodes=1", "--ntasks=1", "--cpus-per-task=8", "--mem=32G", "--gpus=1",
-        "--signal=B:USR1@600", "--requeue", "--dependency=afterok:7:8_1",
+        "--signal=B:USR1@600", "--requeue", "--dependency=afterok:7,afterok:8_1",
         "--kill-on-invalid-dep=yes",
         "--wrap=exec python 'run pipeline.py' --only train_agent --in_job slurm --max_sittings 50"]
     config = dataclasses.replace(CONFIG, slurm_options=("--partition=long",))
     assert SLURM.submission(made, config)[-2] == "--partition=long"
-    report = maker("slurm").of_report(asked, ["7", "9"])
-    command = SLURM.submission(report, CONFIG)
-    assert "--dependency=afterany:7:9" in command
+    command = SLURM.submission(submitter("slurm").report_job(["7", "9"]), CONFIG)
+    assert "--dependency=afterany:7,afterany:9" in command
     assert not any("gpus" in word for word in command)
     assert command[-1] == "--wrap=exec python 'run pipeline.py' --report"
 
 
 def test_lsf_gets_resources_signal_and_dependencies():
-    made, = maker("lsf").of_stage(Step("train_agent", "submit", ""),
-                                  resources("train_agent", time="90 s"), ["7", "8"])
+    made, = submitter("lsf", stages={"train_agent": Exceptions(time="90 s")}).jobs(
+        stage_of("train_agent"), ["7", "8"])
     config = dataclasses.replace(CONFIG, stop_lead="80 s", lsf_options=("-q", "gpu"))
     assert LSF.submission(made, config) == [
         "bsub", "-J", "a_b-train_agent", "-o", "out/logs/jobs/train_agent-%J.out", "-W", "2",
         "-n", "8", "-R", "span[hosts=1] rusage[mem=32GB/host]", "-gpu", "num=1", "-wa", "USR1",
         "-wt", "2", "-r", "-Q", "75", "-w", "done(7) && done(8)", "-ti", "-q", "gpu",
         "exec python 'run pipeline.py' --only train_agent --in_job lsf --max_sittings 50"]
-    report = LSF.submission(maker("lsf").of_report(resources("plot_agent"), ["7", "9"]), CONFIG)
+    report = LSF.submission(submitter("lsf").report_job(["7", "9"]), CONFIG)
     assert report[report.index("-w") + 1] == "ended(7) && ended(9)" and "-gpu" not in report
 
 
@@ -181,22 +184,21 @@ def test_lsf_gets_resources_signal_and_dependencies():
     ("slurm", "--array=1,3", "$SLURM_ARRAY_TASK_ID"),
     ("lsf", "a_b-saliency[1,3]", "$LSB_JOBINDEX")])
 def test_a_stage_that_divides_is_an_array_and_a_job_that_joins(system, array, task):
-    asked, scheduler = resources("saliency"), SCHEDULERS[system]
-    first, then = maker(system).of_stage(
-        Step("saliency", "submit", "", shards=4, tasks=(1, 3)), asked, ["7"])
-    line = scheduler.submission(first, CONFIG)
+    plan = stage_of("saliency", shards=4, tasks=(1, 3))
+    first, then = submitter(system).jobs(plan, ["7"])
+    line = SCHEDULERS[system].submission(first, CONFIG)
     assert array in line
     assert line[-1].endswith(f'--max_sittings 50 --shard "{task}"/4')
     assert first.after == ("7",) and then.after == ()  # the array's number, when it has one
-    line = scheduler.submission(then, CONFIG)
+    line = SCHEDULERS[system].submission(then, CONFIG)
     assert line[-1].endswith("--join 4") and not any("array" in word for word in line)
-    alone, = maker(system).of_stage(Step("saliency", "submit", "", shards=4), asked, ["7"])
+    alone, = submitter(system).jobs(dataclasses.replace(plan, tasks=()), ["7"])
     assert "--join" in alone.command and alone.after == ("7",)
 
 
 def test_training_on_several_gpus_is_told_how_many_processes():
-    made, = maker("slurm", stop_lead="5 min").of_stage(
-        Step("train_agent", "submit", ""), resources("train_agent", gpus=4, processes=4), [])
+    made, = submitter("slurm", stop_lead="5 min", stages={
+        "train_agent": Exceptions(gpus=4, processes=4)}).jobs(stage_of("train_agent"), [])
     assert made.command[-4:] == ("--processes", "4", "--seconds_to_stop", "300")
     assert "--gpus=4" in SLURM.submission(made, CONFIG)
 
@@ -218,11 +220,12 @@ def test_stages_divide_into_no_more_shards_than_they_can():
 # Answers of the schedulers
 
 def test_slurm_answers_are_understood():
-    assert SLURM.number("1234\n") == "1234" and SLURM.number("1234;cluster\n") == "1234"
-    assert SLURM.number("Submitted batch job 1234\n") is None
-    found = SLURM.entries("4_1|COMPLETED|0:05|node2|None\n4_2|RUNNING|0:03|node2|None\n"
-                          "5|PENDING|0:00||DependencyNeverSatisfied\n6|PENDING|0:00||Priority\n"
-                          "7|COMPLETING|0:01|node1|None\n8|PENDING|0:00||BeginTime\n")
+    assert SLURM.parse_number("1234\n") == "1234" and SLURM.parse_number("1234;cluster\n") == "1234"
+    assert SLURM.parse_number("Submitted batch job 1234\n") is None
+    found = SLURM.parse_queue(
+        "4|1|COMPLETED|0:05|node2|None\n4|2|RUNNING|0:03|node2|None\n"
+        "5|N/A|PENDING|0:00||DependencyNeverSatisfied\n6|N/A|PENDING|0:00||Priority\n"
+        "7|N/A|COMPLETING|0:01|node1|None\n8|N/A|PENDING|0:00||BeginTime\n")
     assert found == [Entry("4", 1, ENDED, "completed", "", False, "0:05", ""),
                      Entry("4", 2, RUNNING, "running", "", False, "0:03", "node2"),
                      Entry("5", 0, PENDING, "pending", "DependencyNeverSatisfied", True, "0:00"),
@@ -233,12 +236,12 @@ def test_slurm_answers_are_understood():
 
 def test_lsf_answers_are_understood():
     """As the command reference of LSF 10.1 prints them."""
-    assert LSF.number("Job <3456> is submitted to queue <normal>.\n") == "3456"
-    assert LSF.number("Job <3457> is submitted to default queue <normal>.\n") == "3457"
-    assert LSF.number("Memory reservation is (MB): 16\nJob <3458> is submitted to queue <n>.\n"
-                      ) == "3458"
-    assert LSF.number("Request aborted by esub. Job not submitted.\n") is None
-    found = LSF.entries(
+    assert LSF.parse_number("Job <3456> is submitted to queue <normal>.\n") == "3456"
+    assert LSF.parse_number("Job <3457> is submitted to default queue <normal>.\n") == "3457"
+    assert LSF.parse_number("Memory reservation is (MB): 16\n"
+                            "Job <3458> is submitted to queue <n>.\n") == "3458"
+    assert LSF.parse_number("Request aborted by esub. Job not submitted.\n") is None
+    found = LSF.parse_queue(
         "3456|0|RUN|62 second(s)|hostA|-\n"
         "3457|2|PEND|0 second(s)|-|Job dependency condition not satisfied;\n"
         "3458|0|PEND|0 second(s)|-|Dependency condition invalid or never satisfied;\n"
@@ -367,14 +370,16 @@ def test_a_refused_job_is_told_with_what_was_submitted_before(tmp_path, capsys, 
     assert said.err.splitlines() == [
         "error: bsub refuses tiny-evaluate: no such queue. Job not submitted; submitted before it: "
         "train_agent (1), plot_agent (2); the same command submits the rest"]
-    files = SubmittedFiles(Experiment(tmp_path / "out"))
-    assert files.read("plot_agent") == Submitted("lsf", 0, (SubmittedJob("2", (), ("1",)),))
-    assert files.read("evaluate") is None
+    def files(stage):
+        return read_submitted(Experiment(tmp_path / "out"), stage)
+
+    assert files("plot_agent") == Submitted("lsf", 0, (SubmittedJob("2", (), ("1",)),))
+    assert files("evaluate") is None
     # Those that are in the queue are not submitted again, and the report comes last.
     program(tmp_path, "bjobs", "echo '1|0|RUN|9 second(s)|hostA|-'; echo '2|0|PEND|-|-|waits;'")
     assert run_pipeline.main(arguments(tmp_path / "out", "--submit", "lsf", "--only", *stages)) == 0
-    assert files.read("evaluate") == Submitted("lsf", 0, (SubmittedJob("4", (), ("1",)),))
-    assert files.read("report").jobs == (SubmittedJob("5", (), ("1", "2", "4")),)
+    assert files("evaluate") == Submitted("lsf", 0, (SubmittedJob("4", (), ("1",)),))
+    assert files("report").jobs == (SubmittedJob("5", (), ("1", "2", "4")),)
     assert not (tmp_path / "killed").exists()
     # A job that the scheduler has forgotten.
     capsys.readouterr()
@@ -383,7 +388,7 @@ def test_a_refused_job_is_told_with_what_was_submitted_before(tmp_path, capsys, 
     said = capsys.readouterr()
     assert said.err.splitlines() == [
         "error: LSF knows nothing of job 1 of the stage train_agent, which has not ended; --submit "
-        "submits it again, and it goes on"]
+        "submits it again, and it is resumed"]
     assert re.search(r"^plot_agent +waits +2 +waits;$", said.out, re.MULTILINE)
 
 
@@ -401,18 +406,20 @@ def test_an_array_is_not_submitted_without_what_joins_its_shards(tmp_path, capsy
     assert run_pipeline.main(argv) == 2
     assert capsys.readouterr().err == (
         "error: bsub refuses demo-record_join: Job not submitted; nothing was submitted\n")
-    files = SubmittedFiles(Experiment(tmp_path / "out"))
-    assert (tmp_path / "killed").read_text() == "1\n" and files.read("record") is None
+    def files(stage):
+        return read_submitted(Experiment(tmp_path / "out"), stage)
+
+    assert (tmp_path / "killed").read_text() == "1\n" and files("record") is None
     assert run_pipeline.main(argv) == 0
-    assert files.read("record") == Submitted(
+    assert files("record") == Submitted(
         "lsf", 4, (SubmittedJob("3", (1, 2, 3, 4), ()), SubmittedJob("4", (), ("3",))))
     assert "as jobs 3 (shards 1, 2, 3, 4 of 4) and 4, which joins them" in capsys.readouterr().out
 
 
 # Status
 
-def sitting(status, job="4", shards=0, key=""):
-    return Sitting(job, 1, "node1", "", status, None, shards, key, 1.0)
+def attempt(status, job="4", shards=0, key=""):
+    return JobAttempt(job, 1, "node1", "", status, None, shards, key, 1.0)
 
 
 def record(status, result=""):
@@ -422,27 +429,25 @@ def record(status, result=""):
 @pytest.mark.parametrize(("known", "expected"), [
     ({"record": record(DONE, "6 samples"), "submitted": job("4")}, ("done", "1 min 0 s",
                                                                     "6 samples")),
-    ({"submitted": job("4"), "entries": [running("4")], "sittings": [sitting("running")],
+    ({"submitted": job("4"), "entries": [running("4")], "attempts": [attempt("running")],
       "line": "update 3"}, ("runs", "1:02", "node1; update 3")),
     ({"submitted": job("4"), "entries": waiting("4")}, ("waits", "", "Dependency")),
     ({"submitted": job("4", "5", shards=3), "entries": [running("4", 2), *waiting("5")],
-      "sittings": [sitting("done", "4_1", 3), sitting("running", "4_2", 3)]},
+      "attempts": [attempt("done", "4_1", 3), attempt("running", "4_2", 3)]},
      ("runs", "1:02", "1 of 3 shards done")),
     ({}, ("not submitted", "", "")),
-    ({"submitted": job("4"), "sittings": [sitting("failed")], "record": record("failed"),
+    ({"submitted": job("4"), "attempts": [attempt("failed")], "record": record("failed"),
       "line": "error: no"}, ("failed", "", "error: no")),
-    ({"submitted": job("4"), "sittings": [sitting("stopped")]}, ("stopped", "", "")),
-    ({"submitted": job("4"), "sittings": [sitting("running")],
+    ({"submitted": job("4"), "attempts": [attempt("stopped")]}, ("stopped", "", "")),
+    ({"submitted": job("4"), "attempts": [attempt("running")],
       "entries": [Entry("4", 0, ENDED, "node_fail")]}, ("node_fail", "", "")),
-    ({"submitted": job("4"), "sittings": [sitting("running")]}, ("lost", "", "")),
+    ({"submitted": job("4"), "attempts": [attempt("running")]}, ("lost", "", "")),
     ({"submitted": job("4"), "waits": True}, ("not run", "", "")),
     ({"submitted": job("4")}, ("lost", "", ""))])
 def test_status_says_how_a_stage_stands(known, expected):
-    all_known = {"record": None, "submitted": None, "sittings": [], "entries": [], "line": "",
+    all_known = {"record": None, "submitted": None, "attempts": [], "entries": [], "line": "",
                  "waits": False, **known}
-    found = status_of("stage", **all_known)
-    assert (found.state, found.time, found.progress) == expected
-    assert found.is_lost == (found.state == "lost")
+    assert status_of(**all_known) == expected
 
 
 def test_a_request_to_stop_that_comes_on_two_ways_is_one(monkeypatch):
@@ -501,10 +506,8 @@ def test_shards_count_as_done_only_for_what_they_were_made_of(tmp_path):
     experiment = Experiment(tmp_path)
     for shard, (status, shards, key) in enumerate(
             [("done", 4, "k"), ("stopped", 4, "k"), ("done", 3, "k"), ("done", 4, "old")], 1):
-        experiment.save_sitting(Part("saliency", 4, shard), sitting(status, "4_1", shards, key))
+        experiment.save_attempt(Part("saliency", 4, shard), attempt(status, "4_1", shards, key))
     assert experiment.shards_done("saliency", 4, "k") == {1}
-    experiment.forget_shards("saliency")
-    assert experiment.shards_done("saliency", 4, "k") == set()
 
 
 def test_scripts_of_stages_that_divide_take_shards_and_join_them():
@@ -525,14 +528,14 @@ def jobs(tmp_path, monkeypatch):
     stage = Stage("cut", "evaluate", (), ("pieces/*.txt",), lambda _: "cut", max_shards=3)
     statuses = {}
 
-    def run_script(pipeline, module, argv, log_file, torchrun):
+    def run_script(folder, module, argv, log_file, *_):
         ran.append(" ".join(argv))
         (experiment.path / "pieces").mkdir(exist_ok=True)
         (experiment.path / "pieces" / f"{argv[-1].replace('/', '_')}.txt").touch()
         log_file.parent.mkdir(exist_ok=True)
         log_file.touch()  # as the script's own output would
-        return statuses.get(ran[-1], 0)
-    monkeypatch.setattr(Pipeline, "_run_script", run_script)
+        return statuses.get(ran[-1], 0), []
+    monkeypatch.setattr(runner, "run_script", run_script)
 
     def run(shard, shards=2, number="4"):
         part = Part("cut", shards, shard)
@@ -554,12 +557,12 @@ def test_shards_run_once_in_any_order_and_what_joins_them_completes_the_record(j
         jobs(0)
     jobs.statuses["--shard 1/2"] = 143
     assert jobs(1) == ["--shard 1/2"]
-    assert jobs.experiment.sitting(Part("cut", 2, 1)).status == "stopped"
+    assert jobs.experiment.attempt(Part("cut", 2, 1)).status == "stopped"
     with pytest.raises(UserError, match="shard 1 of 2 is not done"):
         jobs(0)
     jobs.statuses.clear()
     assert jobs(1) == ["--shard 1/2"]
-    assert jobs.experiment.sitting(Part("cut", 2, 1)).number == 2
+    assert jobs.experiment.attempt(Part("cut", 2, 1)).number == 2
     assert jobs(0) == ["--join"]
     made = jobs.experiment.record("cut")
     assert (made.status, made.why) == ("done", "it has not been run yet") and len(made.outputs) == 3
@@ -584,7 +587,7 @@ def test_one_machine_begins_again_what_shards_have_begun(jobs):
     assert piece.exists()
     with pytest.raises(IndexError):  # the script gets no flags
         jobs(0, 0, "")
-    assert not piece.exists() and not jobs.experiment.has_shards("cut")
+    assert not piece.exists() and not jobs.experiment.shard_files("cut")
 
 
 def test_a_stage_goes_on_in_as_many_shards_as_it_was_begun_in(jobs):
@@ -606,24 +609,24 @@ def test_shards_that_are_missing_are_not_joined(tmp_path, capsys):
     assert capsys.readouterr().err == (
         "error: the shards of record cannot be joined: shard 1 of 2 is not done; submit the stage "
         "again\n")
-    found = Experiment(folder).sitting(Part("record", 2))
+    found = Experiment(folder).attempt(Part("record", 2))
     assert (found.status, found.exit_status, found.number) == ("failed", 2, 1)
     assert not (folder / "rollouts").exists()
 
 
-@pytest.mark.parametrize(("received", "status", "sittings", "expected"), [
+@pytest.mark.parametrize(("received", "status", "attempts", "expected"), [
     ([signal.SIGUSR1], 143, 1, 75), ([signal.SIGUSR1], 143, 3, 143),
     ([signal.SIGTERM], 143, 1, 143),
     ([signal.SIGUSR1], 0, 1, 0), ([signal.SIGUSR1], 2, 1, 2)])
 def test_a_job_begins_again_if_its_time_is_up_and_not_without_end(
-        tmp_path, monkeypatch, received, status, sittings, expected):
+        tmp_path, monkeypatch, received, status, attempts, expected):
     """LSF starts a job again that ends with 75."""
     monkeypatch.setenv("LSB_JOBID", "12")
     experiment, part, jobs = Experiment(tmp_path), Part("train_agent"), []
 
     def run_part(job, torchrun):
         jobs.append(job)
-        experiment.save_sitting(part, dataclasses.replace(sitting("stopped"), number=sittings))
+        experiment.save_attempt(part, dataclasses.replace(attempt("stopped"), number=attempts))
         return status
     pipeline = SimpleNamespace(experiment=experiment, received=received, run_part=run_part)
     args = SimpleNamespace(in_job="lsf", processes=1, seconds_to_stop=60, max_sittings=3)

@@ -145,7 +145,7 @@ def started(output, stage):
 
 def planned(text):
     """The stages that a dry run would run or continue, with the reasons."""
-    return dict(re.findall(r"^(\w+) would (?:run|go on): (.*)$", text, re.MULTILINE))
+    return dict(re.findall(r"^(\w+) would (?:run|be continued): (.*)$", text, re.MULTILINE))
 
 
 def made(text):
@@ -169,7 +169,7 @@ def test_second_run_skips_everything_wherever_the_folder_lies(run, output):
     before = digests(output)
     records = [path.read_bytes() for path in sorted(output.glob("pipeline/stage_*.json"))]
     text = run(output)
-    assert not made(text) and text.count(": skipped, valid since") == len(NAMES)
+    assert not made(text) and text.count(": up to date, valid since") == len(NAMES)
     assert [path.read_bytes() for path in sorted(output.glob("pipeline/stage_*.json"))] == records
     assert digests(output) == before
 
@@ -208,7 +208,7 @@ def test_a_changed_byte_invalidates_what_reads_it(run, output):
     content[-100] ^= 1
     (output / changed).write_bytes(content)
     found = planned(run(output, "--dry_run"))
-    assert found["record"] == f"its output {changed} is not as it left it"
+    assert found["record"] == f"its output {changed} was changed"
     assert {name for name, why in found.items() if "record writes" in why} == {
         stage.name for stage in STAGES if "record" in stage.needs}
     found = planned(run(output, "--from", "train_simulator", "--dry_run"))
@@ -341,7 +341,7 @@ def test_accepted_stages_are_valid_or_go_on_and_lack_nothing(run, refused, outpu
     said = run(output, "--accept", *NAMES)
     change = "although the module common.files has changed"
     assert said.count(f"is valid now, {change}") == len(NAMES) - 1
-    assert f"loss_over_time can go on now, {change}" in said
+    assert f"loss_over_time can be continued now, {change}" in said
     assert planned(run(output, "--dry_run")) == {"loss_over_time": "an earlier run was stopped"}
     (output / "pipeline" / "stage_evaluate.json").unlink()
     assert ("evaluate cannot be accepted: it has not been run yet"
@@ -358,7 +358,7 @@ def test_contents_are_read_again_if_asked(run, output):
     changed.write_bytes(content)
     os.utime(changed, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert not planned(run(output, "--dry_run"))
-    assert "ob.npy is not as it left it" in planned(
+    assert "ob.npy was changed" in planned(
         run(output, "--dry_run", "--check_contents"))["record"]
 
 
@@ -492,8 +492,8 @@ def test_only_from_and_force_choose_stages(run, output):
     found = planned(run(output, "--from", last[0], "--force", "--dry_run"))
     assert list(found) == last
     text = run(output, "--only", "record", "--dry_run")
-    assert "evaluate is left: not asked for" in text
-    assert "record would be skipped" in text
+    assert "evaluate is skipped: not selected" in text
+    assert "record is up to date" in text
 
 
 def test_a_stage_that_fails_says_so_and_goes_on_later(run, output, refused, capsys):
@@ -530,7 +530,7 @@ def test_mistakes_are_one_sentence(refused, tmp_path, finished):
             in refused(tmp_path, "--preset", "defaults"))
     assert "there is no file nowhere.pth; see --agent_file" in refused(
         tmp_path, "--agent_file", "nowhere.pth")
-    assert "--exp_name is in the names of folders" in refused(tmp_path, "--exp_name", "a/b")
+    assert "--exp_name is part of folder names" in refused(tmp_path, "--exp_name", "a/b")
     assert "holds the experiment of the preset 'tiny'" in refused(finished, "--preset", "demo")
     (tmp_path / "thesis.tex").touch()
     assert "holds other data" in refused(tmp_path)

@@ -12,7 +12,7 @@ import yaml
 from cluster import slurm
 
 import run_pipeline
-from pipeline.cluster.config import CLUSTER_FILE
+from pipeline.cluster import CLUSTER_FILE
 from pipeline.records import Experiment, Part
 from tools.compare_outputs import digests
 
@@ -159,7 +159,7 @@ def test_stages_survive_scancel_and_time_limits_to_the_numbers_of_one_machine(
     assert record("train_simulator").status == "stopped"
     ask(environment, "scontrol", "update", f"JobId={job}", "TimeLimit=30")
     watch.until_done()
-    assert Experiment(output).sitting(Part("train_simulator")).number == 2, watch.said()
+    assert Experiment(output).attempt(Part("train_simulator")).number == 2, watch.said()
     assert {name: record(name).status for name in STAGES} == dict.fromkeys(STAGES, "done")
     assert (output / "logs" / "05_record_shard_2.log").exists()
 

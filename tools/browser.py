@@ -8,6 +8,7 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -28,7 +29,7 @@ def running_browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def opened_page(browser: Browser, address: str, **context: object) -> Iterator[Page]:
+def opened_page(browser: Browser, address: str, **context: Any) -> Iterator[Page]:
     """A page in a context of its own, once it shows all; what it reports as an error fails.
 
     Args:

@@ -26,16 +26,16 @@ def count(source: str) -> tuple[int, int, int]:
     documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
     docstrings = [node.body[0] for node in ast.walk(tree) if isinstance(node, documented)
                   and ast.get_docstring(node, clean=False) is not None]
-    statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) - len(docstrings)
-    documentation = sum(node.end_lineno - node.lineno + 1 for node in docstrings)
-    return source.count("\n"), statements, documentation
+    statements = len([node for node in ast.walk(tree) if isinstance(node, ast.stmt)])
+    documentation = sum((node.end_lineno or 0) - node.lineno + 1 for node in docstrings)
+    return source.count("\n"), statements - len(docstrings), documentation
 
 
 def count_packages(root: Path) -> dict[str, np.ndarray]:
     """Return modules, lines, statements and docstring lines of each package of a repository."""
     names = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=root, check=True,
                            capture_output=True, text=True).stdout.split("\0")
-    totals = defaultdict(lambda: np.zeros(4, int))
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(4, int))
     for path in map(Path, filter(None, names)):
         if not (root / path).is_symlink() and (root / path).is_file():
             package = path.parts[0] if len(path.parts) > 1 else SCRIPTS
@@ -46,7 +46,7 @@ def count_packages(root: Path) -> dict[str, np.ndarray]:
 def main() -> None:
     packages = count_packages(ROOT)
     rows = sorted((name, numbers) for name, numbers in packages.items() if name != TESTS)
-    rows += [("all but tests", sum(numbers for _, numbers in rows))]
+    rows += [("all but tests", sum((numbers for _, numbers in rows), np.zeros(4, int)))]
     rows += [(TESTS, packages[TESTS])] if TESTS in packages else []
     print(f"{'package':<15}{'modules':>8}{'lines':>8}{'statements':>12}{'per statement':>15}"
           f"{'docstrings':>12}")

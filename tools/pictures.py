@@ -15,6 +15,7 @@ import dataclasses
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
@@ -147,7 +148,8 @@ def _columns(pictures: list[Image.Image]) -> Image.Image:
 def behaviour(shown: Shown) -> Image.Image:
     """Samples of the behaviour that most samples show; of all of them if there is none."""
     labels = ResultStore(shown.output / FOLDERS.comparison, COMPARISON_FILES).read("behaviours")
-    largest = np.bincount(labels[labels >= 0]).argmax() if (labels >= 0).any() else ALL_SAMPLES
+    largest = (int(np.bincount(labels[labels >= 0]).argmax()) if (labels >= 0).any()
+               else ALL_SAMPLES)
     return Image.open(shown.output / FOLDERS.stories / samples_picture(largest))
 
 
@@ -235,8 +237,10 @@ def save(path: Path, made: Image.Image | list[Image.Image], browser: bool) -> No
     if not browser:
         frames = [frame.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3,
                                  dither=Image.Dither.NONE) for frame in frames]
-    more = {"save_all": True, "append_images": frames[1:], "duration": FILM_MILLISECONDS,
-            "loop": 0} if len(frames) > 1 else {}
+    more: dict[str, Any] = {}
+    if len(frames) > 1:
+        more = {"save_all": True, "append_images": frames[1:], "duration": FILM_MILLISECONDS,
+                "loop": 0}
     with atomic_path(path) as temporary:
         frames[0].save(temporary, optimize=True, **more)
     print(f"wrote {path}")

@@ -1,5 +1,8 @@
-"""Kill the pipeline at random moments and continue it: the numbers must be those of a run that was
-left alone. ``python -m benchmarks.interruptions --kills 20``"""
+"""Kill the pipeline at random moments and continue it; the results must equal those of a run that
+was not interrupted.
+
+    python -m tools.interruptions --output_dir FOLDER --kills 20
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ from pathlib import Path
 from common.cli import Parser, count, seed
 from common.errors import script_main
 from pipeline.presets import ROOT
-from tools.compare_outputs import digests
+from tools.compare_outputs import differences, digests
 
-START_SECONDS = 5  # until the stage that was killed goes on
+START_SECONDS = 5  # until a killed stage is resumed
 
 
 def parser() -> argparse.ArgumentParser:
     flags = Parser(__doc__)
-    flags.add_argument("--preset", default="tiny", help="of run_pipeline.py")
+    flags.add_argument("--preset", default="tiny", help="preset of run_pipeline.py")
     flags.add_argument("--output_dir", type=Path, required=True,
                        help="new folder for the two experiments")
-    flags.add_argument("--kills", type=count, default=20, help="how often it is killed")
-    flags.add_argument("--seed", type=seed, default=0, help="of the moments")
+    flags.add_argument("--kills", type=count, default=20, help="number of kills")
+    flags.add_argument("--seed", type=seed, default=0, help="seed of the moments")
     return flags
 
 
@@ -49,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     while done < args.kills:
         process = start(args.preset, killed)
         try:
-            # What is done is skipped, so that short waits reach every part of the run.
+            # Finished stages are skipped, so short waits reach every part of the run.
             status = process.wait(moments.uniform(0, 2 * (whole / args.kills + START_SECONDS)))
             if status:
                 return status
@@ -66,12 +69,9 @@ def main(argv: list[str] | None = None) -> int:
                   f"{', '.join(running) or 'none'}", flush=True)
     if start(args.preset, killed).wait():
         return 1
-    expected, found = digests(alone), digests(killed)
-    different = sorted(name for name in expected.keys() | found.keys()
-                       if expected.get(name) != found.get(name))
-    print(f"{len(expected)} files; {len(different)} differ" + "".join(
-        f"\n  {name}" for name in different))
-    return 1 if different else 0
+    lines = differences(killed, alone)
+    print("\n  ".join([f"{len(digests(alone))} files; {len(lines)} differ", *lines]))
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":
