@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from agents.agent_file import load_agent
-from agents.env_flags import add_env_flags, env_config
+from agents.config import add_env_flags, env_config
 from agents.layers import STATE
 from agents.networks import Policy
 from agents.patch import Array, Patch

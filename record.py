@@ -11,8 +11,7 @@ import pandas as pd
 
 from agents.acting import load_action_noise
 from agents.agent_file import load_agent
-from agents.config import load_agent_config
-from agents.env_flags import add_env_flags, env_config
+from agents.config import add_env_flags, env_config, load_agent_config
 from agents.episodes import FRAMES_PER_BATCH, Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference

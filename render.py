@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.agent_file import load_agent
-from agents.env_flags import add_env_flags, env_config
+from agents.config import add_env_flags, env_config
 from agents.episodes import Episode, PlayOptions, play_episodes
 from agents.provenance import agent_sha256
 from agents.reference_set import played_reference

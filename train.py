@@ -10,8 +10,7 @@ import shlex
 from pathlib import Path
 
 from agents.agent_file import agent_files, load_agent
-from agents.config import load_agent_config
-from agents.env_flags import add_env_flags, env_config
+from agents.config import add_env_flags, env_config, load_agent_config
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
 from common.cli import (

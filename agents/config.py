@@ -1,21 +1,32 @@
-"""Parameter sets of the agent: the one reader of ``hyperparams/procgen/config.yml``."""
+"""Configuration of an agent: its parameter sets, and flags that choose the game that it plays.
+
+The only reader of ``hyperparams/procgen/config.yml``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import math
 from pathlib import Path
 
+from agents.agent_file import read_origin
 from agents.networks import ARCHITECTURES
+from common.cli import whole
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
+from envs.procgen_env import MAX_LEVEL, EnvConfig
 
 AGENT_CONFIG_FILE = Path(__file__).parent.parent / "hyperparams" / "procgen" / "config.yml"
+# The published defaults, where neither a flag nor the agent file chooses.
+_UNTRAINED = {"env_name": "coinrun", "distribution_mode": "easy", "use_backgrounds": False}
+
+level_seed = whole(0, MAX_LEVEL)
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentConfig:
-    """One parameter set. The meaning and unit of each value is in the YAML beside it."""
+    """A parameter set. Meaning and unit of each value are documented in the YAML."""
 
     algo: str
     architecture: str
@@ -78,3 +89,53 @@ def load_agent_config(param_name: str, path: Path = AGENT_CONFIG_FILE) -> AgentC
         raise UserError(f"there is no parameter set '{param_name}' in {path.name}"
                         f"{nearest(param_name, sets)}")
     return typed(AgentConfig, sets[param_name], f"{path.name}, '{param_name}'")
+
+
+def add_env_flags(parser: argparse.ArgumentParser, of_agent: bool = True) -> None:
+    """Add flags that choose game and levels.
+
+    Args:
+        of_agent: whether game, mode and backgrounds default to those of an agent's training.
+    """
+    def described(text: str, name: str) -> dict:
+        default = _UNTRAINED[name]
+        if not of_agent:
+            return {"default": default, "help": text}
+        return {"default": None, "help": f"{text}; if not given, that of the agent's training, or "
+                                         f"{default} if the agent file does not say"}
+
+    parser.add_argument("--env_name", **described("one of Procgen's 16 games", "env_name"))
+    parser.add_argument("--distribution_mode", **described(
+        "easy, hard, extreme, memory or exploration", "distribution_mode"))
+    parser.add_argument("--start_level", type=level_seed, default=0, help="seed of the first level")
+    parser.add_argument("--num_levels", type=level_seed, default=0,
+                        help="number of consecutive level seeds; 0: all of them")
+    backgrounds = parser.add_mutually_exclusive_group()
+    backgrounds.add_argument("--use_backgrounds", action="store_true",
+                             default=None if of_agent else False,
+                             help="draw the game's background images")
+    backgrounds.add_argument("--no_backgrounds", action="store_false", dest="use_backgrounds",
+                             default=None if of_agent else False,
+                             help="draw none, as for the published agents")
+
+
+def env_config(args: argparse.Namespace, agent_file: Path | None = None) -> EnvConfig:
+    """Return the game and levels that the flags choose.
+
+    Args:
+        agent_file: agent whose training provides the defaults. In a game that it was not trained
+            on, only the flags and the published defaults count.
+
+    Raises:
+        UserError: if there is no such game or mode, or the agent file is missing or damaged.
+    """
+    flags = {name: getattr(args, name) for name in _UNTRAINED if getattr(args, name) is not None}
+    trained = {}
+    if agent_file is not None:
+        trained = {name: value for name, value in vars(read_origin(agent_file)).items()
+                   if name in _UNTRAINED and value is not None}
+        game = trained.get("env_name")
+        if game and flags.get("env_name", game) != game:
+            trained = {}
+    return EnvConfig(**{**_UNTRAINED, **trained, **flags}, start_level=args.start_level,
+                     num_levels=args.num_levels)

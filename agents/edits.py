@@ -16,12 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from agents.layers import STATE, all_layers
+from agents.layers import RECURRENT, all_layers
 from agents.networks import Policy
 from common.errors import UserError, nearest
 
 _DEPENDENT = 1e-5  # singular values below this share of the largest one count as 0
-_RECURRENT = ("gru", STATE)  # layers of an agent with a memory whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,8 +115,8 @@ def add_edit(policy: Policy, edit: Edit) -> None:
             output enters the next step.
     """
     num_channels = {layer.name: layer.shape[0] for layer in all_layers(policy)
-                    if not (policy.recurrent and layer.name in _RECURRENT)}
-    if policy.recurrent and edit.layer in _RECURRENT:
+                    if not (policy.recurrent and layer.name in RECURRENT)}
+    if policy.recurrent and edit.layer in RECURRENT:
         raise UserError(f"edits of {edit.layer} are not supported, because the agent's memory "
                         "carries it to the next step; the patches of compare_interventions.py "
                         "change it at every step")

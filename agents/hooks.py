@@ -35,13 +35,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from agents.layers import STATE, Layer, find_layer, layers_named
+from agents.layers import RECURRENT, STATE, Layer, find_layer, layers_named
 from agents.networks import Policy
 from agents.patch import PADDING, Apply, BatchInfo, Patch, PatchContext
 from common.errors import UserError
 
 _ATTRIBUTE = "_hook_stack"  # of a policy, as long as it has hooks
-_RECURRENT = ("gru", STATE)  # layers whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +304,7 @@ class _HookStack:
                 cache.add(layer, output, self.info, self.is_continued)
         for block in blocks:
             if isinstance(block, ActivePatches):
-                if layer in _RECURRENT and output.ndim == 3 and len(output) > 1:
+                if layer in RECURRENT and output.ndim == 3 and len(output) > 1:
                     raise UserError(
                         f"a patch of {layer} changes what enters the next step, so it needs steps "
                         f"that run one by one, not a sequence of {len(output)} at once")
@@ -365,53 +364,43 @@ def cached(policy: Policy, layers: Sequence[str], *, before: bool = False,
 
 
 @contextlib.contextmanager
-def batch_info(policy: Policy, info: BatchInfo) -> Iterator[None]:
-    """Attach batch metadata to all forward passes inside the block."""
+def _temporarily(policy: Policy, **values: object) -> Iterator[None]:
+    """Set attributes of the policy's hook stack, if it has one, inside the block."""
     stack = _HookStack.of(policy)
     if stack is None:
         yield
         return
-    outer, stack.info = stack.info, info
+    before = {name: getattr(stack, name) for name in values}
+    vars(stack).update(values)
     try:
         yield
     finally:
-        stack.info = outer
+        vars(stack).update(before)
 
 
-@contextlib.contextmanager
-def chunk_of_batch(policy: Policy, begin: int, end: int, batch_size: int) -> Iterator[None]:
-    """Declare that the forward passes inside process rows ``begin`` to ``end`` of a batch.
+def batch_info(policy: Policy, info: BatchInfo) -> contextlib.AbstractContextManager[None]:
+    """Attach batch metadata to all forward passes inside the ``with`` block."""
+    return _temporarily(policy, info=info)
+
+
+def chunk_of_batch(policy: Policy, begin: int, end: int,
+                   batch_size: int) -> contextlib.AbstractContextManager[None]:
+    """Declare that forward passes inside the ``with`` block process rows ``begin`` to ``end``.
 
     Raises:
-        UserError: if there is metadata for another number of frames.
+        UserError: if there is metadata for another number of frames than the batch has.
     """
     stack = _HookStack.of(policy)
-    if stack is None:
-        yield
-        return
-    info, stack.is_continued = stack.info, begin > 0
+    info = None if stack is None else stack.info
     if info is not None:
         _check_size(info, batch_size)
-        stack.info = info[begin:end]
-    try:
-        yield
-    finally:
-        stack.info, stack.is_continued = info, False
+        info = info[begin:end]
+    return _temporarily(policy, info=info, is_continued=begin > 0)
 
 
-@contextlib.contextmanager
-def disabled(policy: Policy) -> Iterator[None]:
+def disabled(policy: Policy) -> contextlib.AbstractContextManager[None]:
     """Run forward passes without the surrounding blocks; blocks inside work as always."""
-    stack = _HookStack.of(policy)
-    if stack is None:
-        yield
-        return
-    kept = stack.blocks, stack.info, stack.is_continued
-    stack.blocks, stack.info, stack.is_continued = [], None, False
-    try:
-        yield
-    finally:
-        stack.blocks, stack.info, stack.is_continued = kept
+    return _temporarily(policy, blocks=[], info=None, is_continued=False)
 
 
 def active_patches(policy: Policy) -> list[ActivePatches]:

@@ -25,6 +25,7 @@ PUBLISHED_SUFFIX = "_out"
 ALL = "all"  # as a layer's name: every output between frame and heads
 HEADS = ("fc_policy", "fc_value")
 STATE = "hidden_state"
+RECURRENT = ("gru", STATE)  # of an agent with a memory: layers whose output enters the next step
 
 
 @dataclasses.dataclass(frozen=True)

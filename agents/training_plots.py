@@ -10,7 +10,7 @@ import pandas as pd
 
 from common.training_curves import OTHER, STEPS, TRAINING, VALIDATION, save
 
-SMOOTHED = 9  # updates, where two runs are compared
+SMOOTHED = 9  # updates in the moving average of compared runs
 TITLES = {
     "episode_rewards": "return of the last 40 episodes",
     "episode_len": "length of the last 40 episodes (steps)",
@@ -25,7 +25,7 @@ TITLES = {
 
 
 def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
-    """One quantity against time steps: training and validation where there are both."""
+    """Draw a quantity against time steps, for training and, where it exists, validation."""
     steps = log["timesteps"]
     if name in ("episode_rewards", "episode_len"):
         for prefix, colour, label in (("", TRAINING, "training levels"),
@@ -43,12 +43,17 @@ def draw(axes: plt.Axes, log: pd.DataFrame, name: str) -> None:
     else:
         axes.plot(steps, log[name] / (60 if name == "wall_time" else 1), color=OTHER)
     axes.set_title(TITLES[name], fontsize=10)
+    _finish(axes)
+
+
+def _finish(axes: plt.Axes) -> None:
     axes.set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(STEPS)
     axes.grid(alpha=0.3)
 
 
 def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
+    """Write a figure with a panel per quantity."""
     figure, grid = plt.subplots(2, 4, figsize=(18, 9), layout="constrained")
     for axes, name in zip(grid.flat, TITLES):
         draw(axes, log, name)
@@ -56,31 +61,29 @@ def plot_everything(log: pd.DataFrame, path: Path, title: str) -> None:
 
 
 def plot_for_figure(log: pd.DataFrame, path: Path, title: str) -> None:
+    """Write a figure of the return on training and unseen levels."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     axes.plot(log["timesteps"], log["mean_episode_rewards"], color=TRAINING,
               label="training levels")
     axes.plot(log["timesteps"], log["val_mean_episode_rewards"], color=VALIDATION,
               label="unseen levels")
-    axes.set(xlabel="environment steps", ylabel="mean return of the last 40 episodes")
-    axes.xaxis.set_major_formatter(STEPS)
-    axes.grid(alpha=0.3)
+    axes.set_ylabel("mean return of the last 40 episodes")
+    _finish(axes)
     axes.legend()
     save(figure, path, title)
 
 
 def plot_beside(logs: Mapping[str, pd.DataFrame], path: Path) -> None:
-    """The return of two runs on training levels, beside each other.
+    """Write a figure of the return of two runs on training levels.
 
     Args:
-        logs: by the names of the runs.
+        logs: logs by the names of the runs.
     """
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for (name, log), colour in zip(logs.items(), (TRAINING, VALIDATION), strict=True):
         axes.plot(log["timesteps"], log["mean_episode_rewards"].rolling(
             SMOOTHED, center=True, min_periods=1).mean(), color=colour, label=name)
-    axes.set(xlabel="environment steps",
-             ylabel=f"return on training levels, mean of {SMOOTHED} updates")
-    axes.xaxis.set_major_formatter(STEPS)
-    axes.grid(alpha=0.3)
+    axes.set_ylabel(f"return on training levels, mean of {SMOOTHED} updates")
+    _finish(axes)
     axes.legend()
     save(figure, path, " beside ".join(logs))

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from agents.agent_file import load_agent, read_origin, save_agent
+from agents.config import add_env_flags, env_config
 from agents.edits import with_edits
-from agents.env_flags import add_env_flags, env_config
 from agents.provenance import agent_digests, agent_sha256
 from attribution.failures.conditions import (
     Levels,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from agents.env_flags import add_env_flags, env_config
+from agents.config import add_env_flags, env_config
 from agents.reference_set import MIN_PICTURES, played_reference
 from attribution.failures.causes import causes_of, unknown_hazards
 from attribution.failures.conditions import (

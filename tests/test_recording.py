@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, ROOT, at_work_in, record_arguments, tiny_policy
+from conftest import FLOAT32, ROOT, record_arguments, tiny_policy
 
 import record
 from agents.acting import load_action_noise, run_policy
@@ -22,6 +23,7 @@ from agents.agent_file import load_agent, save_agent
 from agents.rollout_files import STEP_COLUMNS, RolloutFolder, RolloutWriter
 from common.errors import UserError
 from common.files import atomic_folder, remove_folder
+from common.locks import FolderLock, check_unlocked
 from common.video import mark_action
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 
@@ -256,28 +258,16 @@ def test_other_data_are_not_touched_unless_told(folder, agent_path, tmp_path, ca
     assert RolloutFolder(tmp_path / "data").index()["episode"].max() == 1
 
 
-def test_two_recordings_are_not_made_in_one_folder(agent_path, tmp_path, capsys):
-    argv = record_arguments(agent_path, tmp_path, 1)
-    (tmp_path / "data").mkdir()
-    with at_work_in(tmp_path / "data") as words:
-        for more in ([], ["--overwrite"]):
-            assert record.main([*argv, *more]) == 2
-            assert words in capsys.readouterr().err
-    assert record.main(argv) == 0  # the lock of a killed process is gone with it
-    assert not list((tmp_path / "data").glob(".*"))
-
-
-@pytest.mark.parametrize("shards", [[], ["--shard", "1/2"]])
 @pytest.mark.parametrize("kind", ["link", "second name", "pipe", "folder"])
-def test_a_lock_that_is_no_regular_file_is_refused(kind, shards, agent_path, tmp_path, capsys):
-    """A pipe does not hang, and what a link leads to keeps its contents."""
-    (tmp_path / "data").mkdir()
-    lock, other = tmp_path / "data" / ".lock", tmp_path / "other.txt"
+def test_a_lock_that_is_no_regular_file_is_refused(kind, tmp_path):
+    """A pipe does not hang, and the target of a link keeps its contents."""
+    lock, other = tmp_path / ".lock", tmp_path / "other.txt"
     other.write_text("precious")
     {"link": lambda: lock.symlink_to(other), "second name": lambda: os.link(other, lock),
      "pipe": lambda: os.mkfifo(lock), "folder": lock.mkdir}[kind]()
-    assert record.main([*record_arguments(agent_path, tmp_path, 2), *shards]) == 2
-    assert f"{lock} is a link, a pipe or a folder" in capsys.readouterr().err
+    for use in (FolderLock, check_unlocked):
+        with pytest.raises(UserError, match=re.escape(f"{lock} is a link, a pipe or a folder")):
+            use(tmp_path)
     assert other.read_text() == "precious"
 
 

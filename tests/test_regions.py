@@ -28,7 +28,7 @@ import record
 import render
 import train
 from agents.agent_file import AgentOrigin, agent_files, save_agent
-from agents.env_flags import env_config
+from agents.config import env_config
 from agents.episodes import PlayOptions, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
@@ -300,11 +300,12 @@ def test_a_region_cannot_be_changed_when_a_run_is_resumed(tmp_path, capsys):
 # Playing.
 
 
-@pytest.mark.parametrize("script", [train, evaluate, record, render, compare_interventions])
-@pytest.mark.parametrize(("more", "message"), [
-    (["--env_name", "coinrun", "--cheese_region", "5"], "no cheese in coinrun"),
-    (["--env_name", "maze", "--cheese_region", "16"], "between 0 and 15, the world of easy mazes"),
-    (["--env_name", "maze", "--cheese_region", "-1"], "between 0 and 31, not -1")])
+@pytest.mark.parametrize(("script", "more", "message"), [
+    (evaluate, ["--env_name", "maze", "--cheese_region", "16"],
+     "between 0 and 15, the world of easy mazes"),
+    (evaluate, ["--env_name", "maze", "--cheese_region", "-1"], "between 0 and 31, not -1"),
+    *((script, ["--env_name", "coinrun", "--cheese_region", "5"], "no cheese in coinrun")
+      for script in (train, evaluate, record, render, compare_interventions))])
 def test_regions_that_no_maze_has_are_refused_in_a_sentence(script, more, message, agent_path,
                                                             matrices, tmp_path, capsys):
     base = {train: ["--logdir", tmp_path / "out"],
@@ -334,26 +335,34 @@ def test_hard_worlds_take_larger_regions_and_a_damaged_setting_is_refused():
 
 
 @pytest.mark.parametrize("flags, game, mode, backgrounds, region", [
-    ([], "maze", "hard", True, 3),
     (["--env_name", "maze"], "maze", "hard", True, 3),
     (["--no_backgrounds"], "maze", "hard", False, 3),
-    (["--distribution_mode", "easy", "--cheese_region", "0"], "maze", "easy", True, None),
-    (["--env_name", "fruitbot"], "fruitbot", "easy", False, None)])
+    (["--distribution_mode", "easy", "--cheese_region", "0"], "maze", "easy", True, 0),
+    (["--env_name", "fruitbot"], "fruitbot", "easy", False, 0)])
 def test_an_agent_plays_what_it_was_trained_on_unless_flags_say_otherwise(
-        flags, game, mode, backgrounds, region, tmp_path, capsys):
-    save_agent(tmp_path / "agent.pth", tiny_policy(), origin=AgentOrigin(
+        flags, game, mode, backgrounds, region, tmp_path):
+    path = tmp_path / "agent.pth"
+    save_agent(path, tiny_policy(), origin=AgentOrigin(
         use_backgrounds=True, env_name="maze", distribution_mode="hard", cheese_region=3))
+    args = evaluate.parser().parse_args(["--model_file", str(path), *flags])
+    config = env_config(args, path)
+    assert config == EnvConfig(game, mode, use_backgrounds=backgrounds)
+    assert cheese_region(config, args.cheese_region, path) == (
+        CheeseRegion(region) if region else None)
+
+
+@pytest.mark.parametrize("origin, words", [
+    ({"use_backgrounds": True, "env_name": "maze", "distribution_mode": "hard", "cheese_region": 3},
+     "on hard maze, cheese in the last 3 rows and columns, with backgrounds:"),
+    ({}, "on easy coinrun, no backgrounds:")])
+def test_an_evaluation_reports_what_was_played(origin, words, tmp_path, capsys):
+    save_agent(tmp_path / "agent.pth", tiny_policy(), origin=AgentOrigin(**origin))
     assert evaluate.main(["--model_file", str(tmp_path / "agent.pth"), "--num_episodes", "1",
                           "--device", "cpu", "--start_level", "5", "--num_levels", "1",
-                          "--training_levels", "--output", str(tmp_path / "r.json"),
-                          *flags]) in (0, None)
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert (found["env"]["env_name"], found["env"]["distribution_mode"]) == (game, mode)
-    assert found["env"]["use_backgrounds"] is backgrounds
-    assert found.get("cheese_region") == region
-    words = (f"on {mode} {game}"
-             + (f", cheese in the last {region} rows and columns" if region else "")
-             + f", {'with' if backgrounds else 'no'} backgrounds:")
+                          "--training_levels", "--output", str(tmp_path / "r.json")]) in (0, None)
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["env"]["use_backgrounds"] is bool(origin)
+    assert result.get("cheese_region") == origin.get("cheese_region")
     assert words in capsys.readouterr().out
 
 
@@ -362,14 +371,6 @@ def test_backgrounds_of_a_file_that_does_not_name_its_game_count_in_any_game(tmp
     for flags in ([], ["--env_name", "coinrun"]):
         args = evaluate.parser().parse_args(["--model_file", "x", *flags])
         assert env_config(args, tmp_path / "agent.pth").use_backgrounds
-
-
-def test_an_agent_file_that_does_not_say_plays_the_published_default(agent_path, tmp_path):
-    assert evaluate.main(["--model_file", str(agent_path), "--num_episodes", "1", "--device",
-                          "cpu", "--output", str(tmp_path / "r.json")]) in (0, None)
-    env = json.loads((tmp_path / "r.json").read_text())["env"]
-    assert (env["env_name"], env["distribution_mode"], env["use_backgrounds"]) == (
-        "coinrun", "easy", False)
 
 
 def test_playing_takes_the_same_region(agent_path, matrices, tmp_path):

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agents.env_flags import level_seed
+from agents.config import level_seed
 from common.cli import Parser, add_compute_flags, count, seed, whole
 from common.errors import UserError
 from envs.procgen_env import EnvConfig, LevelEdit
