@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attribution.article.agent_studies import AgentStudies
-from attribution.article.claims import CLAIMS
-from attribution.article.rows import findings_of
+from attribution.claims import CLAIMS, AgentStudies, read_findings
 from common.cli import Parser, seed
 from common.errors import UserError, nearest, script_main
 from stats.claims import FINDINGS_NAME, TABLE_NAME
@@ -44,17 +42,17 @@ def main(argv: list[str] | None = None) -> None:
     if len(shown) not in (1, len(names)):
         raise UserError(f"--layers names {len(shown)} layers for {len(names)} agents; give one, or "
                         "one for each")
-    found, reasons = {}, {}
+    findings, reasons = {}, {}
     for name, folder, layer in zip(names, args.studies, shown * (len(names) // len(shown))):
         studies = AgentStudies(folder)
         layer = layer or studies.layers[len(studies.layers) // 2]
         if layer not in studies.layers:
             raise UserError(f"{folder} has no attributions to a layer '{layer}'"
                             f"{nearest(layer, studies.layers)}")
-        found[name], reasons[name] = findings_of(studies, layer, args.seed)
-        rows = {each.row for each in found[name]}
+        findings[name], reasons[name] = read_findings(studies, layer, args.seed)
+        rows = {finding.row for finding in findings[name]}
         print(f"{name}, layer {layer}: numbers in {len(rows)} of {len(CLAIMS.claims)} rows")
-    CLAIMS.write(args.output_dir, found, reasons)
+    CLAIMS.write(args.output_dir, findings, reasons)
     print(f"wrote {args.output_dir / TABLE_NAME} and {FINDINGS_NAME} beside it: "
           f"{CLAIMS.summary(args.output_dir)}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from agents import rollout_files
-from attribution.article.claims import CLAIMS
 from attribution.checking.object_removal import ObjectRemoval
+from attribution.claims import CLAIMS
 from attribution.config import AttributionConfig, FailureCausesConfig
 from attribution.failures.results import ANY, FAILURES, ORIGINAL
 from common.parameters import ParameterSet

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from attribution import table
 from attribution.advantages import advantages_of
-from attribution.article.claims import CLAIMS
+from attribution.claims import CLAIMS
 from attribution.results import FEATURES, AttributionStore, finish_features, read_features
 from attribution.trajectories import Trajectories
 from common.files import save_json
