@@ -1,4 +1,4 @@
-"""Advantages along trajectories, and the unit of rewards and values that they are computed in.
+"""Advantages along trajectories, and the scale of rewards relative to values.
 
 Letters in shape comments: N steps, R rows of a recording.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from agents.agent_file import read_origin
-from agents.run_folder import TrainSettings
+from agents.training import TrainSettings
 from attribution.trajectories import Trajectories
 from common.settings import SETTINGS_NAME, load_settings
 from envs.rewards import RewardNormalizer, clipped_scale
@@ -22,41 +22,43 @@ from stats.bootstrap import ClusterBootstrap
 GAMMA, LAMBDA = 0.999, 0.95  # of all published agents
 AUTO, RAW = "auto", "raw"
 SLOPES = (0.9, 1.11)  # outside, values and rewards have different units
-MIN_ENDS = 5  # rewarded ends of episodes from which the unit of values is estimated
+MIN_ENDS = 5  # rewarded ends of episodes that are needed to estimate the unit of values
 
 
 def advantages_of(steps: Trajectories, reward_scale: float, gamma: float = GAMMA,
                   lmbda: float = LAMBDA) -> np.ndarray:
-    """Generalised advantage estimates (Schulman et al. 2016, equation 16).
+    """Compute generalised advantage estimates (Schulman et al. 2016, equation 16).
 
-    Nothing is handed on beyond the end of an episode or of a trajectory; the last step of a
-    trajectory that cuts its episode is compared with the value of the next row of the recording.
+    Nothing is propagated across the end of an episode or of a trajectory. The last step of a
+    trajectory that cuts off its episode is compared with the value of the recording's next row.
 
     Args:
-        reward_scale: rewards are multiplied by it.
+        steps: the trajectories.
+        reward_scale: factor of the rewards.
+        gamma, lmbda: discount and lambda.
 
     Returns:
         float64 (N,), in the unit of values.
     """
-    going_on = 1.0 - steps.ended
+    continues = 1.0 - steps.ended
     deltas = (reward_scale * steps.earned.astype(np.float64)
-              + gamma * going_on * steps.next_value - steps.value)
-    decay = gamma * lmbda * going_on
+              + gamma * continues * steps.next_value - steps.value)
+    decay = gamma * lmbda * continues
     decay[steps.bounds[1:] - 1] = 0
-    result, running = np.empty(len(steps)), 0.0
+    advantages, running = np.empty(len(steps)), 0.0
     for t in reversed(range(len(steps))):
         running = deltas[t] + decay[t] * running
-        result[t] = running
-    return result
+        advantages[t] = running
+    return advantages
 
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageSettings:
-    """The unit that rewards are brought to, and how advantages are computed.
+    """How advantages are computed.
 
     Attributes:
-        reward_scale: rewards are multiplied by it.
-        gamma, lmbda: discount and lambda of the advantages.
+        reward_scale: factor that gives rewards the unit of values.
+        gamma, lmbda: discount and lambda.
     """
 
     reward_scale: float
@@ -66,15 +68,16 @@ class AdvantageSettings:
 
 def find_advantage_settings(agent_file: Path, reward_scale: str | float,
                             rows: pd.DataFrame) -> AdvantageSettings:
-    """Return the unit of an agent's values.
+    """Find out how advantages of an agent are computed.
 
     The agent file decides; what it lacks is taken from the training run that it lies in. Runs of
     earlier versions normalised rewards without storing the factor, which is then estimated: see
-    ``estimated_scale``.
+    :func:`estimated_scale`.
 
     Args:
+        agent_file: the agent.
         reward_scale: ``auto`` for the above, ``raw`` for 1, or a number.
-        rows: see ``calibration_of``.
+        rows: see :func:`calibration_of`.
 
     Raises:
         UserError: if the agent file or the run's settings are damaged.
@@ -97,68 +100,67 @@ def find_advantage_settings(agent_file: Path, reward_scale: str | float,
 def estimated_scale(rows: pd.DataFrame, gamma: float = GAMMA) -> float:
     """Estimate the factor between rewards and values from a recording.
 
-    At the last step of an episode nothing but its reward is to come, so the value there is the
-    reward in the unit of values: the estimate is the median of value by reward over such steps.
-    With fewer than ``MIN_ENDS`` of them it is 1 or ``scale_of_rewards``, whichever brings the slope
-    of returns on values nearer to 1.
+    At the last step of an episode only its reward is still to come, so the value there is the
+    reward in the unit of values: the estimate is the median ratio of value to reward over such
+    steps. With fewer than ``MIN_ENDS`` of them it is 1 or :func:`normalising_scale`, whichever
+    brings the slope of returns on values closer to 1.
 
     Args:
-        rows: see ``calibration_of``.
+        rows: see :func:`calibration_of`.
+        gamma: discount of the returns.
     """
     rewards, values = rows["reward"].to_numpy(np.float64), rows["value"].to_numpy(np.float64)
-    # What a row holds was earned before it, so a terminal row has the reward of the last step.
+    # A row holds the reward of the step before it, so a terminal row has that of the last step.
     ends = np.flatnonzero(rows["done"].to_numpy(bool) & (rewards > 0))
     ends = ends[ends > 0]
     estimate = float(np.median(values[ends - 1] / rewards[ends])) if len(ends) >= MIN_ENDS else 0.0
     if estimate > 0:
         return estimate
-    normalised, slope = scale_of_rewards(rows), calibration_of(rows, 1.0, gamma).slope
+    normalised, slope = normalising_scale(rows), calibration_of(rows, 1.0, gamma).slope
     if not slope > 0:
         return normalised
     return min(1.0, normalised, key=lambda scale: abs(math.log(scale * slope)))
 
 
-def scale_of_rewards(rows: pd.DataFrame) -> float:
-    """The factor that training with this recording's rewards would put on them: 1 over the standard
-    deviation of the running return, which is discounted by 0.99 and begins at 0 with each episode,
-    clipped as training clips; 1 where nothing was ever earned.
+def normalising_scale(rows: pd.DataFrame) -> float:
+    """Compute the factor by which training would normalise this recording's rewards.
+
+    It is 1 over the standard deviation of the running return, which is discounted by 0.99 and
+    starts at 0 in each episode, clipped as in training; 1 if there was no reward.
 
     Args:
-        rows: of a recording, with columns episode and reward (R,).
+        rows: rows of a recording, with columns episode and reward (R,).
     """
-    running, found = 0.0, np.empty(len(rows))
+    running, returns = 0.0, np.empty(len(rows))
     rewards = rows["reward"].to_numpy(np.float64)
     starts = rows["episode"].diff().fillna(1).to_numpy() != 0
     for t, reward in enumerate(rewards):
         running = reward if starts[t] else running * RewardNormalizer.DISCOUNT + reward
-        found[t] = running
-    deviation = found[~starts].std() if (~starts).any() else 0.0  # a first row is of no action
+        returns[t] = running
+    deviation = returns[~starts].std() if (~starts).any() else 0.0  # first rows follow no action
     return clipped_scale(deviation, np.abs(rewards).max()) if deviation > 0 else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """How the values of a recording go with the discounted returns that came.
+    """How well the values of a recording predict the discounted returns.
 
     Attributes:
-        slope: of the return on the value by least squares, through the origin: 1 where values are
-            right on average and in the unit of the scaled rewards, whether they differ much or not;
-            NaN where all are 0.
-        low_95, high_95: interval of the slope by a cluster bootstrap over episodes; both are the
-            slope where there are fewer than two episodes.
-        r2: squared correlation of both; NaN where one of them does not differ.
-        num_steps: that were compared.
+        slope: slope of the return on the value, by least squares through the origin: 1 if values
+            are right on average and have the unit of the scaled rewards; NaN if all are 0.
+        low_95, high_95: interval of the slope by a cluster bootstrap over episodes; equal to the
+            slope if there are fewer than two episodes.
+        r2: squared correlation of both; NaN if one of them is constant.
     """
 
     slope: float
     low_95: float
     high_95: float
     r2: float
-    num_steps: int
 
     @property
     def is_off(self) -> bool:
-        """Whether values have another unit than rewards: the whole interval of the slope lies
+        """Whether values and rewards have different units: the whole interval of the slope lies
         outside ``SLOPES``, or there is no slope."""
         return not (self.high_95 >= SLOPES[0] and self.low_95 <= SLOPES[1])
 
@@ -167,14 +169,15 @@ def calibration_of(rows: pd.DataFrame, reward_scale: float, gamma: float = GAMMA
     """Compare values with returns.
 
     Args:
-        rows: of whole episodes of a recording, with columns episode, reward, value and done (R,).
-        reward_scale: rewards are multiplied by it.
+        rows: whole episodes of a recording, with columns episode, reward, value and done (R,).
+        reward_scale: factor of the rewards.
+        gamma: discount of the returns.
     """
     rewards = reward_scale * rows["reward"].to_numpy(np.float64)
     ends = rows["done"].to_numpy(bool)
     returns, to_come = np.empty(len(rows)), 0.0
     for t in reversed(range(len(rows))):
-        to_come = 0.0 if ends[t] else to_come  # what its row holds was earned before it
+        to_come = 0.0 if ends[t] else to_come  # a row's reward was earned before it
         returns[t] = to_come
         to_come = rewards[t] + gamma * to_come
     values, returns = rows["value"].to_numpy(np.float64)[~ends], returns[~ends]
@@ -183,10 +186,9 @@ def calibration_of(rows: pd.DataFrame, reward_scale: float, gamma: float = GAMMA
     names, episode = np.unique(rows["episode"].to_numpy()[~ends], return_inverse=True)
     low = high = slope
     if squares > 0 and len(names) > 1:
-        products, sizes = (np.bincount(episode, values * each) for each in (returns, values))
+        products, sizes = (np.bincount(episode, values * other) for other in (returns, values))
         low, high = ClusterBootstrap(episode, 0).interval_of(
             lambda draws: (draws @ products) / np.maximum(draws @ sizes, np.finfo(float).tiny))
-    differ = len(values) > 1 and values.std() > 0 and returns.std() > 0
+    vary = len(values) > 1 and values.std() > 0 and returns.std() > 0
     return Calibration(slope, float(low), float(high),
-                       float(np.corrcoef(values, returns)[0, 1] ** 2) if differ else math.nan,
-                       len(values))
+                       float(np.corrcoef(values, returns)[0, 1] ** 2) if vary else math.nan)

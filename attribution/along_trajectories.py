@@ -191,6 +191,7 @@ class TrajectoryAttributor:
             np.array([self._deviations[output.name] for output in self._outputs]))
         cells = flatten_cells(activations.flatten(0, 1).cpu().numpy().reshape(-1, *layer.shape))
         items = []
+        assert result.older is not None
         for number, values in enumerate(result.values):
             check_finite_frames(values, frame_ids,
                                 f"attributions over time to the layer {layer.name}")

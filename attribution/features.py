@@ -217,11 +217,14 @@ def sample_layer(context: AttributionContext, bottleneck: Bottleneck, integratio
         return {"attributions": result.values[0], "outputs": result.outputs[0],
                 "baselines": result.baselines[0]}
 
+    def attribute_part(begin: int) -> dict[str, np.ndarray]:
+        return concatenate([*map(attribute, all_ids[begin:begin + BATCHES_PER_PART])])
+
     parts, all_ids = [], list(batches(observations))
     with Progress(len(observations), f"{bottleneck.name} observation") as progress:
         for number, begin in enumerate(range(0, len(all_ids), BATCHES_PER_PART)):
-            parts.append(store.compute("part", number, function=lambda begin=begin: concatenate(
-                [*map(attribute, all_ids[begin:begin + BATCHES_PER_PART])])))
+            parts.append(store.compute(
+                "part", number, function=functools.partial(attribute_part, begin)))
             progress.update(progress.done + len(parts[-1]["outputs"]))
     everything = concatenate(parts)
     samples = LayerSamples(bottleneck.name, everything["attributions"], activations,

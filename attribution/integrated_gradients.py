@@ -260,10 +260,10 @@ class LayerIntegratedGradients:
             stem_start = self._stem(start.activations)
         paths = Paths(stem_start, stem_end.detach() - stem_start, prefix.also_read,
                       self._to_device(actions))
-        gradients, steps = self._mean_gradients(paths, baselines, outputs, deviations)
-        if self._stem:
-            gradients = [torch.autograd.grad(stem_end, end, gradient, retain_graph=True)[0]
-                         for gradient in gradients]
+        tail_gradients, steps = self._mean_gradients(paths, baselines, outputs, deviations)
+        gradients = [*tail_gradients] if not self._stem else [
+            torch.autograd.grad(stem_end, end, gradient, retain_graph=True)[0]
+            for gradient in tail_gradients]
         change = (end - start.activations).detach()
         values = np.stack([(gradient * change).cpu().numpy() for gradient in gradients])
         values = values.reshape(*outputs.shape, *self.bottleneck.shape)

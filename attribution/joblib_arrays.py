@@ -1,9 +1,9 @@
-"""Reader of joblib files that admits nothing but arrays of numbers and plain containers.
+"""Reader of joblib files that accepts only arrays of numbers and plain containers.
 
-A joblib file is a pickle, and a pickle can name any function and have it called. Here each of the
-few names that a file of weights needs is answered by a class that only keeps what it is given, and
-any other name is refused. The bytes of an array lie in the file behind the pickled description of
-the array (``joblib.numpy_pickle.NumpyArrayWrapper``).
+A joblib file is a pickle, and a pickle can call any function by name. Here each of the few names
+that a file of weights needs is resolved to a class that only stores its arguments, and any other
+name is refused. The bytes of an array follow its pickled description in the file
+(``joblib.numpy_pickle.NumpyArrayWrapper``).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import io
 import math
 import pickle
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from common.errors import UserError
 from common.files import MAX_REASON, check_nested, read_bytes
 
-KINDS = "biuf"  # of numbers: booleans, whole ones with and without a sign, floating-point ones
+KINDS = "biuf"  # of numbers: boolean, signed and unsigned integer, floating point
 
 
 class _Refused(Exception):
-    """A sentence about an entry that is not admitted."""
+    """An entry that is not accepted; the message completes a sentence."""
 
 
 class _Inert:
-    """A stand-in that refuses to be altered."""
+    """A stand-in that refuses to be modified."""
 
     __slots__ = ()
 
@@ -45,6 +45,7 @@ class _Dtype(_Inert):
     """``numpy.dtype``: the code of a number's type, and its byte order."""
 
     __slots__ = ("code", "order")
+    order: Literal["<", ">", "|", "="]
 
     def __init__(self, code: str, align: bool = False, copy: bool = False):
         self.code, self.order = str(code), "="
@@ -82,13 +83,13 @@ class _ArrayWrapper(_Inert):
         content = file.read(size)
         if len(content) < size:
             raise EOFError
-        order = "F" if self.fortran_order else "C"
+        order: Literal["C", "F"] = "F" if self.fortran_order else "C"
         array = np.frombuffer(content, self.dtype).reshape(self.shape, order=order)
         return array.astype(self.dtype.newbyteorder("="))
 
 
 class _Scalar(_Inert):
-    """One number of numpy, read as one of Python."""
+    """A NumPy scalar, read as a Python number."""
 
     __slots__ = ()
 
@@ -112,7 +113,7 @@ class _Dictionary(dict):
         raise _Refused("a state for a dictionary")
 
 
-_ADMITTED = {
+_ACCEPTED = {
     ("joblib.numpy_pickle", "NumpyArrayWrapper"): _ArrayWrapper,
     ("numpy", "ndarray"): _ArrayType,
     ("numpy", "dtype"): _Dtype,
@@ -124,16 +125,16 @@ _ADMITTED = {
 
 
 class _Unpickler(pickle._Unpickler):  # the one in Python: the one in C does not stop for arrays
-    dispatch: ClassVar = dict(pickle._Unpickler.dispatch)
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def __init__(self, file: io.BytesIO):
         super().__init__(file)
         self._content = file
 
     def find_class(self, module: str, name: str) -> type:
-        if (module, name) not in _ADMITTED:
+        if (module, name) not in _ACCEPTED:
             raise _Refused(f"'{module}.{name}'")
-        return _ADMITTED[module, name]
+        return _ACCEPTED[module, name]
 
     def load_build(self):
         super().load_build()
@@ -147,10 +148,11 @@ def read_joblib(path: Path, what: str) -> dict:
     """Read an uncompressed joblib file that holds a dictionary.
 
     Args:
+        path: the file.
         what: kind of file, for messages.
 
     Returns:
-        What it holds: dictionaries, lists, tuples, text, numbers and arrays of numbers.
+        Its content: dictionaries, lists, tuples, text, numbers and arrays of numbers.
 
     Raises:
         UserError: if the file is missing, damaged or holds no dictionary; naming the entry if it

@@ -292,9 +292,9 @@ def gather(agent: AttributedAgent, experiment: str, settings: AdvantageSettings,
     advantages = advantages_of(agent.steps, settings.reward_scale, settings.gamma, settings.lmbda)
     failures = _failures(agent) if with_causes else []
     env = agent.recording.description.get("env") or {}
-    backgrounds = {True: "backgrounds on", False: "backgrounds off"}.get(env.get("use_backgrounds"))
+    backgrounds: dict[object, str] = {True: "backgrounds on", False: "backgrounds off"}
     game = ", ".join(filter(None, (env.get("env_name"), env.get("distribution_mode"),
-                                   backgrounds)))
+                                   backgrounds.get(env.get("use_backgrounds")))))
     return PageContent(
         experiment, (agent,), (0,) * agent.steps.num_trajectories,
         game or "a game that the recording does not name",

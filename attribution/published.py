@@ -39,7 +39,7 @@ def parser() -> Parser:
 
 
 def same_weights(policy: Policy, other: Policy) -> bool:
-    """Whether two agents have the same tensors."""
+    """Whether two agents have equal tensors."""
     own, others = policy.state_dict(), other.state_dict()
     return own.keys() == others.keys() and all(torch.equal(own[name], others[name])
                                                for name in own)
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
-    """The policy in a published checkpoint, and what its file says of its training.
+    """Read the policy in a published checkpoint, and its provenance.
 
     Raises:
         UserError: if the file is missing, damaged or holds code, or an agent with another network,
@@ -82,7 +82,7 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
 
 
 def _published_names(policy: Policy) -> dict[str, str]:
-    """The names of our tensors in a published file."""
+    """Names of our tensors in a published file."""
     layers = {ours: (name, {"weight": "kernel", "bias": "bias"})
               for name, ours in (CONVOLUTIONS | DENSE).items()}
     layers |= {ours: (name, {"weight": "w", "bias": "b"}) for name, ours in HEADS.items()}
@@ -106,14 +106,14 @@ def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor
                         f"games have {NUM_ACTIONS}")
     weights = {}
     for key, expected in policy.state_dict().items():
-        found = params.get(names[key])
-        if not isinstance(found, np.ndarray) or found.dtype.kind != "f":
+        tensor = params.get(names[key])
+        if not isinstance(tensor, np.ndarray) or tensor.dtype.kind != "f":
             raise UserError(f"the {WHAT} {path} has no tensor '{names[key]}'")
-        converted = _our_layout(key, found) if found.ndim == expected.ndim else found
+        converted = _our_layout(key, tensor) if tensor.ndim == expected.ndim else tensor
         if converted.shape != tuple(expected.shape):
             raise UserError(f"in the {WHAT} {path} the tensor '{names[key]}' has the shape "
-                            f"{found.shape}, which does not fit the network")
-        if not (np.abs(found) <= MAX_WEIGHT).all():
+                            f"{tensor.shape}, which does not fit the network")
+        if not (np.abs(tensor) <= MAX_WEIGHT).all():
             raise UserError(f"in the {WHAT} {path} the tensor '{names[key]}' holds NaN, infinity "
                             f"or a number beyond {MAX_WEIGHT:.0e}")
         weights[key] = torch.from_numpy(np.ascontiguousarray(converted, dtype=np.float32))
@@ -121,7 +121,7 @@ def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor
 
 
 def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
-    """A tensor of as many dimensions as ours, in our order of dimensions."""
+    """Permute the dimensions of a published tensor."""
     if tensor.ndim == 4:
         return tensor.transpose(3, 2, 0, 1)
     if key == "embedder.fc1.weight" and len(tensor) == 4 * 4 * 32:
@@ -131,9 +131,8 @@ def _our_layout(key: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def _origin(args: dict) -> AgentOrigin:
-    """The training that a published agent's arguments describe, as far as they are
-    of the kind they should be. Procgen's own defaults hold for the rest: backgrounds on, hard
-    mode."""
+    """Provenance of a published agent, as far as its arguments have the expected types. Procgen's
+    defaults hold otherwise: backgrounds on, hard mode."""
     def number(name: str) -> float | None:
         value = args.get(name)
         return float(value) if isinstance(value, int | float) else None

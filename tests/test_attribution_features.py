@@ -7,7 +7,7 @@ from scipy.optimize import nnls as scipys_nnls
 
 from attribution import feature_directions as features_module
 from attribution.feature_directions import ACTIVATIONS, LayerSamples, find_features, stability
-from attribution.feature_examples import matched, spatial_examples, thumbnail_examples
+from attribution.feature_examples import spatial_examples, stable_matching, thumbnail_examples
 from attribution.layers import find_bottlenecks
 from attribution.reduction import (
     Reducer,
@@ -216,7 +216,7 @@ def test_thumbnails_show_the_strongest_with_at_most_four_at_a_cell():
 def test_matching_is_stable():
     rng = np.random.default_rng(0)
     claims = rng.integers(0, 6, (30, 9)).astype(float)  # with many ties
-    got = matched(claims, 3)
+    got = stable_matching(claims, 3)
     assert np.bincount(got[got >= 0], minlength=9).tolist() == [3] * 9 and (got == -1).sum() == 3
     for one in range(30):
         wish = claims[one, got[one]] if got[one] >= 0 else -1

@@ -54,6 +54,12 @@ def attribution_arguments(agent, data, features_dir, folder, *more) -> list[str]
             "--num_steps", "80", "--device", "cpu", *more]
 
 
+def attributed(*arguments) -> AttributionStore:
+    """Attributions along one trajectory."""
+    assert attribute.main(attribution_arguments(*arguments, "--num_trajectories", "1")) == 0
+    return AttributionStore(arguments[3])
+
+
 @pytest.fixture(scope="module")
 def found(agent, data, tmp_path_factory) -> Path:
     """A folder of features of one map and of the hidden state."""
@@ -206,20 +212,16 @@ def test_shards_and_a_join_attribute_as_one_run(found, agent, data, tmp_path, ca
     # Shards also divide what a finished folder lacks.
     for name in ("memory_2", "gradient_activation"):
         (output / "hidden_state" / "value" / name / "trajectory_00002.npz").unlink()
-        assert run(output, "--shard", "2/2") == 0
-        assert run(output, "--join") == 2
-        assert "out lacks shard 1/2" in capsys.readouterr().err
-        assert run(output, "--shard", "1/2") == run(output, "--join") == 0
-        assert contents(output) == contents(alone)
-    assert run(output, "--overwrite") == 0
-    assert contents(output) == contents(alone) and not pieces.items() & written().items()
+    assert run(output, "--shard", "2/2") == 0
+    assert run(output, "--join") == 2
+    assert "out lacks shard 1/2" in capsys.readouterr().err
+    assert run(output, "--shard", "1/2") == run(output, "--join") == 0
+    assert contents(output) == contents(alone)
 
 
-def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path, capsys):
-    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
-                                      "--num_trajectories", "1", "--memory_steps", "3")
-    assert attribute.main(arguments) == 0
-    folder = AttributionStore(tmp_path / "out")
+def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_path):
+    folder = attributed(agent, data, found, tmp_path / "out", "--layers", "block3",
+                        "--memory_steps", "3")
     assert folder.lags("block3", "value") == [3] and folder.outputs("block3") == ["value"]
     read = folder.read("over_time", "block3", "value", 3, 0)
     plain = folder.read("attributions", "block3", "value", 0)
@@ -231,22 +233,13 @@ def test_attributions_over_time_are_written_and_read(agent, data, found, tmp_pat
     rows = folder.trajectories().row
     assert (read["totals"][rows == 0, 1:] == 0).all() and (read["older"][rows < 3] == 0).all()
     assert (read["totals"][rows > 1] != 0).any(axis=(0, 2)).all() and read["older"][rows == 5].any()
-    without = tmp_path / "model_3.pth"
-    save_agent(without, Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
-    other = damaged(data, tmp_path / "data", agent_sha256=sha256(without))
-    assert attribute.main(attribution_arguments(without, other, found, tmp_path / "no",
-                                                  "--memory_steps", "3")) == 2
-    assert "--memory_steps is for agents with memory" in capsys.readouterr().err
 
 
 def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, data, found,
                                                                           tmp_path, capsys):
-    arguments = attribution_arguments(
-        agent, data, found, tmp_path / "out", "--layers", "input", "block3", "--outputs", "value",
-        "taken", "--num_trajectories", "1", "--gradient_activation")
-    assert attribute.main(arguments) == 0
+    folder = attributed(agent, data, found, tmp_path / "out", "--layers", "input", "block3",
+                        "--outputs", "value", "taken", "--gradient_activation")
     assert "no completeness check" in capsys.readouterr().out
-    folder = AttributionStore(tmp_path / "out")
     assert folder.layers() == ["block3"] and folder.outputs("input") == ["taken", "value"]
     assert "gap_median" not in folder.read("summary", "input", "value")
     steps, policy = folder.trajectories(), load_agent(agent)
@@ -271,18 +264,13 @@ def test_gradients_by_the_frame_and_times_activations_are_those_of_torch(agent, 
             assert stored["output"][at] == pytest.approx(scalar.item(), abs=1e-4)
             activations = kept[0].detach().numpy()
             products = np.moveaxis(by_layer.numpy() * activations, 1, -1).reshape(64, -1)
-            coefficients, residual = reducer.attributions(
+            expected = reducer.with_residual(
                 products, np.moveaxis(activations, 1, -1).reshape(64, -1))
-            expected = np.concatenate([coefficients, residual[:, None]], axis=1)
             read = folder.read("gradient_activation", "block3", output, 0)
             np.testing.assert_allclose(read["cells"][at].reshape(64, -1), expected,
                                        atol=2e-3 * np.abs(expected).max())
             np.testing.assert_allclose(read["totals"][at], expected.sum(axis=0),
                                        atol=1e-4 * np.abs(expected).sum())
-    before = contents(folder.path)
-    assert attribute.main(arguments) == 0 and contents(folder.path) == before
-    assert features.main(features_arguments(agent, data, tmp_path / "f", "input")) == 2
-    assert "the layer 'input' is the frame itself" in capsys.readouterr().err
 
 
 def test_independent_components_are_the_features_of_the_hidden_state(agent, data, tmp_path,
@@ -316,11 +304,10 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
     assert set(read.settings["components"]) == {f"{stem}_7.npy" for stem in (
         "hx_mu", "hx_std", "pcomponents", "pc_loading_variances", "ica_unmixing_matrix_hx",
         "ica_mixing_matrix_hx")}
-    assert attribute.main(attribution_arguments(
-        agent, data, tmp_path / "out", tmp_path / "a", "--num_trajectories", "1")) == 0
-    attributed = AttributionStore(tmp_path / "a").read("attributions", "hidden_state", "value", 0)
-    np.testing.assert_allclose(attributed["totals"].sum(axis=1),
-                               attributed["output"] - attributed["baseline"], atol=0.02)
+    arrays = attributed(agent, data, tmp_path / "out", tmp_path / "a").read(
+        "attributions", "hidden_state", "value", 0)
+    np.testing.assert_allclose(arrays["totals"].sum(axis=1), arrays["output"] - arrays["baseline"],
+                               atol=0.02)
     capsys.readouterr()
     assert features.main(features_arguments(agent, data, tmp_path / "out", "hidden_state", *flags,
                                             "--nmf_features", "9", "--overwrite")) == 2
@@ -328,11 +315,8 @@ def test_independent_components_are_the_features_of_the_hidden_state(agent, data
 
 
 def test_published_mode_has_ten_right_ends_and_logits(agent, data, found, tmp_path):
-    arguments = attribution_arguments(agent, data, found, tmp_path / "out", "--layers", "block3",
-                                      "--published_mode", "--num_trajectories", "1", "--outputs",
-                                      "value", "policy")
-    assert attribute.main(arguments) == 0
-    folder = AttributionStore(tmp_path / "out")
+    folder = attributed(agent, data, found, tmp_path / "out", "--layers", "block3",
+                        "--published_mode", "--num_steps", "4", "--outputs", "value", "policy")
     assert {"value", "logit_0", "logit_sum_right"} <= set(folder.outputs("block3"))
     assert not any(name.startswith("log_prob") for name in folder.outputs("block3"))
     read = folder.read("attributions", "block3", "value", 0)
@@ -344,15 +328,14 @@ def test_a_mean_baseline_of_the_features_is_that_of_the_attributions(agent, data
     assert features.main([*arguments, "--baseline", "mean", "--integrate_steps", "1"]) == 0
     read = read_features(tmp_path / "features", "block3")
     assert read.facts["gap_99"] <= read.settings["tolerance"] == 0.01  # one node was refined
-    assert attribute.main(attribution_arguments(
-        agent, data, tmp_path / "features", tmp_path / "out", "--num_trajectories", "1")) == 0
-    attributed = AttributionStore(tmp_path / "out").read("attributions", "block3", "value", 0)
+    arrays = attributed(agent, data, tmp_path / "features", tmp_path / "out", "--num_steps", "4"
+                        ).read("attributions", "block3", "value", 0)
     policy = load_agent(agent)
     mean = torch.from_numpy(read.mean_activations).flatten()[None]
     embedding = policy.embedder.relufc(policy.embedder.fc(mean))
     episode = RolloutFolder(data).episode(0)
     said = policy.step(embedding, torch.from_numpy(episode.hidden_states[:1])).values
-    np.testing.assert_allclose(attributed["baseline"][0], said.item(), atol=1e-5)
+    np.testing.assert_allclose(arrays["baseline"][0], said.item(), atol=1e-5)
 
 
 def test_dry_runs_write_nothing(agent, data, found, tmp_path, capsys):
@@ -370,107 +353,91 @@ def test_fewer_observations_than_asked_for_are_said(agent, data, tmp_path, capsy
     assert features.main(arguments) == 0
     frames = len(RolloutFolder(data).index()) - 8
     assert f"has {frames} frames, fewer than the 100000" in capsys.readouterr().err
-    assert features.main([*arguments, "--nmf_features", "100"]) == 2
-    assert "100 features need 1600" in capsys.readouterr().err
 
 
-def damaged(data: Path, folder: Path, **changes) -> Path:
-    """A copy of a recording with another description."""
-    shutil.copytree(data, folder)
-    file = folder / "recording.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-    return folder
+def copied(folder: Path, copy: Path, file: str, **changes) -> Path:
+    """A copy of a folder in which a JSON file has other values."""
+    shutil.copytree(folder, copy)
+    (copy / file).write_text(json.dumps({**json.loads((copy / file).read_text()), **changes}))
+    return copy
 
 
-def test_recordings_that_do_not_fit_are_refused(agent, data, tmp_path, capsys):
-    other = tmp_path / "model_1.pth"
+@pytest.fixture(scope="module")
+def damaged(agent, data, found, made, tmp_path_factory) -> dict[str, Path]:
+    """Files and folders that do not belong to the agent, its recording or its features."""
+    path = tmp_path_factory.mktemp("damaged")
+    paths = {name: path / name for name in ("other.pth", "memoryless.pth", "infinite.pth")}
     policy = load_agent(agent)
     with torch.no_grad():
         policy.fc_value.bias += 1
-    save_agent(other, policy)
-    short = damaged(data, tmp_path / "short")
-    np.save(short / "episode_00003" / "hx.npy", np.zeros((5, 12), np.float32))
-    units = damaged(data, tmp_path / "units")
-    length = len(np.load(units / "episode_00003" / "ob.npy"))
-    np.save(units / "episode_00003" / "hx.npy", np.zeros((length + 1, 7), np.float32))
-    for file, folder, words in (
-            (other, data, "was recorded with another agent than"),
-            (agent, damaged(data, tmp_path / "swapped", swap={"name": "1_to_2"}),
-             "swapped directions"),
-            (agent, damaged(data, tmp_path / "patched", patches={"name": "zero"}), "patched"),
-            (agent, short, "hx.npy has 5 rows"), (agent, units, "have 7 units"),
-            (agent, tmp_path / "none", "record.py")):
-        assert features.main(features_arguments(file, folder, tmp_path / "out")) == 2
-        said = capsys.readouterr().err
-        assert words in said and said.count("\n") == 1, said
-        assert not (tmp_path / "out").exists()
-
-
-def test_features_and_folders_of_something_else_are_refused(agent, data, found, made, tmp_path,
-                                                            capsys):
-    settings = json.loads((found / "block3" / "settings.json").read_text())
-    for key, value, words in (("agent_sha256", "f" * 64, "of the agent ffffffffffff"),
-                              ("game", "coinrun", "of the game coinrun, and this one is fruitbot"),
-                              ("layer", "embedder.relu9", "of the layer embedder.relu9")):
-        copy = tmp_path / key
-        shutil.copytree(found, copy)
-        (copy / "block3" / "settings.json").write_text(json.dumps({**settings, key: value}))
-        assert attribute.main(attribution_arguments(agent, data, copy, tmp_path / "out",
-                                                      "--layers", "block3")) == 2
-        assert words in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-    copy = tmp_path / "others"
-    shutil.copytree(found, copy)
-    np.save(copy / "block3" / "directions.npy", np.full((3, 5), 0.2, np.float32))
-    assert attribute.main(attribution_arguments(agent, data, copy, made, "--layers",
-                                                  "block3")) == 2
-    said = capsys.readouterr().err
-    assert read_features(copy, "block3").checksum[:12] in said
-    assert read_features(found, "block3").checksum[:12] in said
-    again = damaged(data, tmp_path / "again")
-    log_probs = np.load(again / "episode_00003" / "lp.npy")
-    np.save(again / "episode_00003" / "lp.npy", log_probs - 1)
-    assert attribute.main(attribution_arguments(agent, again, found, made)) == 2
-    said = capsys.readouterr().err
-    assert "another recording behind it" in said and "episode 3 changed" in said
-    np.save(copy / "block3" / "directions.npy", np.full((3, 4), 0.25, np.float32))
-    assert attribute.main(attribution_arguments(agent, data, copy, tmp_path / "out", "--layers",
-                                                  "block3")) == 2
-    assert "do not fit each other" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("more", "words"), (
-    (("--layers", "blok3"), "did you mean 'block3'"),
-    (("--layers", "embedder.block1.res1.relu1"), "goes around"),
-    (("--layers", "block2"), "no finished features of the layer 'block2'"),
-    (("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
-    (("--episodes", "99"), "no episode 99"), (("--precision", "bfloat16"), "float32"),
-    (("--features_dir", "nowhere"), "holds no finished features")))
-def test_what_attributions_cannot_be_of_is_said_in_a_sentence(more, words, agent, data, found,
-                                                              tmp_path, capsys):
-    assert attribute.main(attribution_arguments(agent, data, found, tmp_path / "out",
-                                                  *more)) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1, said
-    assert not (tmp_path / "out").exists()
-
-
-def test_numbers_that_are_not_finite_are_named_by_layer_and_frame(agent, data, tmp_path, capsys):
-    policy = load_agent(agent)
-    with torch.no_grad():
+        save_agent(paths["other.pth"], policy)
         for name, parameter in policy.embedder.named_parameters():
             if name.startswith(("block1", "block2")) and name.endswith("weight"):
                 parameter.fill_(1e6)
-    file = tmp_path / "model_2.pth"
-    save_agent(file, policy)
-    recording = damaged(data, tmp_path / "data")
-    description = json.loads((recording / "recording.json").read_text())
-    (recording / "recording.json").write_text(json.dumps(
-        {**description, "agent_sha256": sha256(file)}))
-    assert features.main(features_arguments(file, recording, tmp_path / "out", "block3")) == 2
-    assert ("activations of the layer block3 are NaN or infinite in row "
-            in capsys.readouterr().err)
+    save_agent(paths["infinite.pth"], policy)
+    save_agent(paths["memoryless.pth"], Policy(ImpalaEmbedder(12, (4, 6, 5)), None))
+    for name, changes in {
+            "swapped": {"swap": {"name": "1_to_2"}}, "patched": {"patches": {"name": "zero"}},
+            "units": {}, "short": {}, "again": {},
+            "by_memoryless": {"agent_sha256": sha256(paths["memoryless.pth"])},
+            "by_infinite": {"agent_sha256": sha256(paths["infinite.pth"])}}.items():
+        paths[name] = copied(data, path / name, "recording.json", **changes)
+    length = len(np.load(data / "episode_00003" / "ob.npy"))
+    np.save(paths["short"] / "episode_00003" / "hx.npy", np.zeros((5, 12), np.float32))
+    np.save(paths["units"] / "episode_00003" / "hx.npy", np.zeros((length + 1, 7), np.float32))
+    np.save(paths["again"] / "episode_00003" / "lp.npy",
+            np.load(data / "episode_00003" / "lp.npy") - 1)
+    for name, changes in {"of_agent": {"agent_sha256": "f" * 64}, "of_game": {"game": "coinrun"},
+                          "of_layer": {"layer": "relu9"}, "moved": {}, "fewer": {}}.items():
+        paths[name] = copied(found, path / name, "block3/settings.json", **changes)
+    np.save(paths["moved"] / "block3" / "directions.npy", np.full((3, 5), 0.2, np.float32))
+    np.save(paths["fewer"] / "block3" / "directions.npy", np.full((3, 4), 0.25, np.float32))
+    return {"agent": agent, "data": data, "found": found, "made": made, "none": path / "none",
+            **paths}
+
+
+@pytest.mark.parametrize(("script", "changed", "more", "words"), (
+    (features, {"agent": "other.pth"}, (), "was recorded with another agent than"),
+    (features, {"data": "swapped"}, (), "swapped directions"),
+    (features, {"data": "patched"}, (), "patched"),
+    (features, {"data": "short"}, (), "hx.npy has 5 rows"),
+    (features, {"data": "units"}, (), "have 7 units"),
+    (features, {"data": "none"}, (), "record.py"),
+    (features, {}, ("input",), "the layer 'input' is the frame itself"),
+    (features, {}, ("--nmf_features", "100"), "100 features need 1600"),
+    (features, {"agent": "infinite.pth", "data": "by_infinite"}, ("block3",),
+     "activations of the layer block3 are NaN or infinite in row "),
+    (attribute, {"agent": "memoryless.pth", "data": "by_memoryless"}, ("--memory_steps", "3"),
+     "--memory_steps is for agents with memory"),
+    (attribute, {"found": "of_agent"}, (), "of the agent ffffffffffff"),
+    (attribute, {"found": "of_game"}, (), "of the game coinrun, and this one is fruitbot"),
+    (attribute, {"found": "of_layer"}, (), "of the layer relu9"),
+    (attribute, {"found": "fewer"}, (), "do not fit each other"),
+    (attribute, {"found": "none"}, (), "holds no finished features"),
+    (attribute, {"found": "moved", "out": "made"}, (), "are of features with the checksum"),
+    (attribute, {"data": "again", "out": "made"}, (), "episode 3 changed"),
+    (attribute, {}, ("--layers", "blok3"), "did you mean 'block3'"),
+    (attribute, {}, ("--layers", "embedder.block1.res1.relu1"), "goes around"),
+    (attribute, {}, ("--layers", "block2"), "no finished features of the layer 'block2'"),
+    (attribute, {}, ("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
+    (attribute, {}, ("--episodes", "99"), "no episode 99"),
+    (attribute, {}, ("--precision", "bfloat16"), "float32")))
+def test_refusals_are_one_sentence_and_change_nothing(script, changed, more, words, damaged,
+                                                      tmp_path, capsys):
+    paths = {name: {**damaged, "out": tmp_path / "out"}[changed.get(name, name)]
+             for name in ("agent", "data", "found", "out")}
+    before = contents(paths["out"])
+    if script is features:
+        del paths["found"]
+        if more[:1] == ("--nmf_features",):
+            more = ("block3", "--num_observations", "100000", *more)
+    arguments = features_arguments if script is features else attribution_arguments
+    assert script.main(arguments(*paths.values(), *more)) == 2
+    message = capsys.readouterr().err
+    assert words in message and message.splitlines()[-1].startswith("error: ")
+    written = {name for name in contents(paths["out"]).keys() - before.keys()
+               if not name.endswith((".lock", "settings.json"))}
+    assert not written
 
 
 @pytest.mark.parametrize("script", (features, attribute))
