@@ -28,10 +28,9 @@ from common.cli import (
     set_up_logging,
     whole,
 )
-from common.description import read_description
 from common.devices import resolve_compute
 from common.errors import script_main
-from common.files import save_json, versions
+from common.files import read_description, save_json, versions
 from common.progress import with_progress
 from interventions.flags import add_patch_flags, open_arm, patch_arm, patched_precision
 from interventions.patch_text import arm_name

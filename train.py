@@ -23,11 +23,11 @@ from common.cli import (
     threads,
     time_steps,
 )
+from common.config import load_settings
 from common.devices import keep_freed_memory, resolve_compute
 from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.files import sha256
-from common.settings import load_settings
 from maze.level.regions import add_cheese_region_flag, cheese_region
 
 # Flags that may differ when a run is resumed; the others are fixed by the run.

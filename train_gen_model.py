@@ -9,11 +9,11 @@ from pathlib import Path
 
 from agents.provenance import agent_sha256
 from common.cli import Parser, from_zero
+from common.config import load_settings
 from common.devices import keep_freed_memory, resolve_compute
 from common.distributed import Distributed, init_distributed
 from common.errors import UserError, script_main
 from common.parameters import ParameterSet
-from common.settings import load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.flags import add_simulator_flags, read_simulator_flags
 from generative.losses import LossScales

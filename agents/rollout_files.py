@@ -35,7 +35,6 @@ import numpy as np
 import pandas as pd
 
 from agents.provenance import CONTENTS, EpisodeDigests, check_agent, file_sha256
-from common.description import read_description
 from common.errors import UserError
 from common.files import (
     ArrayFile,
@@ -44,6 +43,7 @@ from common.files import (
     atomic_path,
     open_array,
     read_bytes,
+    read_description,
     save_json,
 )
 from common.game_constants import FRAME_SIZE

@@ -31,6 +31,7 @@ from agents.kickstarting import Teacher
 from agents.networks import build_policy
 from agents.ppo import Collector, Rollout, UpdateSummary, update
 from agents.run_folder import COLUMNS, LOG_NAME, TrainSettings, episode_figures, save_model_card
+from common.config import SETTINGS_NAME, save_settings
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
@@ -39,7 +40,6 @@ from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.saved_state import check_generator, check_like, check_optimizer
-from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from envs.procgen_env import LevelEdit
 from envs.rewards import EpisodeStatistics

@@ -15,7 +15,7 @@ import pandas as pd
 from agents.agent_file import read_origin
 from agents.training import TrainSettings
 from attribution.trajectories import Trajectories
-from common.settings import SETTINGS_NAME, load_settings
+from common.config import SETTINGS_NAME, load_settings
 from envs.rewards import RewardNormalizer, clipped_scale
 from stats.bootstrap import ClusterBootstrap
 

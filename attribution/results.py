@@ -57,10 +57,10 @@ import numpy as np
 from attribution.layers import Bottleneck
 from attribution.reduction import Reducer
 from attribution.trajectories import FIELDS, Trajectories
-from common.description import first_difference, read_description
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, remove_folder, save_json, sha256
+from common.files import TEMPORARY_SUFFIX, read_description, remove_folder, save_json, sha256
 from common.results import Array, Entry, Json, Npy, Npz, ResultStore, Schema
+from common.shards import first_difference
 
 FEATURES_SCRIPT = "python -m attribution.features"
 ATTRIBUTION_SCRIPT = "python -m attribution.attribute"

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from common.devices import PRECISIONS
 from common.errors import UserError, shortened
@@ -35,7 +36,7 @@ class Parser(argparse.ArgumentParser):
             self._keys[action.dest] = key
         return action
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         """As argparse's, which repeats a wrong value whole."""
         super().error(shortened(message))
 

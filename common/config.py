@@ -1,4 +1,4 @@
-"""Reading YAML files, and building dataclasses from mappings whose keys and types are checked."""
+"""YAML files and dataclasses: reading them with keys and types checked, and a run's settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
 from common.errors import UserError, nearest
-from common.files import MAX_REASON, check_nested, read_bytes
+from common.files import MAX_REASON, atomic_path, check_nested, read_bytes, versions
 
+SETTINGS_NAME = "hyperparameters.yml"
+Settings = TypeVar("Settings")
 _given: dict[Path, dict] = {}  # see yaml_given
 
 
@@ -60,7 +63,7 @@ def _of_type(value, kind, what: str):
     """``value`` if it is of the type ``kind``: a plain one, a dataclass, a union, a tuple, or
     a dict with names as its keys."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else typed(kind, value, what)
     if type(None) in parts:  # X | None
         (kind,) = (part for part in parts if part is not type(None))
@@ -111,3 +114,22 @@ def yaml_given(contents: dict[Path, dict]) -> Iterator[None]:
     finally:
         for path in given:
             del _given[path]
+
+
+def save_settings(folder: Path, settings) -> None:
+    """Write the resolved settings of a run, a dataclass, and the versions of packages as YAML."""
+    content = {**dataclasses.asdict(settings), "versions": versions()}
+    with atomic_path(folder / SETTINGS_NAME) as temporary:
+        temporary.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def load_settings(folder: Path, cls: type[Settings]) -> Settings:
+    """Read the settings that :func:`save_settings` wrote.
+
+    Raises:
+        UserError: if the file is missing or does not hold ``cls``; the key is named.
+    """
+    path = folder / SETTINGS_NAME
+    content = read_yaml(path)
+    content.pop("versions", None)
+    return typed(cls, content, str(path))

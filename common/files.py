@@ -202,6 +202,20 @@ def read_json(path: Path):
     return content
 
 
+def read_description(path: Path) -> dict:
+    """Read a JSON file that describes its folder; empty if there is none.
+
+    Raises:
+        UserError: if the file is damaged or holds no mapping.
+    """
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no mapping of names to values")
+    return content
+
+
 def check_nested(content, path: Path) -> None:
     """Refuse what is nested too deep or too large for code that walks through it.
 

@@ -11,9 +11,8 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from common.analysis_folders import AnalysisFolders
 from common.config import read_yaml, typed
 from common.errors import UserError, nearest
 
@@ -21,12 +20,39 @@ INTERPRETING_CONFIG_FILE = (Path(__file__).parent.parent / "hyperparams"
                             / "interpreting_configs.yml")
 BASE_SET = "defaults"
 
-Section = TypeVar("Section")
-MOST_IDS = 10**6  # of samples or directions that a range may mean
+MAX_IDS = 10**6  # samples or directions in a range
+
+
+class AnalysisFolders:
+    """Folders below ``analysis.save_dir``, with the published names; each is an attribute."""
+
+    NAMES: ClassVar = {
+        "hidden_states": "hx_analysis_precomp", "hidden_state_plots": "hx_plots",
+        "env_states": "env_analysis_precomp", "env_state_plots": "env_plots",
+        "bottleneck": "bottleneck_vec_analysis_precomp",
+        "bottleneck_plots": "bottleneck_vec_plots",
+        "behaviours": "combined_agent_env_hx_analysis_precomp",
+        "behaviour_stability": "behaviour_stability",
+        "behaviour_plots": "combined_agent_env_hx_plots", "jacobians": "jacob_analysis_precomp",
+        "jacobian_plots": "jacob_plots", "correlations": "cross_corr_and_causation_plot_data",
+        "correlation_plots": "cross_corr_and_causation_plots",
+        "comparison": "dyn_grad_comparison_data", "comparison_plots": "dyn_grad_comparison_plots",
+        "stories": "causal_stories", "readout": "value_and_action_weights",
+        "saliency_demonstration": "demo_with_without_env_grads",
+        "loss_over_time": "loss_over_time", "interventions": "interventions",
+        "interventions_in_simulator": "interventions_in_simulator", "panel": "panel"}
+
+    def __init__(self, save_dir: Path):
+        self.save_dir = save_dir
+
+    def __getattr__(self, name: str) -> Path:
+        if name not in self.NAMES:
+            raise AttributeError(name)
+        return self.save_dir / self.NAMES[name]
 
 
 def parameter_sets() -> list[str]:
-    """The names of the parameter sets."""
+    """Return the names of the parameter sets."""
     return list(read_yaml(INTERPRETING_CONFIG_FILE))
 
 
@@ -62,10 +88,10 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def id_list(text: str, what: str) -> tuple[int, ...]:
-    """The numbers that are meant by "33 39 56 84", or by "0 to 100", which ends before 100.
+    """Parse numbers such as "33 39 56 84", or a range such as "0 to 100", which ends before 100.
 
     Args:
-        what: the name of the list, for the message.
+        what: name of the list, for the message.
 
     Raises:
         UserError: if it is neither, or names a number twice.
@@ -73,8 +99,8 @@ def id_list(text: str, what: str) -> tuple[int, ...]:
     bounds = re.fullmatch(r"\s*(\d+)\s+to\s+(\d+)\s*", text)
     if bounds:
         begin, end = int(bounds[1]), int(bounds[2])
-        if end - begin > MOST_IDS or end >= 2**31:
-            raise UserError(f"{what} is a range of more than {MOST_IDS} numbers, or of larger ones "
+        if end - begin > MAX_IDS or end >= 2**31:
+            raise UserError(f"{what} is a range of more than {MAX_IDS} numbers, or of larger ones "
                             f"than there are: '{text}'")
         return tuple(range(begin, end))
     words = text.split()
@@ -103,6 +129,16 @@ class CommonConfig:
         one_of("device", self.device, ("auto", "gpu", "cpu"))
 
 
+class _HasSection(Protocol):
+    """A dataclass of the section that it names."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    section: ClassVar[str]
+
+
+Section = TypeVar("Section", bound=_HasSection)
+
+
 class ParameterSet:
     """One parameter set, with values that win over it.
 
@@ -128,13 +164,14 @@ class ParameterSet:
             self._values = _merged(self._values, _nested(key, value), self._source)
 
     def get(self, cls: type[Section]) -> Section:
-        """The section that a dataclass names; where others share it, the keys that are its own.
+        """Read the section of a dataclass; if others share the section, only its own keys.
 
         Raises:
             UserError: naming a key that is unknown or missing, or has a value of the wrong type
                 or out of range.
         """
-        values, source = self._values, self._source
+        values: Any = self._values
+        source = self._source
         for part in filter(None, cls.section.split(".")):
             values, source = values.get(part), f"{source}, '{part}'"
             if not isinstance(values, dict):
@@ -148,16 +185,16 @@ class ParameterSet:
 
     @property
     def folders(self) -> AnalysisFolders:
-        """Where the analyses write."""
+        """Folders of the analyses."""
         return AnalysisFolders(Path(self.get(_SaveDir).save_dir))
 
     def flattened(self, *prefixes: str) -> dict[str, object]:
-        """The values whose dotted names begin so, by these names."""
+        """Return the values whose dotted names start with a prefix, by these names."""
         return {name: value for name, value in flattened(self._values).items()
                 if name.startswith(prefixes)}
 
-    def named(self, cls: type) -> dict[str, object]:
-        """The values of a dataclass, by their dotted names."""
+    def named(self, cls: type[Section]) -> dict[str, object]:
+        """Return the values of a dataclass, by their dotted names."""
         return flattened(dataclasses.asdict(self.get(cls)), f"{cls.section}.")
 
 
@@ -168,8 +205,8 @@ class _SaveDir:
 
 
 def flattened(values: dict, prefix: str = "") -> dict[str, object]:
-    """Nested values by their dotted names."""
-    flat = {}
+    """Return nested values by their dotted names."""
+    flat: dict[str, object] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         flat.update(flattened(value, f"{name}.") if isinstance(value, dict) else {
@@ -178,10 +215,9 @@ def flattened(values: dict, prefix: str = "") -> dict[str, object]:
 
 
 def _nested(key: str, value: object) -> dict:
-    """A value below the sections that its dotted name has."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
+    """Return a value below the sections of its dotted name."""
+    first, *rest = key.split(".")
+    return {first: _nested(".".join(rest), value) if rest else value}
 
 
 def _merged(values: dict, changes: dict, source: str) -> dict:

@@ -32,13 +32,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.description import read_description
 from common.errors import UserError
 from common.files import (
     append_or_nothing,
     atomic_folder,
     atomic_path,
     read_bytes,
+    read_description,
     remove_folder,
     save_json,
     unnamed_file,
@@ -242,7 +242,9 @@ class ResultStore:
             UserError: if the folder was deleted.
         """
         self.check()
-        append_or_nothing(self.file_of(name, *key), self.schema.entry(name).format.line(row))
+        form = self.schema.entry(name).format
+        assert isinstance(form, Journal)
+        append_or_nothing(self.file_of(name, *key), form.line(row))
 
     def remove(self, name: str, *key: object) -> None:
         """Delete a file of the open folder, if it is there."""
@@ -251,7 +253,8 @@ class ResultStore:
 
     def finish(self) -> None:
         """Record that this process has written all its items."""
-        self._shared.finish()
+        if self._shared is not None:
+            self._shared.finish()
 
     def join(self, make: Callable[[dict], None]) -> None:
         """Make the results of the items that all shards have computed, unless they are there.

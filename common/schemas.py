@@ -97,9 +97,9 @@ class _Arrays:
         arrays = {}
         for name, array in value.items():
             if array is not None:
-                field, array = self.fields.get(name), np.asarray(array)
-                is_family = field is None or field.dtype in _FAMILIES
-                arrays[name] = array if is_family else array.astype(field.dtype, copy=False)
+                field, arrays[name] = self.fields.get(name), np.asarray(array)
+                if field is not None and field.dtype not in _FAMILIES:
+                    arrays[name] = arrays[name].astype(field.dtype, copy=False)
         self.check(arrays)
         return arrays
 
@@ -207,7 +207,8 @@ class Json:
     is_folder = False
 
     def write(self, path: Path, value: Any) -> None:
-        content = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        is_instance = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        content = dataclasses.asdict(value) if is_instance else value
         path.write_text(json.dumps(content, indent=1) + "\n")
 
     def read(self, path: Path, script: str) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -24,14 +25,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from common.description import (
-    first_difference,
-    open_described_folder,
-    read_description,
-    readable,
-)
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, save_json
+from common.files import (
+    TEMPORARY_SUFFIX,
+    read_description,
+    remove_folder,
+    save_json,
+    unnamed_file,
+)
 from common.locks import LOCK_NAME, FolderLock, check_unlocked
 
 NOTES_NAME = ".shards"
@@ -87,6 +88,76 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--join", action="store_true",
                         help="when all shards have finished: turn what they wrote into the files "
                              "of one run, and do nothing else")
+
+
+# Plain names of the entries whose keys do not explain themselves.
+READABLE = {"agent_sha256": "agent",
+            "recording_sha256": "recording behind it",
+            "model_sha256": "simulator", "num_steps": "number of steps",
+            "levels_sha256": "choice of levels", "matrices_sha256": "directions file",
+            "bottleneck_vec_sha256": "bottleneck vector"}
+
+
+def readable(key: str) -> str:
+    """The name of an entry in messages: that of a flag as it is, that of a digest in words."""
+    plain = key.removesuffix("_sha256")
+    return READABLE.get(key, key if plain == key else plain.replace("_", " "))
+
+
+def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
+    """The first key in which a description differs from one that was read, or None.
+
+    Args:
+        informative: entries that may differ.
+    """
+    expected = json.loads(json.dumps(description))  # as it looks after a round trip
+    for key in sorted((expected.keys() | found.keys()) - set(informative)):
+        if found.get(key) != expected.get(key):
+            return key
+    return None
+
+
+def open_described_folder(path: Path, description: dict, patterns: tuple[str, ...], what: str,
+                          flag: str, overwrite: bool,
+                          informative: tuple[str, ...] = ("versions",)) -> FolderLock:
+    """Make a folder, or go on with what it holds if that was made in the same way.
+
+    Args:
+        path: the description file; its folder is opened.
+        patterns: of ``Path.glob``, of all that such a folder may hold.
+        description: what makes the contents.
+        what: name of the contents, for messages: "a recording".
+        flag: that chooses the folder, for messages.
+        overwrite: throw away what the folder holds.
+        informative: entries that may differ.
+
+    Returns:
+        The lock of the folder, to be kept while it is written to.
+
+    Raises:
+        FolderInUse: if another process is at work there.
+        UserError: if the folder holds anything else and ``overwrite`` is false, or holds files
+            that no such folder has.
+    """
+    folder = path.parent
+    if overwrite and folder.exists():
+        other = unnamed_file(folder, (LOCK_NAME, *patterns))
+        if other:
+            raise UserError(f"{other} is no part of {what}, and --overwrite deletes nothing else; "
+                            f"move it elsewhere, or choose another {flag}")
+        FolderLock(folder)  # nobody else may be at work there
+        remove_folder(folder)
+    way_out = f"choose another {flag}, or give --overwrite to throw it away"
+    if folder.exists() and set(os.listdir(folder)) - {LOCK_NAME} and not read_description(path):
+        raise UserError(f"{folder} holds other data; {way_out}")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    found = read_description(path)
+    key = first_difference(found, description, informative) if found else None
+    if key:
+        raise UserError(f"{folder} holds {what} with another {readable(key)}; {way_out}")
+    save_json(path, description)
+    return lock
 
 
 class ShardNotes:
@@ -218,8 +289,7 @@ class ShardNotes:
         notes = {}
         for path in sorted(self._path.glob("*_of_*")):
             match = re.fullmatch(r"(\d{1,6})_of_(\d{1,6})", path.name)
-            note = read_description(path / _NOTE) if match else {}
-            if note:
+            if match and (note := read_description(path / _NOTE)):
                 notes[Shard(int(match[1]), int(match[2]))] = note
         return notes
 

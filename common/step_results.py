@@ -15,9 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common.description import read_description
 from common.errors import UserError
-from common.files import TEMPORARY_SUFFIX, make_temporary_folder, save_json, versions
+from common.files import (
+    TEMPORARY_SUFFIX,
+    make_temporary_folder,
+    read_description,
+    save_json,
+    versions,
+)
 from common.locks import LOCK_NAME, FolderLock
 from common.results import ResultStore
 from common.schemas import Schema

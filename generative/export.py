@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 
 from common.cli import Parser, add_output_file_flag, check_output
+from common.config import SETTINGS_NAME
 from common.errors import UserError, script_main
-from common.settings import SETTINGS_NAME
 from generative.published import is_compact, save_compact
 from generative.runs import PROGRESS_NAME
 

@@ -19,11 +19,10 @@ import pandas as pd
 
 from agents.agent_file import load_agent
 from agents.provenance import agent_digests
-from common.config import check_seed
+from common.config import SETTINGS_NAME, check_seed, load_settings
 from common.devices import Compute
 from common.errors import UserError
 from common.metrics_log import read_metrics
-from common.settings import SETTINGS_NAME, load_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales, SimulatorLosses
 from generative.published import load_published

@@ -26,9 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.description import read_description
 from common.errors import UserError
-from common.files import save_json
+from common.files import read_description, save_json
 from common.results import ResultStore
 from common.schemas import Array, Entry, File, Json, NpyFolder, Schema
 from common.shards import WHOLE, Shard, ShardNotes

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from agents.agent_file import load_agent
 from agents.replay import recorded_game
+from common.config import SETTINGS_NAME, save_settings
 from common.devices import Compute
 from common.distributed import SINGLE, Distributed
 from common.errors import NonFiniteLoss, UserError
@@ -30,7 +31,6 @@ from common.locks import FolderLock, claim_folder
 from common.metrics_log import MetricsLog
 from common.progress import Progress
 from common.saved_state import check_generator, check_like
-from common.settings import SETTINGS_NAME, save_settings
 from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.batches import AlignedBatch, BatchOrder, BatchReader, align, as_frames, true_camera

@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import TextIO
 
 from common.config import typed
-from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_path, save_json
+from common.files import atomic_path, read_description, save_json
 from common.locks import UNSUPPORTED, open_lock
 
 RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"

@@ -23,9 +23,8 @@ import numpy as np
 from markdown.inlinepatterns import InlineProcessor
 from markdown.treeprocessors import Treeprocessor
 
-from common.description import read_description
 from common.errors import UserError
-from common.files import atomic_path, versions
+from common.files import atomic_path, read_description, versions
 from common.results import ResultStore
 from common.video import write_poster, write_strip
 from generative.loss_over_time import LOSS_OVER_TIME

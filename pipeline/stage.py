@@ -18,10 +18,10 @@ from agents.config import load_agent_config
 from agents.run_folder import newest_run
 from analysis.panel_files import PanelFolder
 from attribution.page_files import AttributionPageFolder
-from common.description import read_description
+from common.config import SETTINGS_NAME
 from common.errors import UserError
+from common.files import read_description
 from common.parameters import ParameterSet, flattened
-from common.settings import SETTINGS_NAME
 from envs.objects import objects_of
 from generative.runs import checkpoints, newest_simulator_run
 from interventions.config import SwapConfig

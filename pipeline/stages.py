@@ -17,12 +17,10 @@ from agents.rollout_files import RolloutFolder
 from agents.run_folder import newest_run, read_log
 from analysis.influences.comparison import COMPARISON_FILES
 from analysis.parameters import BehavioursConfig
-from common.analysis_folders import AnalysisFolders
-from common.description import read_description
-from common.files import read_array, read_json
-from common.parameters import ParameterSet, flattened
+from common.config import SETTINGS_NAME
+from common.files import read_array, read_description, read_json
+from common.parameters import AnalysisFolders, ParameterSet, flattened
 from common.results import ResultStore
-from common.settings import SETTINGS_NAME
 from generative import sample_files
 from generative.config import RecordConfig, SaliencyConfig, SimulatorConfig, TrainingConfig
 from generative.runs import checkpoints, newest_simulator_run, read_progress

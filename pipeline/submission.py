@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from common.config import typed
-from common.description import read_description
 from common.errors import UserError
-from common.files import save_json
+from common.files import read_description, save_json
 from pipeline.cluster import (
     ENDED,
     PENDING,

@@ -33,10 +33,10 @@ from agents.networks import (
     build_policy,
 )
 from agents.rollout_files import EpisodeArrays, RolloutWriter
+from common.config import save_settings
 from common.devices import Compute
 from common.files import TEMPORARY_SUFFIX, save_json, sha256
 from common.parameters import ParameterSet
-from common.settings import save_settings
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.losses import LossScales
 from generative.published import save_published

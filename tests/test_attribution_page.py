@@ -38,11 +38,11 @@ from attribution.checking.object_scores import ObjectScores
 from attribution.failures.causes import recorded_causes
 from attribution.page_files import FORMAT, LEVELS, TILES
 from attribution.results import INPUT, read_features
+from common.config import save_settings
 from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
 from common.page_files import data_script
 from common.results import ResultStore
-from common.settings import save_settings
 from envs.procgen_env import EnvConfig
 from tools.browser import SHOWN, opened_page, running_browser, served
 

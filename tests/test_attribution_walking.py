@@ -32,8 +32,8 @@ from attribution.trajectories import (
     select_episodes,
     value_spikes,
 )
+from common.config import load_settings
 from common.errors import UserError
-from common.settings import load_settings
 from envs.rewards import RewardNormalizer
 
 LENGTHS = [6, 4, 9, 5]  # with the terminal rows: 5, 3, 8 and 4 steps

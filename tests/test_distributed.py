@@ -38,9 +38,9 @@ from agents.ppo import Collector, minibatches
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
 from common import signals
+from common.config import load_settings
 from common.distributed import Distributed, LostProcess
 from common.errors import UserError
-from common.settings import load_settings
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig
 from generative.networks import LatentSampler

@@ -18,9 +18,15 @@ from conftest import ROOT, tiny_policy
 
 from agents.agent_file import load_agent, save_agent
 from common.config import read_yaml
-from common.description import read_description
 from common.errors import UserError, script_main
-from common.files import MAX_DEPTH, MAX_WEIGHT, load_tensors, open_array, read_array
+from common.files import (
+    MAX_DEPTH,
+    MAX_WEIGHT,
+    load_tensors,
+    open_array,
+    read_array,
+    read_description,
+)
 from common.metrics_log import MetricsLog, read_metrics
 from common.tables import read_table
 

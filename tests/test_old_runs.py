@@ -16,7 +16,7 @@ from conftest import FLOAT32, GOLDEN, golden_weight
 
 from agents.run_folder import TrainSettings
 from agents.training import RESUME_NAME, TrainingRun
-from common.settings import load_settings
+from common.config import load_settings
 from generative.runs import SimulatorRunSettings
 from generative.training import SimulatorTraining
 

@@ -32,8 +32,8 @@ from agents.config import env_config
 from agents.episodes import PlayOptions, play_episodes
 from agents.run_folder import TrainSettings
 from agents.training import TrainingRun
+from common.config import load_settings
 from common.errors import UserError
-from common.settings import load_settings
 from envs.level_state import LevelState
 from envs.procgen_env import EnvConfig, LevelSlots, ProcgenVectorEnv
 from maze.level.grid import WALL

@@ -453,8 +453,9 @@ def write_whole(store, seed=1, names=("a", "b")):
     store.check_replaceable()
     with store.replace({"seed": seed}) as temporary:
         for entry in store.schema.results.values():
-            for name in names[:1 + entry.path.count("{}")]:
-                path = temporary / entry.path.format(name)
+            number = entry.path.count("{}")
+            for name in names if number else names[:1]:
+                path = temporary / entry.path.format(*[name] * number)
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(f"{seed} {path.name}")
 
@@ -504,7 +505,7 @@ def test_a_file_that_was_added_keeps_a_folder_from_being_replaced(replaced):
     write_whole(replaced, names=("b[1]", "c"))  # replaced, not added to
     assert all(not path.name.startswith("a.") for path in replaced.path.rglob("*"))
     entry = next(entry for entry in replaced.schema.results.values() if "{}" in entry.path)
-    added = replaced.path / entry.path.format("added")
+    added = replaced.path / entry.path.format(*["added"] * entry.path.count("{}"))
     added.write_text("precious")
     with pytest.raises(UserError, match=f"{added.name} does not belong to the"):
         write_whole(replaced)

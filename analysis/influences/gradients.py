@@ -24,10 +24,10 @@ from agents.networks import Policy
 from agents.outputs import ANSWERS
 from analysis.behaviours import BEHAVIOUR_FILES
 from analysis.parameters import BehavioursConfig
-from common.description import readable
 from common.errors import UserError
 from common.parameters import ParameterSet
 from common.progress import with_progress
+from common.shards import readable
 from common.step_results import StepResults
 from generative.config import SaliencyConfig
 from generative.flags import samples_of

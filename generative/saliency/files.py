@@ -28,10 +28,10 @@ from pathlib import Path
 import numpy as np
 
 from common.config import typed
-from common.description import first_difference, read_description, readable
 from common.errors import UserError
+from common.files import read_description
 from common.schemas import Array, Entry, File, Json, Npy, Schema
-from common.shards import Shard, ShardNotes
+from common.shards import Shard, ShardNotes, first_difference, readable
 from generative.saliency.gradients import WITHOUT_ENV_GRADS
 from generative.sample_files import NumberedStore, SampleFolder
 

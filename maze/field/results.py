@@ -38,12 +38,12 @@ from torch import Tensor
 from agents.hooks import ChangeSize, patched
 from agents.networks import Policy
 from agents.patch import Patch
-from common.description import first_difference
 from common.devices import Compute
 from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from common.results import Array, Entry, File, Json, Npz, ResultStore, Schema, Table
+from common.shards import first_difference
 from maze.field.fields import MEMORIES, NO_MEMORY, Field, difference, vector_field
 from maze.field.outcomes import AT_DECISION, EXACT, OF_CHANGE, OF_FIELD, outcomes
 from maze.level.grid import Grid, kind_of

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from common.description import read_description
 from common.errors import UserError
+from common.files import read_description
 from common.results import Array, Entry, File, Npz, ResultStore, Schema, Table, Text
 from maze.studies.channel_sets import NOTHING_NAME
 from maze.studies.multiplied import EFFECT_COLUMNS
