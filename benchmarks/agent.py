@@ -54,7 +54,7 @@ from common.devices import Compute, keep_freed_memory, resolve_compute
 from envs.procgen_env import EnvConfig, ProcgenVectorEnv
 from envs.rewards import EpisodeStatistics, RewardNormalizer
 from interventions.patches import Zero
-from interventions.scan import Pictures, parts_of, scan, value
+from interventions.scan import ScanFrames, parts_of, scan, value
 from maze.level.regions import CheeseRegion
 
 ENV = EnvConfig("coinrun", "easy")
@@ -261,12 +261,12 @@ def measure_scan() -> None:
     torch.manual_seed(0)
     policy = FLOAT32.place(build_policy("impala", 256, False, False))
     frames = random_frames(SCANNED_FRAMES)
-    pictures = Pictures(frames, np.arange(SCANNED_FRAMES), value)
-    scan(policy, FLOAT32, parts_of(policy, SCANNED_LAYERS[:1], "layer"), pictures)  # warm-up
+    scanned = ScanFrames(frames, np.arange(SCANNED_FRAMES))
+    scan(policy, FLOAT32, parts_of(policy, SCANNED_LAYERS[:1], "layer"), scanned, value)  # warm-up
     total = 0.0
     for layer in SCANNED_LAYERS:
         parts = parts_of(policy, [layer], "channel")
-        cost = cost_of(scan, policy, FLOAT32, parts, pictures)
+        cost = cost_of(scan, policy, FLOAT32, parts, scanned, value)
         total += cost.seconds
         say(f"scan, {layer}: {len(parts) * SCANNED_FRAMES} patched passes in {cost}")
     say(f"scan, all four layers: {total:.2f} s")

@@ -40,7 +40,8 @@ class AnalysisFolders:
         "stories": "causal_stories", "readout": "value_and_action_weights",
         "saliency_demonstration": "demo_with_without_env_grads",
         "loss_over_time": "loss_over_time", "interventions": "interventions",
-        "interventions_in_simulator": "interventions_in_simulator", "panel": "panel"}
+        "interventions_in_simulator": "interventions_in_simulator", "scan": "scan",
+        "panel": "panel"}
 
     def __init__(self, save_dir: Path):
         self.save_dir = save_dir

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from agents.hooks import patched
 from agents.patch import NO_LEVEL, Array, BatchInfo, Patch
+from agents.reference_set import recorded_reference
+from agents.rollout_files import RolloutFolder
 from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
@@ -37,7 +40,7 @@ from generative.dataset import RolloutDataset
 from generative.networks import Draw, LatentSampler, PresetDraw
 from generative.sample_files import SampleArrays, SampleFolder, SampleOrigin
 from generative.simulator import Simulation, Simulator, stack
-from interventions.comparison import ArmRuns, Runner
+from interventions.comparison import ArmRuns, Playground
 from interventions.patch_text import warn_of_unused
 
 ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
@@ -328,14 +331,17 @@ def film(sample: SampleArrays) -> Iterator[np.ndarray]:
 
 
 def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
-                     dataset: RolloutDataset | None, num_starts: int, batch_size: int) -> Runner:
-    """Return a function that runs one arm of a comparison, from the same starts in every arm.
+                     dataset: RolloutDataset | None, num_starts: int, batch_size: int,
+                     recording: RolloutFolder, settings: Mapping[str, Any]) -> Playground:
+    """Simulate the same starts under each condition of a comparison.
 
     The agent takes its most likely actions, and latents take their most likely class.
 
     Args:
         dataset: recorded rollouts to start from, None for random starts.
         batch_size: simulations at a time.
+        recording: rollouts that reference frames are taken from.
+        settings: further settings of the playground.
 
     Raises:
         UserError: if there are fewer starts.
@@ -358,4 +364,10 @@ def simulated_starts(simulator: Simulator, compute: Compute, plan: SamplingPlan,
             np.concatenate([arrays.values for arrays in samples]),
             np.concatenate([arrays.rewards for arrays in samples]),
             *map(np.array, scope.total_change()))
-    return run
+
+    episodes = sampler.episodes(num_starts)
+    return Playground(
+        run, {"where": "the simulator", **dataclasses.asdict(plan), **settings},
+        ("simulated starts", f"{plan.num_steps} steps of most likely actions"),
+        simulator.agent.policy, None, [],
+        lambda size, seed: recorded_reference(recording, episodes, size, seed))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,16 +29,26 @@ from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
 from agents.patch import Array as Units
 from agents.patch import Patch
+from agents.reference_set import ReferenceSet, played_reference
 from common.devices import Compute
 from common.errors import UserError
+from common.files import versions
 from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 from common.progress import with_progress
 from common.results import Array, Entry, File, NpyFolder, ResultStore, Schema, Table, Text
+from common.shards import WHOLE, Shard
 from envs.procgen_env import EnvConfig, LevelEdit
 from interventions.patch_text import warn_of_unused
-from stats.effects import DIVERGENCE, Condition, Outcome, check_starts, compare_conditions
+from stats.effects import (
+    DIVERGENCE,
+    Condition,
+    Outcome,
+    check_starts,
+    claims_summary,
+    compare_conditions,
+)
 from stats.report import DIRECTIONS, Wording
-from stats.study import BASELINE, write_effects
+from stats.study import BASELINE, measure_conditions, write_effects
 
 _ARM = NpyFolder({
     "starts": Array(np.int64, "N"), "lengths": Array(np.int64, "N"),
@@ -123,9 +134,52 @@ class ArmRuns:
         return padded
 
 
+PatchedCondition = Condition[Sequence[Patch]]
 Runner = Callable[[Sequence[Patch], Mapping[str, Units]], ArmRuns]
 """Plays with patches, perhaps none. The second argument is the standard deviations of the units of
 the layers in which ``moved`` is measured, by layer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Playground:
+    """Real levels or simulated starts, on which conditions are compared.
+
+    Attributes:
+        run: plays under a condition.
+        settings: how runs are made, for the settings of the folder.
+        description: where runs take place and how the agent acts, for the report.
+        policy: agent that patches act on.
+        env: the game; None in the simulator.
+        levels: seeds of the levels that are played; none in the simulator.
+        reference: maps a size and a seed to a reference set of other frames.
+        edit: edit of every level, if there is one.
+    """
+
+    run: Runner
+    settings: dict
+    description: tuple[str, str]
+    policy: Policy
+    env: EnvConfig | None
+    levels: Sequence[int]
+    reference: Callable[[int, int], ReferenceSet]
+    edit: LevelEdit | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionSet:
+    """Conditions of one kind: interventions, then controls.
+
+    Attributes:
+        conditions: whose values are patches.
+        std: standard deviations of the units of the layers that they change, by layer.
+        settings: how all of them were made, for the settings of the folder.
+        controls: description of the controls, for the report.
+    """
+
+    conditions: list[PatchedCondition]
+    std: Mapping[str, Units]
+    settings: Mapping[str, Any]
+    controls: str
 
 
 def comparison_store(path: Path) -> ResultStore:
@@ -146,14 +200,18 @@ def read_runs(store: ResultStore, arm: str) -> ArmRuns:
         raise UserError(f"{store.file_of('arm', arm)} is damaged: {error}") from None
 
 
-def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
-                levels: Sequence[tuple[int, int]], seed: int, num_slots: int,
-                edit: LevelEdit | None = None) -> Runner:
-    """Return a runner that plays the same levels each time, with actions drawn from the policy.
+def real_levels(policy: Policy, compute: Compute, env: EnvConfig, num_levels: int, seed: int,
+                num_slots: int, edit: LevelEdit | None, settings: Mapping[str, Any]) -> Playground:
+    """Play the same real levels under each condition, with actions drawn from the policy.
 
     Args:
-        levels, seed, num_slots, edit: see ``play_episodes``.
+        num_slots: number of episodes that are played at a time.
+        edit: edit of every level.
+        settings: further settings of the playground.
     """
+    levels = list(enumerate(env.draw_levels(num_levels, seed)))
+    seeds = [level for _, level in levels]
+
     def run(patches: Sequence[Patch], std: Mapping[str, Units]) -> ArmRuns:
         with patched(policy, patches, std) as active:
             episodes = play_episodes(policy, compute, env, levels, seed, num_slots,
@@ -161,7 +219,12 @@ def real_levels(policy: Policy, compute: Compute, env: EnvConfig,
             runs = collect_runs(with_progress(episodes, len(levels), "episode"), active)
         warn_of_unused(active)
         return runs
-    return run
+
+    return Playground(
+        run, {"where": "real levels", "env": vars(env), **settings},
+        (f"real levels of {env.env_name} ({env.distribution_mode})",
+         "actions drawn from the policy"), policy, env, seeds,
+        lambda size, seed: played_reference(policy, compute, env, seeds, size, seed, edit), edit)
 
 
 def collect_runs(episodes: Iterable[Episode], active: ActivePatches) -> ArmRuns:
@@ -304,3 +367,45 @@ def write_results(store: ResultStore, conditions: Sequence[Condition], simulated
     store.write("divergence", value=over_time)
     write_effects(store, table, chosen_outcomes(simulated), wording, description, over_time)
     return table
+
+
+def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[ConditionSet],
+                   settings: Mapping[str, Any], description: str, wording: Wording,
+                   overwrite: bool, shard: Shard) -> None:
+    """Play under all conditions that a folder lacks; without shards, write the results, too.
+
+    Args:
+        settings: settings of the folder in addition to those of playground and conditions.
+        description: what is run, for report and figure.
+    """
+    conditions = [condition for group in sets for condition in group.conditions]
+    std = {layer: values for group in reversed(sets) for layer, values in group.std.items()}
+    notes = {"arms": [{name: getattr(condition, name)
+                       for name in ("name", "label", "pattern", "control")}
+                      for condition in conditions],
+             "simulated": playground.env is None, "seed": settings["seed"],
+             "what": "; ".join([description, *(group.controls for group in sets)]),
+             "wording": dataclasses.asdict(wording)}
+    store.open({**playground.settings, **settings,
+                **{name: value for group in reversed(sets)
+                   for name, value in group.settings.items()}, "versions": versions(),
+                "arms": {condition.name: condition.settings for condition in conditions}},
+               overwrite, shard, notes)
+    measure_conditions(store, "arm", [BASELINE, *conditions],
+                       lambda condition: vars(playground.run(condition.value or [], std)), shard)
+    if shard == WHOLE:
+        write_joined_results(store, notes)
+
+
+def write_joined_results(store: ResultStore, notes: Mapping[str, Any]) -> None:
+    """Write the results of a comparison from what its shards note, and print the claims."""
+    table = write_results(store, [Condition(**condition) for condition in notes["arms"]],
+                          notes["simulated"], notes["seed"], notes["what"],
+                          Wording(**notes["wording"]))
+    for row in table[table["claimed"] & ~table["control"]].itertuples():
+        print(f"{row.label}: {row.outcome} {row.unaltered:.3g} to {row.altered:.3g} (change "
+              f"{row.effect:+.3g}, 95 % interval {row.low_95:.3g} to {row.high_95:.3g})")
+    report, figure, effects, over_time = (
+        store.file_of(name) for name in ("report", "figure", "effects", "divergence"))
+    print(f"{claims_summary(table)}; wrote {report}, {figure.name}, {effects.name} and "
+          f"{over_time.name}")

@@ -7,35 +7,67 @@ A swap is text on the command line: ``10:12`` puts what direction 10 would have 
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from agents.agent_file import weights_sha256
-from agents.layers import layers_named
+from agents.layers import STATE, Layer, layers_named
 from agents.networks import Policy
 from agents.patch import Array, Patch
-from agents.reference_set import ReferenceSet
+from common.cli import Parser, count
 from common.errors import UserError
 from common.files import sha256
-from interventions.controls import OTHERS, controls_of
-from interventions.flags import direction
+from interventions.comparison import ConditionSet, PatchedCondition, Playground
+from interventions.controls import KINDS, OTHERS, controls_of
+from interventions.flags import add_direction_ids_flag, add_patch_flags, direction
 from interventions.patch_text import Opening, files_of, open_patches, to_text
 from interventions.patches import ChangeState
 from interventions.projector import Projector
+from interventions.scan_study import ScanOptions
 from interventions.swaps import swap_name
 from interventions.vectors import read_vectors
 from stats.effects import Condition
 
-PatchedCondition = Condition[Sequence[Patch]]
+logger = logging.getLogger(__name__)
+
 _Swap = tuple[list[int], list[int | None]]  # directions that are taken, and where they are put
+
+
+def add_comparison_flags(flags: Parser) -> None:
+    """Add the flags of interventions and their controls."""
+    add_direction_ids_flag(flags, "--directions", "independent components to take out, one at a "
+                           "time: ids, or a range such as 0 to 16")
+    flags.add_argument("--swaps", nargs="+", default=[], metavar="FROM:TO",
+                       help="further alterations: 10:12 puts what component 10 would have changed "
+                            "into 12; 10:12,5:None does two at once")
+    flags.add_argument("--num_controls", type=count, default=20,
+                       help="random alterations of each kind; with fewer than 19 nothing can be "
+                            "claimed")
+    flags.add_argument("--patch_controls", choices=KINDS,
+                       help="kind of the controls of patches: the cells of a vector permuted, "
+                            "random numbers of its norm, --control_vectors, other channels, other "
+                            "cells; by default that of each kind of patch")
+    flags.add_argument("--control_vectors", type=Path, nargs="+", default=[], metavar="FILE",
+                       help="vectors of other pairs, for --patch_controls others")
+    add_patch_flags(flags)
+    flags.add_argument("--scan", metavar="KIND@LAYER=PART", type=ScanOptions.parse,
+                       help="instead of comparing runs: patch every part of a layer in turn in "
+                            "single frames. KIND: zero, mean (over reference frames) or "
+                            "interchange (entries of the frame of another level). LAYER: a name, "
+                            "or all. PART: layer, channel or cell. After commas, outcome=value "
+                            "(or entropy, or the name of an action such as right, for its "
+                            "log-probability) and report=20. Parts are ranked on one half of "
+                            "--num_episodes levels; the 20 strongest are tested on the others. "
+                            "Example: zero@embedder.block2.res1.resadd=channel,outcome=right")
 
 
 def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_controls: int,
                     projector: Projector, device: torch.device | str,
-                    from_step: int) -> list[PatchedCondition]:
+                    from_step: int) -> ConditionSet:
     """Return each direction taken out, each swap, and the controls of each pattern among them.
 
     Controls do the same with random directions (``Projector.turned``).
@@ -64,11 +96,14 @@ def swap_conditions(directions: Sequence[int], swaps: Sequence[str], num_control
             {"from": swap[0], "to": swap[1], "turned_by_seed": turn})
 
     patterns = {swap_name(*_renumber(pair)): _renumber(pair) for pair in pairs}
-    return [*(make(name, ", ".join(f"IC {source} out" if target is None else
-                                   f"IC {source} to {target}" for source, target in zip(*pair)),
-                   pair) for name, pair in zip(names, pairs)),
-            *(make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
-              for pattern, pair in patterns.items() for turn in range(num_controls))]
+    conditions = [make(name, ", ".join(f"IC {source} out" if target is None else
+                                       f"IC {source} to {target}"
+                                       for source, target in zip(*pair)), pair)
+                  for name, pair in zip(names, pairs)]
+    conditions += [make(f"random_{turn:03d}_{pattern}", f"random {turn}", pair, turn)
+                   for pattern, pair in patterns.items() for turn in range(num_controls)]
+    return ConditionSet(conditions, {STATE: projector.std}, {},
+                        f"{num_controls} random directions of equal size as controls")
 
 
 def _renumber(swap: _Swap) -> _Swap:
@@ -94,13 +129,15 @@ def _parse_swap(text: str) -> _Swap:
     return swap
 
 
-def patch_conditions(arms: Mapping[str, Sequence[Patch]], opening: Opening, num_controls: int,
-                     seed: int, kind: str | None,
-                     vector_files: Sequence[Path]) -> list[PatchedCondition]:
+def patch_conditions(arms: Mapping[str, Sequence[Patch]], playground: Playground,
+                     references: tuple[int, int], num_controls: int, seed: int, kind: str | None,
+                     vector_files: Sequence[Path]) -> ConditionSet:
     """Return each list of patches, then the controls of each.
 
     Args:
         arms: lists of patches by name.
+        playground: where they are compared.
+        references: size and seed of the reference set.
         seed: seed of the controls.
         kind: kind of the controls, one of ``interventions.controls.KINDS``; None for those of each
             patch type.
@@ -112,22 +149,41 @@ def patch_conditions(arms: Mapping[str, Sequence[Patch]], opening: Opening, num_
     if (kind == OTHERS) != bool(vector_files):
         raise UserError(f"--patch_controls {OTHERS} takes the files of other vectors, and only it "
                         "does; give --control_vectors with it")
+    policy, reference = playground.policy, functools.cache(
+        lambda: playground.reference(*references))
+    opening = Opening(policy, playground.env, reference, playground.edit)
     conditions: list[PatchedCondition] = []
     controls: list[PatchedCondition] = []
+    layers: dict[str, Layer] = {}
     for name, arm in arms.items():
         patches = open_patches(arm, opening)
         named = [path for patch in arm for path in files_of(patch)]
         settings = {"patches": [*map(to_text, arm)],
                     "files_sha256": {str(path): sha256(path) for path in (*named, *vector_files)}}
         conditions.append(Condition(f"patch_{name}", name, name, False, patches, settings))
-        others = [_vectors_by_layer(path, opening.policy, patches) for path in vector_files]
-        for number, control in enumerate(controls_of(opening.policy, patches, num_controls, seed,
-                                                     opening.reference(), kind, others)):
+        layers |= {layer.name: layer for patch in patches
+                   for layer in layers_named(policy, patch.layer)}
+        others = [_vectors_by_layer(path, policy, patches) for path in vector_files]
+        for number, control in enumerate(controls_of(policy, patches, num_controls, seed,
+                                                     reference(), kind, others)):
             controls.append(Condition(
                 f"control_{number:03d}_{name}", f"control {number}", name, True,
                 control.patches, {**settings, "drawn": list(control.drawn),
                                   "matched": control.matched}, control.matched))
-    return conditions + controls
+    patterns = [control.pattern for control in controls if not control.matched]
+    description = f"{num_controls} controls of each list of patches" + "".join(
+        f"; {patterns.count(name)} controls of {name} are the nearest there are, with a change "
+        "that is not as large within a quarter" for name in dict.fromkeys(patterns))
+    num_levels = count_vector_levels(arms.values(), playground.levels)
+    if num_levels:
+        description += (f"; a vector was made on {num_levels} of these levels, so that they are no "
+                        "evidence beyond them: another --seed draws others")
+        logger.warning("a vector was made on %d of the levels that are played; another --seed "
+                       "draws others", num_levels)
+    return ConditionSet(conditions + controls,
+                        {name: reference().std(policy, layer) for name, layer in layers.items()},
+                        {"reference": reference().description, "patch_controls": kind},
+                        description)
 
 
 def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> dict[str, Array]:
@@ -140,25 +196,8 @@ def _vectors_by_layer(path: Path, policy: Policy, patches: Sequence[Patch]) -> d
     return {name: vector.vector for name, vector in vectors.items()}
 
 
-def standard_deviations(conditions: Sequence[PatchedCondition], policy: Policy,
-                        reference: ReferenceSet) -> Mapping[str, Array]:
-    """Standard deviations of the units of all layers that are patched, by layer."""
-    layers = {layer.name: layer for condition in conditions
-              for patch in cast(Sequence[Patch], condition.value)
-              for layer in layers_named(policy, patch.layer)}
-    return {name: reference.std(policy, layer) for name, layer in layers.items()}
-
-
 def count_vector_levels(arms: Iterable[Sequence[Patch]], levels: Collection[int]) -> int:
     """Number of the levels that a steering vector of the patches was made on."""
     vectors = [vector for arm in arms for patch in arm for path in files_of(patch)
                if path.suffix == ".npz" for vector in read_vectors(path).values()]
     return len(set(levels) & {level for vector in vectors for level in vector.levels})
-
-
-def describe_unmatched(conditions: Sequence[PatchedCondition]) -> str:
-    """The end of a sentence: controls whose change is not as large as it should be."""
-    patterns = [condition.pattern for condition in conditions if not condition.matched]
-    return "".join(f"; {patterns.count(name)} controls of {name} are the nearest there are, with a "
-                   "change that is not as large within a quarter"
-                   for name in dict.fromkeys(patterns))

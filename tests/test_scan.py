@@ -1,31 +1,37 @@
 """Passes resumed behind a layer, the effect scan, and a channel that was planted in a network."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import FLOAT32, planted_policy, tiny_policy
 
+import compare_interventions
 from agents.acting import run_policy
+from agents.agent_file import save_agent
 from agents.hooks import patched
 from agents.layers import all_layers, find_layer
 from agents.networks import ARCHITECTURES, build_policy
 from agents.reference_set import ReferenceSet, activations_of
 from common.errors import UserError
+from common.results import ResultStore
 from interventions.partial_forward import PartialForward
 from interventions.patches import Zero
 from interventions.probes import probe_channels
 from interventions.resampling import OTHER, SAME, Target, scrub
 from interventions.scan import (
     Part,
-    Pictures,
     Scan,
-    choose_and_report,
+    ScanFrames,
+    effect_maps,
     entropy,
     log_prob_of,
     parts_of,
     scan,
+    strongest,
     value,
 )
+from interventions.scan_study import SCANNED
 from interventions.tracking import track
 
 LAYER = "embedder.block2.res1.resadd"
@@ -119,8 +125,8 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
     reference = ReferenceSet(random_frames(6, 2))
     parts = [Part(LAYER, 3), Part("gru", 9), Part(LAYER, None, (2, 15)), Part(LAYER),
              Part("embedder.block1.res1.conv1", 4, (0, 31))]
-    pictures = Pictures(frames, np.arange(5), log_prob_of(4), paired, entering)
-    found = scan(policy, FLOAT32, parts, pictures, kind, reference, over)
+    found = scan(policy, FLOAT32, parts, ScanFrames(frames, np.arange(5), paired, entering),
+                 log_prob_of(4), kind, reference, over)
     full = run_policy(policy, FLOAT32, frames, entering).log_probs[:, 4].numpy()
     np.testing.assert_allclose(found.unpatched, full, atol=1e-5)
     for part, effects, norms in zip(parts, found.effects, found.norms):
@@ -143,52 +149,46 @@ def test_scanned_effects_are_those_of_full_patched_passes(kind, over):
 
 
 def test_many_pictures_are_scanned_in_pieces(monkeypatch):
-    policy, pictures = tiny_policy(), Pictures(random_frames(7), np.arange(7), entropy)
+    policy, frames = tiny_policy(), ScanFrames(random_frames(7), np.arange(7))
     parts = parts_of(policy, ["embedder.block3"], "channel")[:5]
-    whole = scan(policy, FLOAT32, parts, pictures)
-    monkeypatch.setattr("interventions.scan.PASSES_AT_A_TIME", 3)
-    pieces = scan(policy, FLOAT32, parts, pictures)
+    whole = scan(policy, FLOAT32, parts, frames, entropy)
+    monkeypatch.setattr("interventions.scan.PASSES_PER_BATCH", 3)
+    pieces = scan(policy, FLOAT32, parts, frames, entropy)
     np.testing.assert_allclose(pieces.effects, whole.effects, atol=1e-5)
     np.testing.assert_allclose(pieces.unpatched, whole.unpatched, atol=1e-5)
 
 
-def test_the_report_has_the_unit_of_the_level():
+def test_effects_are_tested_by_level():
     """Four like pictures of each level say no more than one: 8 levels against 4 are no effect,
     though 32 pictures against 16 would be one."""
     parts = [Part(LAYER, 0), Part(LAYER, 1)]
     levels = np.repeat(np.arange(12), 4)
     effects = np.stack([np.where(levels < 8, 1.0, -1.0), np.full(48, 0.5)])
     effects += 0.01 * np.random.default_rng(0).normal(size=effects.shape)
-    table = Scan(parts, levels, np.zeros(48), effects, effects).report(0)
+    table = Scan(parts, levels, np.zeros(48), effects, effects).test(0)
     assert table["p"][0] > 0.1 > 0.001 > table["p_holm"][1]
     assert table["low_95"][0] < 0 < 0.6 < table["high_95"][0] and table["low_95"][1] > 0.4
-    assert table["rank"].tolist() == [2, 1] and (table["num_levels"] == 12).all()
+    assert strongest(table, 2) == parts[::-1] and (table["num_levels"] == 12).all()
 
 
 def test_parts_that_a_policy_does_not_have_are_refused():
-    policy, pictures = tiny_policy(), Pictures(random_frames(2), np.arange(2), value)
+    policy, frames = tiny_policy(), ScanFrames(random_frames(2), np.arange(2))
     for part, message in ((Part("embedder.block4"), "no layer"), (Part(LAYER, 32), "0 to 31"),
                           (Part(LAYER, None, (16, 0)), "no cell 16.0"),
                           (Part("embedder.fc", 0, (0, 0)), "has no cells")):
         with pytest.raises(UserError, match=message):
-            scan(policy, FLOAT32, [part], pictures)
+            scan(policy, FLOAT32, [part], frames, value)
     with pytest.raises(UserError, match="has no cells"):
         parts_of(policy, ["gru"], "cell")
     with pytest.raises(UserError, match="no GRU"):
         parts_of(tiny_policy(recurrent=False), ["gru"], "channel")
-    for kind, message in (("interchange", "paired picture"), ("mean", "reference set")):
+    for kind, message in (("interchange", "paired frame"), ("mean", "reference set")):
         with pytest.raises(UserError, match=message):
-            scan(policy, FLOAT32, [Part(LAYER)], pictures, kind)
+            scan(policy, FLOAT32, [Part(LAYER)], frames, value, kind)
     with pytest.raises(UserError, match="at least one part"):
-        scan(policy, FLOAT32, [], pictures)
+        scan(policy, FLOAT32, [], frames, value)
     with pytest.raises(UserError, match="a level each"):
-        scan(policy, FLOAT32, [Part(LAYER)], Pictures(random_frames(2), np.arange(3), value))
-    many = Pictures(random_frames(10), np.arange(10), value)
-    for reporting, message in ((many, "in both sets"), (pictures, "in both sets"),
-                               (Pictures(random_frames(9), np.arange(20, 29), value),
-                                "at least 10")):
-        with pytest.raises(UserError, match=message):
-            choose_and_report(policy, FLOAT32, [Part(LAYER)], many, reporting, 1, 0)
+        scan(policy, FLOAT32, [Part(LAYER)], ScanFrames(random_frames(2), np.arange(3)), value)
 
 
 # A network that was built to steer by one channel.
@@ -237,16 +237,17 @@ def towards(squares):
         1, actions[pictures][:, None])[:, 0]
 
 
-def pictures_with_spots(first_level, num):
+def frames_with_spots(first_level, num):
+    """Frames, and the outcome in them."""
     levels, squares = np.arange(first_level, first_level + num), squares_of(num, first_level)
-    return Pictures(spotted(levels, squares), levels, towards(squares),
-                    spotted(levels, [None] * num))
+    return (ScanFrames(spotted(levels, squares), levels, spotted(levels, [None] * num)),
+            towards(squares))
 
 
 def test_the_planted_agent_steers_to_the_red_square(steered):
-    pictures = pictures_with_spots(0, 24)
-    output = run_policy(steered, FLOAT32, pictures.frames, steered.initial_states(24))
-    assert pictures.outcome(output, np.arange(24)).min() > 0.9
+    frames, outcome = frames_with_spots(0, 24)
+    output = run_policy(steered, FLOAT32, frames.frames, steered.initial_states(24))
+    assert outcome(output, np.arange(24)).min() > 0.9
 
 
 def test_tracking_finds_the_planted_channel_alone(steered):
@@ -267,12 +268,16 @@ def test_tracking_finds_the_planted_channel_alone(steered):
 
 @pytest.mark.parametrize("kind", ["zero", "mean", "interchange"])
 def test_the_scan_finds_the_planted_channel_alone_on_other_levels(steered, kind):
-    parts = parts_of(steered, [LAYER], "channel")
-    first, table = choose_and_report(
-        steered, FLOAT32, parts, pictures_with_spots(0, 12), pictures_with_spots(50, 12), 3, 0,
-        kind=kind, reference=ReferenceSet(pictures_with_spots(200, 20).frames))
-    assert first.strongest(1) == [Part(LAYER, PLANTED)]
+    reference = ReferenceSet(frames_with_spots(200, 20)[0].frames)
+
+    def scanned(parts, first_level):
+        return scan(steered, FLOAT32, parts, *frames_with_spots(first_level, 12), kind, reference)
+
+    first = scanned(parts_of(steered, [LAYER], "channel"), 0)
+    best = strongest(first.table(), 3)
+    assert best[0] == Part(LAYER, PLANTED)
     assert np.abs(np.delete(first.effects, PLANTED, axis=0)).max() < 1e-5
+    table = scanned(best, 50).test(0)
     assert table["channel"][0] == PLANTED and table["effect"][0] < -0.2
     assert table["high_95"][0] < 0 and table["p_holm"][0] < 0.01
     assert (table["p"][1:] > 0.05).all()
@@ -280,12 +285,12 @@ def test_the_scan_finds_the_planted_channel_alone_on_other_levels(steered, kind)
 
 def test_the_scan_maps_the_cell_of_the_red_square(steered):
     square = (9, 3)
-    level = Pictures(spotted([3], [square]), np.array([3]), log_prob_of(LEFT),
-                     spotted([3], [None]))
+    frame = ScanFrames(spotted([3], [square]), np.array([3]), spotted([3], [None]))
     row, column = find_layer(steered, LAYER).cell(*square, WORLD)
     later = "embedder.block3.conv"
     parts = parts_of(steered, [LAYER, later], "cell")
-    maps = scan(steered, FLOAT32, parts, level, "interchange").maps()
+    maps = effect_maps(scan(steered, FLOAT32, parts, frame, log_prob_of(LEFT),
+                            "interchange").table())
     assert maps[LAYER].shape == maps[later].shape == (16, 16)
     for found in maps.values():
         rows, columns = np.nonzero(np.abs(found) > 1e-4)
@@ -313,7 +318,7 @@ def scrubbed(steered):
             return change.mean(dim=1, keepdim=True).numpy()
 
         targets.append(Target(level, half.activations, same, other, measure))
-    reference = ReferenceSet(pictures_with_spots(200, 20).frames)
+    reference = ReferenceSet(frames_with_spots(200, 20)[0].frames)
     std = reference.std(steered, find_layer(steered, LAYER))
 
     def run(channels):
@@ -340,3 +345,58 @@ def test_probes_read_the_column_from_the_planted_channel_alone(steered):
                            regression=True, num_shuffles=1)
     scores = table.set_index("channel")["score"]
     assert scores[2] > 0.5 and scores.drop(2).max() < 0.2 and table["shuffled"].max() < 0.2
+
+
+# The script.
+
+
+def scan_arguments(agent_file, folder, *more):
+    return [*map(str, ("--agent_file", agent_file, "--env_name", "fruitbot", "--distribution_mode",
+                       "easy", "--interpreting_params_name", "tiny", "--num_episodes", 20,
+                       "--device", "cpu", "--reference_size", 2, "--output_dir", folder, *more))]
+
+
+@pytest.fixture(scope="module")
+def steered_file(steered, tmp_path_factory):
+    path = tmp_path_factory.mktemp("agent") / "model.pth"
+    save_agent(path, steered)
+    return path
+
+
+def test_a_scan_of_channels_and_one_of_cells_are_written(steered_file, tmp_path, capsys):
+    assert compare_interventions.main(scan_arguments(
+        steered_file, tmp_path / "channels", "--scan",
+        f"zero@{LAYER}=channel,outcome=right,report=4")) == 0
+    assert "strongest of 32 parts: block2.res1.resadd:7, " in capsys.readouterr().out
+    store = ResultStore(tmp_path / "channels", SCANNED)
+    ranked, tested = store.read("parts", LAYER), store.read("strongest")
+    assert len(ranked) == 32 and len(tested) == 4
+    assert [Part(LAYER, int(channel)) for channel in pd.read_csv(
+        store.file_of("strongest"))["channel"]] == strongest(ranked, 4)
+    assert "block2.res1.resadd:" in store.read("report")
+    settings = store.settings()
+    assert (settings["kind"], settings["unit"], settings["outcome"]) == ("zero", "channel", "right")
+
+    assert compare_interventions.main(scan_arguments(
+        steered_file, tmp_path / "cells", "--scan", "interchange@embedder.block3.res1=cell")) == 0
+    table = pd.read_csv(tmp_path / "cells" / "parts" / "embedder.block3.res1.resadd.csv")
+    assert len(table) == 8 * 8 and (table["effect"] == table["absolute"]).all()
+    assert (tmp_path / "cells" / "scan.png").exists()
+
+
+@pytest.mark.parametrize(("more", "message"), [
+    (["--scan", "zero"], "is not kind@layer=unit"),
+    (["--scan", "noise@gru"], "unknown kind 'noise'"),
+    (["--scan", "zero@gru=row"], "unknown unit 'row'"),
+    (["--scan", "zero@gru,outcome=righ"], "did you mean 'right'"),
+    (["--scan", "zero@gru,report=x"], "'report' must be a int"),
+    (["--scan", "zero@gru,outcom=value"], "did you mean 'outcome'"),
+    (["--scan", "zero@embedder.block2.con"], "did you mean 'embedder.block2.conv'"),
+    (["--scan", "zero@hidden_state=cell"], "has no cells"),
+    (["--scan", "zero@gru", "--patch", "zero@gru"], "leave --patch out"),
+    (["--scan", "zero@all", "--num_episodes", "19"], "at least 10 levels or starts, not 9")])
+def test_a_scan_that_does_not_fit_is_refused(steered_file, tmp_path, capsys, more, message):
+    assert compare_interventions.main(scan_arguments(steered_file, tmp_path / "out", *more)) == 2
+    error = capsys.readouterr().err
+    assert message in error and len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
