@@ -215,7 +215,7 @@ def make_card(dataset: RolloutDataset, windows: np.ndarray, args: argparse.Names
 
 
 def find_camera(dataset: RolloutDataset, windows: np.ndarray
-              ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor] | None]:
+                ) -> tuple[float | None, Callable[[np.ndarray], torch.Tensor | None] | None]:
     """Scale and positions for ``FidelityCard``; (None, None) where they are not known."""
     try:
         game = recorded_game(dataset.folder)
@@ -236,7 +236,7 @@ def find_camera(dataset: RolloutDataset, windows: np.ndarray
 
 
 def replay_positions(dataset: RolloutDataset, windows: np.ndarray
-                       ) -> Callable[[np.ndarray], torch.Tensor]:
+                     ) -> Callable[[np.ndarray], torch.Tensor | None]:
     """The player's positions at all frames of windows, from replays of their episodes.
 
     Returns:

@@ -117,9 +117,10 @@ def main(argv: list[str] | None = None) -> int:
     swap = open_swap(parameters.get(SwapConfig), parameters.get(DirectionsConfig).direction_type,
                      directions_folder(args, parameters),
                      parameters.get(DirectionFilesConfig).num_episodes,
-                     simulator.config.agent_hidden_size, args.agent_file, compute.device,
+                     policy.hidden_state_size, args.agent_file, compute.device,
                      args.random_directions)
-    kinds = [(description, contextlib.nullcontext())]
+    kinds: list[tuple[dict, contextlib.AbstractContextManager]] = [
+        (description, contextlib.nullcontext())]
     if swap:
         kinds.append(({**description, "swap": {**swap.description, "unaltered": plan.folder_name}},
                       patched(policy, [swap.patch])))

@@ -28,6 +28,7 @@ from generative.saliency.gradients import (
     DIRECTION,
     FUNCTIONS,
     SaliencyFunction,
+    checked_directions,
     saliency_functions,
 )
 from generative.saliency.run import (
@@ -40,7 +41,6 @@ from generative.saliency.run import (
     write_saliency,
 )
 from generative.sample_files import SampleFolder
-from generative.simulator import Simulator
 from interventions.config import DirectionFilesConfig
 from interventions.flags import (
     add_direction_flags,
@@ -139,10 +139,10 @@ def main(argv: list[str] | None = None) -> int:
                                compute)
     projector, matrices = None, None
     if any(function.direction is not None for function in functions):
-        projector, matrices = directions(
-            directions_folder(args, parameters),
-            parameters.get(DirectionFilesConfig).num_episodes, simulator, args.agent_file,
-            functions)
+        projector, matrices = Projector.load_for(
+            simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
+            parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
+        checked_directions(functions, projector)
         projector = projector.on(compute.device)
     description = {**origin, "precision": compute.precision, "versions": versions()}
     if settings.combine_samples_not_iterate:
@@ -206,20 +206,6 @@ def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
     if not found:
         logger.warning("%s does not say with which simulator and agent it was recorded",
                        samples.path)
-
-
-def directions(folder: Path, num_episodes: int, simulator: Simulator, agent_file: Path,
-               functions: tuple[SaliencyFunction, ...]) -> tuple[Projector, dict]:
-    """The directions that functions need, and the checksums of their files."""
-    projector, matrices = Projector.load_for(simulator.config.agent_hidden_size, folder,
-                                             num_episodes, agent_file)
-    for function in functions:
-        if function.direction is not None:
-            there = len(projector.directions(function.direction_type))
-            if function.direction >= there:
-                raise UserError(f"there is no {function.direction_type} direction "
-                                f"{function.direction}: they are numbered 0 to {there - 1}")
-    return projector, matrices
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from common.devices import Compute, keep_freed_memory, resolve_compute
 from common.parameters import ParameterSet
 from generative.config import SaliencyConfig, SimulatorConfig
 from generative.networks import LatentSampler
-from generative.runs import prepared
 from generative.saliency.files import SaliencyFolder
 from generative.saliency.gradients import (
     Coordinates,
@@ -49,7 +48,8 @@ def published_simulator(compute: Compute) -> Simulator:
     torch.manual_seed(0)
     policy = build_policy("impala", 64, recurrent=True, learned_initial_state=True)
     simulator = Simulator(ParameterSet("defaults").get(SimulatorConfig), policy)
-    return prepared(simulator, compute).requires_grad_(False)
+    compute.place(simulator)
+    return simulator.requires_grad_(False)
 
 
 def some_directions() -> Coordinates:

@@ -46,11 +46,11 @@ from common.parameters import ParameterSet
 from generative.batches import AlignedBatch, align
 from generative.config import SimulatorConfig, TrainingConfig
 from generative.dataset import RolloutDataset, Windows
-from generative.losses import LossScales, SimulatorLosses, simulator_losses
+from generative.losses import LossScales, SimulatorLosses, measure, simulator_losses
 from generative.networks import LatentSampler
 from generative.runs import PROGRESS_NAME, SimulatorRunSettings
 from generative.simulator import Simulation, Simulator, stack
-from generative.training import SimulatorTraining, measure
+from generative.training import SimulatorTraining
 
 NUM_EPISODES = 60
 NUM_STEPS = 32
@@ -102,8 +102,8 @@ class PlainTraining(SimulatorTraining):
         self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(),
                                           lr=settings.training.lr, foreach=False)
 
-    def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
-              ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
+    def _forward(self, windows: AlignedBatch, generator: torch.Generator, num: int
+                 ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
         simulation = step_by_step(self.simulator, windows, LatentSampler("sample", generator))
         losses = simulator_losses(simulation, windows, self.settings.simulator,
                                   self.settings.loss_scales)

@@ -154,6 +154,8 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
         (T, B, 4): its motion in each step, and since the first step's label; x and y in pixels, to
         the right and down.
     """
+    if batch.positions is None:
+        raise ValueError("the motion of the camera needs recorded positions")
     right, up = (pixels_per_square * torch.diff(batch.positions, dim=0)).nan_to_num().unbind(dim=-1)
     moved = torch.stack([right, -up], dim=-1)  # (T, B, 2)
     displacement = moved.cumsum(dim=0) - moved[0]

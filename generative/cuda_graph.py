@@ -1,8 +1,8 @@
-"""A training step that a GPU repeats by itself.
+"""A training step as a CUDA graph.
 
-A step of the simulator is some three thousand small kernels, and starting them one by one takes a
-processor longer than an H100 takes to run them. A CUDA graph starts them all at once (Gray 2019,
-"Getting started with CUDA graphs").
+A step of the simulator consists of some three thousand small kernels, and launching them one by one
+takes a processor longer than an H100 takes to run them. A CUDA graph launches them all at once
+(Gray 2019, "Getting started with CUDA graphs").
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from generative.dataset import Windows
 
-_CALLS_BEFORE = 3  # in which the libraries choose their algorithms and take their memory
+_WARM_UP_STEPS = 3  # steps in which the libraries choose their algorithms and allocate memory
 
 
-class RepeatedStep:
-    """Runs the first steps as they are, then records one as a graph and repeats that.
+class GraphedStep:
+    """Runs the first steps eagerly, then captures one as a graph and replays it.
 
-    The numbers are those of the step itself.
+    The numbers are those of the eager step.
 
     Args:
-        generator: of the step's random numbers.
+        generator: source of the step's random numbers.
     """
 
     def __init__(self, generator: torch.Generator):
@@ -36,34 +36,29 @@ class RepeatedStep:
         """Take a step.
 
         Args:
-            step: windows on the GPU to a tensor, the same in every call; all that it changes must
-                lie there, and it must not wait for it.
+            step: maps windows on the GPU to a tensor, the same function in every call; everything
+                that it changes must be on the GPU, and it must not synchronise.
             windows: with the same shapes in every call.
         """
-        if self._calls < _CALLS_BEFORE:
-            self._calls += 1
-            return self._as_it_is(step, windows)
-        if self._calls == _CALLS_BEFORE:
-            self._calls += 1
-            self._record(step, windows)
+        self._calls += 1
+        if self._calls <= _WARM_UP_STEPS:  # in another stream, as capturing requires
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                result = step(windows)
+            torch.cuda.synchronize()
+            return result
+        if self._calls == _WARM_UP_STEPS + 1:
+            self._capture(step, windows)
         for name, tensor in windows.tensors().items():
             getattr(self._windows, name).copy_(tensor)
         self._graph.replay()
         return self._result.clone()
 
-    def _as_it_is(self, step: Callable[[Windows], Tensor], windows: Windows) -> Tensor:
-        """The step, where it can be recorded later: not in the default stream."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            result = step(windows)
-        torch.cuda.synchronize()
-        return result
-
-    def _record(self, step: Callable[[Windows], Tensor], windows: Windows) -> None:
+    def _capture(self, step: Callable[[Windows], Tensor], windows: Windows) -> None:
         self._windows = Windows(**{name: torch.empty_like(tensor)
                                    for name, tensor in windows.tensors().items()})
         self._graph.register_generator_state(self._generator)
-        # Another thread may take memory meanwhile: that reads the next batch.
+        # Meanwhile the thread that reads the next batch may allocate memory.
         with torch.cuda.graph(self._graph, stream=self._stream,
                               capture_error_mode="thread_local"):
             self._result = step(self._windows)

@@ -9,9 +9,11 @@ Letters in shape comments: N starts, T steps, E episodes, D agent hidden state, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +27,7 @@ from common.errors import UserError
 from common.game_constants import NUM_ACTIONS
 from common.progress import with_progress
 from envs.procgen_env import LevelSlots
-from generative.dataset import RolloutDataset
+from generative.dataset import RolloutDataset, WindowPlace
 from generative.networks import Draw
 from generative.simulator import Simulator, stack
 from stats.association import by_episode
@@ -59,18 +61,14 @@ class Life:
 
 
 @dataclasses.dataclass(frozen=True)
-class LifeStart:
-    """A recorded frame from which both worlds begin.
+class LifeStart(WindowPlace):
+    """A recorded frame from which both worlds begin, and at which the agent acts first.
 
     Attributes:
-        episode: its number on disk.
-        frame: of the episode, at which the agent acts first.
         near_end: whether it was chosen because the recorded episode ends soon after it.
     """
 
-    episode: int
-    frame: int
-    near_end: bool
+    near_end: bool = False
 
 
 def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
@@ -79,28 +77,28 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
 
     Args:
         episodes: numbers on disk of the episodes to draw from.
-        number: of starts; each frame is drawn once at most.
+        number: number of starts; each frame is drawn once at most.
 
     Raises:
         UserError: if the episodes have too few frames.
     """
     rng, first = np.random.default_rng(seed), dataset.num_init_steps - 1
-    near, anywhere = [], []
+    near: list[LifeStart] = []
+    anywhere: list[LifeStart] = []
     for episode in episodes:
         last = dataset.folder.array_files(episode).frames.shape[0] - 1  # terminal row
-        anywhere += [(episode, frame) for frame in range(first, last)]
+        anywhere += [LifeStart(episode, frame) for frame in range(first, last)]
         if last < TIME_LIMIT:
-            near += [(episode, last - steps) for steps in BEFORE_END if last - steps >= first]
+            near += [LifeStart(episode, last - steps, near_end=True) for steps in BEFORE_END
+                     if last - steps >= first]
     num_near = number // 2
     if len(near) < num_near or len(anywhere) < number:
         raise UserError(f"{dataset.folder.path} has only {len(anywhere)} frames to start from, "
                         f"{len(near)} of them shortly before an end; lower --life_starts")
-    chosen = [LifeStart(*near[i], True)
-              for i in rng.permutation(len(near))[:num_near].tolist()]
+    chosen = [near[i] for i in rng.permutation(len(near))[:num_near].tolist()]
     taken = {(start.episode, start.frame) for start in chosen}
-    others = [place for place in anywhere if place not in taken]
-    return chosen + [LifeStart(*others[i], False)
-                     for i in rng.permutation(len(others))[:number - num_near].tolist()]
+    others = [start for start in anywhere if (start.episode, start.frame) not in taken]
+    return chosen + [others[i] for i in rng.permutation(len(others))[:number - num_near].tolist()]
 
 
 def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
@@ -161,6 +159,30 @@ def _read_life(rewards: np.ndarray, ends: np.ndarray, actions: np.ndarray) -> Li
     return Life(COIN if rewards[step] > POSITIVE else DEATH, step, actions[:step])
 
 
+@contextlib.contextmanager
+def games_at(folder: RolloutFolder, places: Sequence[WindowPlace],
+             ) -> Iterator[tuple[LevelSlots, torch.Tensor]]:
+    """Replay recordings up to a frame each.
+
+    Yields:
+        The games, and the recorded states that enter the agent at the frames (N, D).
+
+    Raises:
+        UserError: if a replay shows other frames than the recording, naming episode and step.
+    """
+    slots = LevelSlots(recorded_game(folder), len(places))
+    try:
+        states = []
+        for slot, place in enumerate(places):
+            for _ in replay(slots, slot, folder, place.episode, place.frame):
+                pass
+            hidden_states = folder.array_files(place.episode).hidden_states
+            states.append(hidden_states.rows(place.frame, place.frame + 1)[0])
+        yield slots, torch.from_numpy(np.stack(states))
+    finally:
+        slots.close()
+
+
 @torch.no_grad()
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
@@ -170,17 +192,10 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
         UserError: if a replay shows other frames than the recording, naming episode and step.
     """
     policy, horizon = simulator.agent.policy, max(HORIZONS)
-    slots = LevelSlots(recorded_game(folder), len(starts))
-    actions = [[] for _ in starts]
+    actions: list[list[int]] = [[] for _ in starts]
     outcomes: dict[int, tuple[str, int]] = {}
-    try:
-        states = []
-        for slot, start in enumerate(starts):
-            for _ in replay(slots, slot, folder, start.episode, start.frame):
-                pass
-            hidden = folder.array_files(start.episode).hidden_states
-            states.append(hidden.rows(start.frame, start.frame + 1)[0])
-        hidden = torch.from_numpy(np.stack(states)).to(compute.device)
+    with games_at(folder, starts) as (slots, states):
+        hidden = states.to(compute.device)  # (N, D)
         for step in range(1, horizon + 1):
             output = run_policy(policy, compute, slots.frames.copy(), hidden)
             hidden = output.hidden_states
@@ -193,8 +208,6 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
                 elif ended:
                     late = starts[slot].frame + step >= TIME_LIMIT
                     outcomes[slot] = NEITHER if late else DEATH, step
-    finally:
-        slots.close()
     return [Life(*outcomes.get(slot, (NEITHER, horizon)), np.array(taken, np.int64))
             for slot, taken in enumerate(actions)]
 
@@ -258,20 +271,20 @@ def summarize(table: pd.DataFrame, seed: int) -> dict:
 def _summary_of(table: pd.DataFrame, seed: int) -> dict:
     episodes = table["episode"].to_numpy()
     bootstrap = ClusterBootstrap(episodes, seed)
-    found = {"starts": len(table), "episodes": bootstrap.num_episodes}
+    summary: dict[str, Any] = {"starts": len(table), "episodes": bootstrap.num_episodes}
     for horizon in HORIZONS:
         real, dream = (table[f"{world}_{horizon}"].map(OUTCOMES.index).to_numpy()
                        for world in ("real", "dream"))
         cells = np.eye(len(OUTCOMES)**2)[real * len(OUTCOMES) + dream]  # (N, 9)
         confusion = cells.sum(axis=0).reshape(len(OUTCOMES), -1).astype(int)
-        found[f"within_{horizon}"] = {
+        summary[f"within_{horizon}"] = {
             "confusion": {name: dict(zip(OUTCOMES, row.tolist()))
                           for name, row in zip(OUTCOMES, confusion)},
             **{name: _estimate(statistic, cells, episodes, bootstrap)
                for name, statistic in (("agreement", agreement), ("kappa", cohens_kappa))}}
     shares = {world: action_shares(table[f"{world}_actions"]) for world in ("real", "dream")}
     median = float(np.sort(table["diverges"].to_numpy())[(len(table) - 1) // 2])
-    return {**found, "actions": {world: share.tolist() for world, share in shares.items()},
+    return {**summary, "actions": {world: share.tolist() for world, share in shares.items()},
             "action_difference": float(abs(shares["real"] - shares["dream"]).sum() / 2),
             "median_divergence": median if math.isfinite(median) else None}
 
@@ -286,7 +299,7 @@ def _estimate(statistic: Callable[[np.ndarray], np.ndarray], cells: np.ndarray,
     sums = by_episode(episodes, cells.T)  # (E, 9)
     ends = (np.full(2, np.nan) if bootstrap.num_episodes < 2 else
             bootstrap.interval_of(lambda draws: statistic(draws @ sums)))
-    return {"value": _number(statistic(cells.sum(axis=0))),
+    return {"value": _number(float(statistic(cells.sum(axis=0)))),
             "interval_95": [_number(end) for end in ends]}
 
 

@@ -324,7 +324,7 @@ class FidelityCard:
     """
 
     scale: float | None = None
-    positions: Callable[[np.ndarray], Tensor] | None = None
+    positions: Callable[[np.ndarray], Tensor | None] | None = None
     other_simulator: Simulator | None = None
     other_agent: OtherAgent | None = None
     objects: ObjectFrames | None = None
@@ -333,8 +333,9 @@ class FidelityCard:
         """Mask of ``Regions`` for windows (B,) with label frames (T, B, C, H, W)."""
         if self.scale == 0:
             return labels.new_ones(*labels.shape[:2], *labels.shape[-2:], dtype=torch.bool)
-        if self.scale is None or self.positions is None:
+        positions = None if self.positions is None else self.positions(windows)
+        if self.scale is None or positions is None:
             return None
-        positions = self.positions(windows).to(labels.device)
+        positions = positions.to(labels.device)
         return remembered_mask(positions[:num_init_steps], positions[num_init_steps - 1:],
                                self.scale, labels.shape[-1])

@@ -222,7 +222,9 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
             compute.autocast()(simulator.agent.sequence), batch.images, batch.first_hidden,
             images, POLICY_KL, STATE_COSINE)
         losses |= measures
-        without, fidelity, other_values = None, {}, {}
+        without: Tensor | None = None
+        fidelity: Measures = {}
+        other_values: dict[str, Tensor] = {}
         if card and card.objects:
             without = torch.from_numpy(card.objects.of(numbers)).to(compute.device).to(
                 batch.images.dtype) / 255  # (T, B, K, C, H, W)
@@ -239,24 +241,24 @@ def loss_over_time(simulator: Simulator, dataset: RolloutDataset, windows: np.nd
         batches.append([_to_numpy(each) for each in (
             {"counted": until_first_terminal(batch.terminals), "included": included},
             losses, values, fidelity, other_values)])
-    rows, losses, values, fidelity, other_values = map(_concatenate, zip(*batches))
+    rows, all_losses, all_values, card_measures, card_values = map(_concatenate, zip(*batches))
     counted, included = rows["counted"] == 1, rows["included"] == 1  # (T, N)
-    for (predictor, kind), loss in (*losses.items(), *(
-            ((predictor, "values"), loss) for predictor, loss in values.items())):
+    for (predictor, kind), loss in (*all_losses.items(), *(
+            ((predictor, "values"), loss) for predictor, loss in all_values.items())):
         measured = counted & ~np.isnan(loss) if kind.startswith(("object_", OBJECT_SHOWN)
                                                                 ) else counted
         if not np.isfinite(loss[measured]).all():
             raise UserError(f"the {kind} loss of the predictor '{predictor}' is not finite; the "
                             "simulator has diverged, so use an earlier model file")
         loss[~counted] = np.nan
-    for (predictor, kind), measure in fidelity.items():
+    for (predictor, kind), measure in card_measures.items():
         if kind == PSNR and not np.isfinite(measure[included]).all():
             raise UserError(f"the frames of the predictor '{predictor}' are not finite; its "
                             "simulator has diverged, so use an earlier model file")
-    for measure in (*fidelity.values(), *other_values.values()):
+    for measure in (*card_measures.values(), *card_values.values()):
         measure[~included] = np.nan
-    return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counted, losses,
-                        values, fidelity, other_values)
+    return LossOverTime(windows, action_windows, dataset.episodes_of(windows), counted, all_losses,
+                        all_values, card_measures, card_values)
 
 
 def _to_numpy(measures: Mapping) -> dict:

@@ -133,8 +133,6 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
     """
     if simulation.posterior_logits is None:
         raise ValueError("the KL loss needs a pass with true images")
-    if true_camera is not None and simulation.camera is None:
-        raise ValueError("the camera's loss needs a training pass of the spatial architecture")
     start, alive = simulation.start, until_first_terminal(batch.terminals)  # alive: (T, B)
     vectors = start.bottleneck_vec if all_vectors is None else all_vectors  # (B of all, V)
 
@@ -148,6 +146,8 @@ def simulator_losses(simulation: Simulation, batch: AlignedBatch, config: Simula
                                      * alive[:, agent_windows]) / (-(-num // interval) / num)
     camera = None if simulation.camera is None else torch.zeros_like(alive)
     if true_camera is not None:
+        if simulation.camera is None:
+            raise ValueError("the camera's loss needs a training pass of the spatial architecture")
         errors = functional.smooth_l1_loss(simulation.camera[..., :2], true_camera[..., :2],
                                            reduction="none", beta=CAMERA_KNEE)  # (T, B, 2)
         camera = config.camera_loss_weight * errors.sum(dim=-1) * alive * (1 - batch.terminals)
@@ -195,6 +195,32 @@ def balanced_kl(posterior_logits: Tensor, prior_logits: Tensor, balance: float) 
 def _kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
     log_p, log_q = torch.log_softmax(p_logits, dim=-1), torch.log_softmax(q_logits, dim=-1)
     return (log_p.exp() * (log_p - log_q)).sum(dim=(-2, -1))  # (T, B)
+
+
+def measure(simulation: Simulation, losses: SimulatorLosses, vectors: Tensor) -> dict[str, Tensor]:
+    """Compute the logged figures of a batch, named as in ``runs.MEASURES``, each ().
+
+    Losses are as they enter the total. Entropies and ``kl_nats`` are nats per step, summed over the
+    latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
+    the batch: 0 if all are the same, about 1.41 if they are spread over the sphere.
+
+    Args:
+        vectors: bottleneck vectors of the whole batch, of which the simulation may be a part.
+    """
+    if simulation.posterior_logits is None:
+        raise ValueError("the KL divergence needs a pass with true images")
+    posterior, prior = simulation.posterior_logits.detach(), simulation.prior_logits.detach()
+    measures = {"loss": losses.total,
+                **{f"loss_{name}": term for name, term in losses.means().items()},
+                "kl_nats": balanced_kl(posterior, prior, 0.5).mean(),
+                "posterior_entropy": _entropy(posterior), "prior_entropy": _entropy(prior),
+                "vector_distance": torch.pdist(vectors).mean()}
+    return {name: value.detach() for name, value in measures.items()}
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    log_probs = torch.log_softmax(logits, dim=-1)  # (T, B, S, K)
+    return -(log_probs.exp() * log_probs).sum(dim=(-2, -1)).mean()
 
 
 def vector_crowding(vectors: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ def chosen_targets(args: argparse.Namespace, parameters: ParameterSet, simulator
     settings, projector, matrices = parameters.get(SaliencyConfig), None, None
     if any(name.startswith(DIRECTION) for name in args.targets):
         projector, matrices = Projector.load_for(
-            simulator.config.agent_hidden_size, directions_folder(args, parameters),
+            simulator.agent.policy.hidden_state_size, directions_folder(args, parameters),
             parameters.get(DirectionFilesConfig).num_episodes, args.agent_file)
         projector = projector.on(compute.device)
     targets = targets_named(args.targets, simulator.agent.policy, settings.ids("direction_ids"),

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,7 +212,7 @@ def _trained_names(simulator: Simulator) -> list[str]:
     return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
 
 
-def _moments(simulator: Simulator, optimizer: object, path: Path) -> dict | None:
+def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:
     shapes = {_file_name(simulator, name): simulator.get_parameter(name).shape
               for name in _trained_names(simulator)}
     positions = {key: i for i, key in enumerate(shapes)}
@@ -276,7 +277,7 @@ def _unused_shapes(simulator: Simulator) -> dict[str, torch.Size]:
                for name, tensor in _own_tensors(simulator).items() if name.startswith("decoder.")}
     with torch.device("meta"):  # shapes only
         vecobs = Head(config.deter_dim + config.env_h_stoch_size, _VECOBS_LAYERS,
-                      config.agent_hidden_size, config.layer_norm)
+                      simulator.agent.policy.hidden_state_size, config.layer_norm)
     vecobs_shapes = {f"vecobs.model.model.{name}": tensor.shape
                      for name, tensor in vecobs.state_dict().items()}
     return {**{_SECOND_DECODER + name: shape for name, shape in {**decoder,

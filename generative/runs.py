@@ -157,7 +157,8 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
     policy = load_agent(agent_file)
     check_agent_inside(run, agent_file)
     simulator = load_published(model_file, sizes, policy).simulator
-    return prepared(simulator, compute).requires_grad_(False).eval()
+    compute.place(simulator)
+    return simulator.requires_grad_(False).eval()
 
 
 def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> None:
@@ -172,11 +173,6 @@ def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> No
     if run and run.agent_sha256 not in agent_digests(agent_file):
         raise UserError(f"{agent_file} is not the agent of this simulator, which was "
                         f"{run.agent_file}")
-
-
-def prepared(simulator: Simulator, compute: Compute) -> Simulator:
-    """The simulator where and how ``compute`` says."""
-    return compute.place(simulator)
 
 
 def leakage_reason(run: SimulatorRunSettings | None, data_dir: str,

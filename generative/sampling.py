@@ -133,9 +133,8 @@ class Sampler:
                  dataset: RolloutDataset | None):
         self._simulator, self._compute, self.plan = simulator, compute, plan
         self._dataset = None if plan.random_start else dataset
-        self._order = None
-        if self._dataset is not None:
-            self._order = np.random.default_rng(plan.seed).permutation(len(self._dataset))
+        number = 0 if self._dataset is None else len(self._dataset)
+        self._order = np.random.default_rng(plan.seed).permutation(number)
 
     def check(self, num_starts: int) -> None:
         """Check that there are so many starts.
@@ -157,7 +156,7 @@ class Sampler:
     def simulate(self, starts: Sequence[int]) -> list[tuple[int, SampleArrays, SampleOrigin]]:
         """Simulate all samples of some starts in one batch: number, arrays and origin of each."""
         plan, simulator = self.plan, self._simulator
-        batch = None if self._dataset is None else self._recorded(starts)
+        batch = self._recorded(starts)
         draw = self._draw(starts)
         with self._compute.autocast():
             vectors = (self._random_vectors(starts) if batch is None
@@ -173,7 +172,9 @@ class Sampler:
                  self._origin(number, position))
                 for (number, position), arrays in zip(positions, _split(stack(start, steps)))]
 
-    def _recorded(self, starts: Sequence[int]) -> AlignedBatch:
+    def _recorded(self, starts: Sequence[int]) -> AlignedBatch | None:
+        if self._dataset is None:
+            return None
         windows = self._dataset.batch(self._order[list(starts)]).to(self._compute.device)
         return align(windows, dataclasses.replace(
             self._simulator.config, num_init_steps=self.plan.num_init_steps,
@@ -200,7 +201,7 @@ class Sampler:
 
     def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
         """Actions that enter the steps (T, B), or None where the agent acts."""
-        if self.plan.recorded_actions:
+        if batch is not None and self.plan.recorded_actions:
             return batch.actions
         if not self.plan.manual_actions:
             return None

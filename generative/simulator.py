@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -136,9 +137,10 @@ def stack(start: Start, steps: Sequence[Step]) -> Simulation:
     The stacked tensors are copies: a scalar computed from ``steps`` has no gradient with respect
     to them.
     """
-    columns = {name: [getattr(step, name) for step in steps] for name in vars(steps[0])}
-    return Simulation(start=start, **{name: None if values[0] is None else torch.stack(values)
-                                      for name, values in columns.items()})
+    fields: dict[str, Any] = {
+        name: None if tensor is None else torch.stack([getattr(step, name) for step in steps])
+        for name, tensor in vars(steps[0]).items()}
+    return Simulation(start=start, **fields)
 
 
 class Simulator(nn.Module):
@@ -156,10 +158,14 @@ class Simulator(nn.Module):
 
     def __init__(self, config: SimulatorConfig, policy: Policy):
         super().__init__()
-        if config.agent_hidden_size is None:
-            config = dataclasses.replace(config, agent_hidden_size=policy.hidden_state_size)
-        self.config = config
+        hidden_size = config.agent_hidden_size or policy.hidden_state_size
+        self.config = config = dataclasses.replace(config, agent_hidden_size=hidden_size)
         vec = config.bottleneck_vec_size
+        self.encoder: BottleneckEncoder | SpatialEncoder
+        self.env_converter: Converter | SpatialStart
+        self.frame_embedding: FrameEmbedding | NoEmbedding
+        self.cell: EnvironmentCell | SpatialCell
+        self.decoder: Decoder | SpatialDecoder
         if config.is_spatial:
             if config.pixels_per_square is None:
                 raise UserError("pixels_per_square must be a number for a spatial simulator: the "
@@ -171,7 +177,7 @@ class Simulator(nn.Module):
             self.encoder = BottleneckEncoder(config.image_channels,
                                              config.initializer_rnn_hidden_size, vec)
             self.env_converter = Converter(vec, config.deter_dim + config.env_h_stoch_size)
-        self.hidden_converter = Converter(vec, config.agent_hidden_size)
+        self.hidden_converter = Converter(vec, hidden_size)
         self.action_converter = Converter(vec, config.action_space_size)
         if config.is_spatial:
             self.frame_embedding = NoEmbedding()
@@ -181,7 +187,7 @@ class Simulator(nn.Module):
             self.frame_embedding = FrameEmbedding(config.image_channels)
             self.cell = EnvironmentCell(config)
             self.decoder = Decoder(config)
-        self.agent = FrozenAgent(policy, config.agent_hidden_size, config.action_space_size)
+        self.agent = FrozenAgent(policy, hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         """All but the agent's."""
@@ -251,10 +257,10 @@ class Simulator(nn.Module):
         all_h, all_z, all_posterior, all_camera = [], [], [], []
         for t in range(num_steps):
             h = self.cell.advance(z, action_inputs[t], h)  # (B, H)
-            if self.config.is_spatial:
+            if isinstance(self.cell, SpatialCell):
                 all_camera.append(self.cell.camera_state(h))
-            if true_camera is not None:
-                h = self.cell.with_camera(h, true_camera[0][t], true_camera[1])
+                if true_camera is not None:
+                    h = self.cell.with_camera(h, true_camera[0][t], true_camera[1])
             posterior = self.cell.posterior_logits(h, embedding_inputs[t])  # (B, S, K)
             z = draw(posterior if open_loop is None else
                      torch.where(open_loop[:, None, None], self.cell.prior_logits(h), posterior))

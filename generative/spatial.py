@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +75,14 @@ def shift(images: Tensor, displacement: Tensor, size: int = FRAME_SIZE) -> tuple
     return view, inside
 
 
+def _initialise(layer: nn.Module, bias: Sequence[float] = ()) -> None:
+    """Scale the initial weights of an output layer by 0.1, and set its biases if given."""
+    with torch.no_grad():
+        layer.get_parameter("weight").mul_(0.1)
+        if bias:
+            layer.get_parameter("bias").copy_(torch.tensor(bias))
+
+
 class PatchBasis(nn.Module):
     """Images as whitened principal components of their 8 x 8 patches.
 
@@ -81,6 +90,10 @@ class PatchBasis(nn.Module):
         num: K, leading components that are kept.
         image_channels: C.
     """
+
+    mean: Tensor
+    components: Tensor
+    scale: Tensor
 
     def __init__(self, num: int, image_channels: int):
         super().__init__()
@@ -124,8 +137,8 @@ class ResidualBlock(nn.Module):
         self.norm = nn.GroupNorm(8, width)
         self.conv1 = nn.Conv2d(width, width, kernel_size=3, padding=1)
         self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1)
-        nn.init.zeros_(self.conv2.weight)
-        nn.init.zeros_(self.conv2.bias)
+        for parameter in self.conv2.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = functional.silu(self.conv1(functional.silu(self.norm(x))))
@@ -238,11 +251,8 @@ class SpatialEncoder(nn.Module):
         num_costs = (config.num_init_steps - 1) * (2 * _SHIFTS_X + 1) * (2 * _SHIFTS_Y + 1)
         self.motion = nn.Sequential(nn.Linear(num_costs, 2 * _MOTION_WIDTH), nn.SiLU(),
                                     nn.Linear(2 * _MOTION_WIDTH, config.bottleneck_vec_size))
-        nn.init.zeros_(self.out.bias)
-        with torch.no_grad():
-            self.out.weight.mul_(0.1)
-            self.out.bias[-1] = 1
-            self.motion[-1].weight.mul_(0.1)
+        _initialise(self.out, [0] * (channels - 1) + [1])
+        _initialise(self.motion[-1])
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V) of length 1."""
@@ -279,10 +289,8 @@ class SpatialStart(nn.Module):
         self.motion = nn.Sequential(nn.Linear(config.bottleneck_vec_size, 2 * _MOTION_WIDTH),
                                     nn.SiLU(),
                                     nn.Linear(2 * _MOTION_WIDTH, config.motion_dim + 2))
-        with torch.no_grad():
-            self.out.weight.mul_(0.1)
-            self.out.bias.zero_()
-            self.motion[-1].weight.mul_(0.1)
+        _initialise(self.out, [0] * self.out.out_channels)
+        _initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
@@ -322,10 +330,7 @@ class CameraMotion(nn.Module):
         self.mix = nn.Sequential(nn.SiLU(), nn.Linear(_MOTION_WIDTH, _MOTION_WIDTH), nn.SiLU())
         self.gru = nn.GRUCell(_MOTION_WIDTH, config.motion_dim)
         self.out = nn.Linear(_MOTION_WIDTH + config.motion_dim, 4)
-        with torch.no_grad():  # at first, a slowly decreasing velocity
-            self.out.weight.mul_(0.1)
-            self.out.bias[:2] = 0
-            self.out.bias[2:] = -3
+        _initialise(self.out, [0, 0, -3, -3])  # at first, a slowly decreasing velocity
 
     def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
                 action: Tensor) -> tuple[Tensor, Tensor]:
@@ -373,7 +378,7 @@ class SpatialCell(nn.Module):
         self.gates = nn.Conv2d(width + memory, 2 * memory, kernel_size=3, padding=1)
         self.new = nn.Conv2d(width + memory, memory, kernel_size=3, padding=1)
         with torch.no_grad():
-            self.gates.bias[:memory] = -1.0  # the memory changes slowly at first
+            self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
 
     def action_input(self, action: Tensor) -> Tensor:
         """One-hot actions (…, A), as they are."""
@@ -445,9 +450,7 @@ class SpatialDecoder(nn.Module):
         self.outcome = nn.Sequential(
             nn.Linear(5 * width + config.motion_dim, _HEAD_WIDTH), nn.SiLU(),
             nn.Linear(_HEAD_WIDTH, 2))
-        with torch.no_grad():
-            self.out.weight.mul_(0.1)
-            self.out.bias.zero_()
+        _initialise(self.out, [0] * self.out.out_channels)
 
     def forward(self, h: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """h (N, H) and one-hot z (N, S, K)."""

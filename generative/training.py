@@ -1,4 +1,4 @@
-"""Training a simulator: batches, figures, checkpoints, videos, stopping and resuming.
+"""Train a simulator: batches, figures, checkpoints, videos, stopping and resuming.
 
 A run is a pure function of its settings: on a CPU, stopping it anywhere and resuming it gives
 the same weights and the same figures as leaving it alone. On several processes
@@ -13,7 +13,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +35,13 @@ from common.signals import deferred_signals
 from common.video import side_by_side, write_video
 from generative.batches import AlignedBatch, BatchOrder, BatchReader, align, as_frames, true_camera
 from generative.config import SimulatorConfig
-from generative.cuda_graph import RepeatedStep
+from generative.cuda_graph import GraphedStep
 from generative.dataset import RolloutDataset, Windows
 from generative.losses import (
     PixelWeights,
     SimulatorLosses,
-    balanced_kl,
     count_colours,
+    measure,
     simulator_losses,
 )
 from generative.networks import LatentSampler
@@ -53,54 +53,26 @@ from generative.runs import (
     checkpoints,
     columns_of,
     measures_of,
-    prepared,
     prune_checkpoints,
 )
-from generative.simulator import Simulation, Simulator, stack
+from generative.simulator import Simulator, stack
 
 SECONDS_BETWEEN_SAVES = 600
 VIDEO_WINDOWS = 4
 VIDEO_SCALE = 2
 VIDEO_FRAMES_PER_SECOND = 5
-_BASIS_FRAMES = 3000  # to which the basis of image patches is fitted
-
+_BASIS_FRAMES = 3000  # frames that the basis of image patches is fitted to
 
 logger = logging.getLogger(__name__)
 
 
-def measure(simulation: Simulation, losses: SimulatorLosses,
-            vectors: Tensor) -> dict[str, Tensor]:
-    """Logged figures of a batch, by the names of MEASURES, each ().
-
-    Losses are as they enter the total. Entropies and ``kl_nats`` are nats a step, summed over the
-    latent variables. ``vector_distance`` is the mean distance between two bottleneck vectors of
-    the batch: 0 if all are the same, about 1.41 if they are spread over the sphere.
-
-    Args:
-        vectors: bottleneck vectors of the whole batch, of which the simulation may be a part.
-    """
-    measures = {"loss": losses.total,
-                **{f"loss_{name}": term for name, term in losses.means().items()},
-                "kl_nats": balanced_kl(simulation.posterior_logits.detach(),
-                                       simulation.prior_logits.detach(), 0.5).mean(),
-                "posterior_entropy": _entropy(simulation.posterior_logits),
-                "prior_entropy": _entropy(simulation.prior_logits),
-                "vector_distance": torch.pdist(vectors).mean()}
-    return {name: measure.detach() for name, measure in measures.items()}
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    log_probs = torch.log_softmax(logits.detach(), dim=-1)  # (T, B, S, K)
-    return -(log_probs.exp() * log_probs).sum(dim=(-2, -1)).mean()
-
-
 class SimulatorTraining:
-    """A run in its folder.
+    """A training run and its folder.
 
     Args:
-        folder: the run's folder. If it holds checkpoints, the run goes on from the newest one;
-            else the run is new, and the attribute ``folder`` has a number appended if another run
-            has this name.
+        folder: the run's folder. If it holds checkpoints, the run resumes from the newest one;
+            otherwise the run is new, and the attribute ``folder`` has a number appended if another
+            run has this name.
         settings: what to train.
         compute: where to compute.
         world: the processes that train together; each makes its own run in the same folder, into
@@ -142,40 +114,38 @@ class SimulatorTraining:
         lock = FolderLock(folder) if world.is_main and checkpoints(folder) else None
         saved = world.broadcast(checkpoints(folder))
         start_file = saved[-1] if saved else Path(settings.model_file)
-        published = None
-        if saved or settings.model_file:
-            published = load_published(start_file, config, policy)
+        published = (load_published(start_file, config, policy)
+                     if saved or settings.model_file else None)
         simulator = published.simulator if published else Simulator(config, policy)
         if config.is_spatial and not published:
             simulator.basis.fit(self._some_frames(split.train))
         self._unused = published.unused if published else {}
         self.settings = settings = dataclasses.replace(
             settings, simulator=simulator.config, num_episodes=num_episodes)
-        self.simulator = prepared(simulator, compute)
-        repeats = compute.device.type == "cuda" and not world.is_distributed
-        # A step that is repeated reads the learning rate on the GPU.
-        lr = torch.tensor(training.lr, device=compute.device) if repeats else training.lr
-        self.optimizer = torch.optim.Adam(self.simulator.trainable_parameters(), lr=lr, fused=True,
-                                          capturable=repeats)
-        self._average = None  # of the weights, for use
-        if training.average_decay:
-            self._average = [parameter.detach().clone()
-                             for parameter in self.simulator.trainable_parameters()]
-        # On the device, where a step that is repeated reads it.
+        self.simulator = simulator
+        compute.place(simulator)
+        self._parameters = simulator.trainable_parameters()
+        is_graph = compute.device.type == "cuda" and not world.is_distributed
+        # A CUDA graph reads the learning rate and the share of true cameras on the GPU.
+        lr = torch.tensor(training.lr, device=compute.device) if is_graph else training.lr
         self._true_camera_share = torch.zeros((), device=compute.device)
+        self.optimizer = torch.optim.Adam(self._parameters, lr=lr, fused=True, capturable=is_graph)
+        # Moving average of the weights.
+        self._average = _cloned(self._parameters) if training.average_decay else None
         self._pixel_weights = None
         if training.image_rarity:
             shares = count_colours(self.dataset, split.train, settings.seed)
             self._pixel_weights = PixelWeights(shares.to(compute.device), training.image_rarity)
         self._generator = torch.Generator(compute.device).manual_seed(settings.seed)
-        self._repeated = RepeatedStep(self._generator) if repeats else None
+        self._graph = GraphedStep(self._generator) if is_graph else None
         self.batches, self._elapsed = 0, 0.0
         self._unlogged: list[dict[str, Tensor]] = []  # figures of batches since the last row
-        if saved:
+        if saved and published:
             self._load_state({**published.more, "optimizer_state_dict": published.moments},
                              start_file)
             world.warn_if_world_size_changed(published.more.get("ranks", 1), start_file)
-        self._lock, self.log = None, None
+        self._lock: FolderLock | None = None
+        self.log: MetricsLog | None = None
         if world.is_main:
             self._lock = lock or claim_folder(folder, SETTINGS_NAME)
             self.folder = self._lock.folder
@@ -186,7 +156,7 @@ class SimulatorTraining:
         self._session_start = self._saved_at = time.monotonic()
 
     def _resolved(self, config: SimulatorConfig) -> SimulatorConfig:
-        """The configuration with the camera of the recorded game."""
+        """Fill in the motion of the camera in the recorded game."""
         if not config.is_spatial:
             return config
         scale = config.pixels_per_square
@@ -204,7 +174,7 @@ class SimulatorTraining:
         return dataclasses.replace(config, pixels_per_square=scale)
 
     def _some_frames(self, windows: np.ndarray) -> Tensor:
-        """Frames (N, C, H, W) in [0, 1] of these windows, without black ones."""
+        """Frames (N, C, H, W) in [0, 1] of some windows, without black ones."""
         chosen = np.random.default_rng(self.settings.seed).permutation(windows)[:_BASIS_FRAMES]
         frames = torch.cat([
             self.dataset.batch(chosen[begin:begin + 100]).frames[self.dataset.num_init_steps - 1]
@@ -217,14 +187,11 @@ class SimulatorTraining:
                 raise UserError(f"{path} has no '{key}', so the run cannot go on from it; start "
                                 "a new one with --model_file")
         check_generator(state["generator"], self._generator, f"{path}: 'generator'")
-        numbers = {name: state[name] for name in ("batches", "wall_time")}
-        check_like({**numbers, "ranks": state.get("ranks", 1)},
+        check_like({name: state.get(name, 1) for name in ("batches", "wall_time", "ranks")},
                    {"batches": 0, "wall_time": 0.0, "ranks": 1}, str(path))
-        if not isinstance(state["unlogged"], list):
-            raise UserError(f"{path}: 'unlogged' is no list")
-        figures = dict.fromkeys(("gradient_norm", *self._measures), torch.zeros(()))
-        for row in state["unlogged"]:
-            check_like(row, figures, f"{path}: 'unlogged'")
+        rows, figures = state["unlogged"], dict.fromkeys(self._figures, torch.zeros(()))
+        check_like(rows, [figures] * (len(rows) if isinstance(rows, list) else 0),
+                   f"{path}: 'unlogged'")
         self.optimizer.load_state_dict({**self.optimizer.state_dict(),
                                         "state": state["optimizer_state_dict"]})
         if self._average is not None:
@@ -235,30 +202,27 @@ class SimulatorTraining:
 
     def _load_trained_weights(self, weights: object, path: Path) -> None:
         """Restore the trained weights to resume from; the file's simulator has their average."""
-        parameters = self.simulator.trainable_parameters()
-        shapes = [parameter.shape for parameter in parameters]
+        shapes = [parameter.shape for parameter in self._parameters]
         if not isinstance(weights, list) or [getattr(w, "shape", None) for w in weights] != shapes:
             raise UserError(f"the run cannot be resumed from {path}: 'trained_weights' is missing "
                             "or does not fit the simulator")
-        with torch.no_grad():
-            for parameter, weight in zip(parameters, weights):
-                parameter.copy_(weight)
+        _copy(weights, self._parameters)
 
     @property
-    def _measures(self) -> tuple[str, ...]:
-        return measures_of(self.settings.simulator)
+    def _figures(self) -> tuple[str, ...]:
+        """Names of the logged figures of a batch."""
+        return "gradient_norm", *measures_of(self.settings.simulator)
 
     @contextlib.contextmanager
-    def _for_use(self) -> Iterator[None]:
-        """While it is open, the simulator has the averaged weights and is in evaluation mode."""
+    def _evaluation_mode(self) -> Iterator[None]:
+        """Give the simulator its averaged weights, in evaluation mode, inside the block."""
         self.simulator.eval()
-        parameters = self.simulator.trainable_parameters() if self._average is not None else []
-        trained = [parameter.detach().clone() for parameter in parameters]
+        trained = _cloned(self._parameters) if self._average is not None else []
         try:
-            _copy(self._average or [], parameters)
+            _copy(self._average or [], self._parameters)
             yield
         finally:
-            _copy(trained, parameters)
+            _copy(trained, self._parameters)
             self.simulator.train()
 
     @property
@@ -267,7 +231,7 @@ class SimulatorTraining:
 
     @property
     def wall_time(self) -> float:
-        """Seconds of work in all sittings."""
+        """Wall time over all sessions, in seconds."""
         return self._elapsed + time.monotonic() - self._session_start
 
     @property
@@ -293,7 +257,7 @@ class SimulatorTraining:
         reader = BatchReader(self.dataset, self._order, self.batches, self.compute.device,
                              world.local_slice(self._order.batch_size))
         speed = _Speed(reader, training.batch_size * self.settings.simulator.num_sim_steps)
-        saved_at_batch = -1
+        saved_at_batch, stopped = -1, 0
         if self.batches and world.is_main and not self._film.exists():
             self._write_film()  # a kill came between the checkpoint and its film
         try:
@@ -308,14 +272,13 @@ class SimulatorTraining:
                     speed.batches += 1
                     if self.batches % training.log_interval == 0:
                         row = {**self._row(), **speed.since_last_time()}
-                        if world.is_main:
+                        if self._lock is not None and self.log is not None:
                             self._lock.check()
                             self.log.append(row)
                         progress.update(self.batches, f"loss {row['loss']:.4g}, held out "
                                         f"{row['held_out_loss']:.4g}")
-                    due = (self.batches % training.save_interval == 0 or world.broadcast(
-                        time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES))
-                    if due:
+                    if self.batches % training.save_interval == 0 or world.broadcast(
+                            time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES):
                         self._save()
                         saved_at_batch = self.batches
                 if saved_at_batch != self.batches:
@@ -326,12 +289,12 @@ class SimulatorTraining:
                 self.log.close()
         return 0 if self.finished else 128 + stopped
 
-    def _pass(self, windows: AlignedBatch, generator: torch.Generator, num: int
-              ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
+    def _forward(self, windows: AlignedBatch, generator: torch.Generator, num: int
+                 ) -> tuple[SimulatorLosses, dict[str, Tensor]]:
         """Losses of this process's windows of a batch of ``num``, and figures of the batch."""
         world, config, training = self.world, self.settings.simulator, self.settings.training
         own = world.local_slice(num)
-        part = None if not world.is_distributed else (own, num)
+        part = (own, num) if world.is_distributed else None
         acting = slice(-own.start % training.agent_every, None, training.agent_every)
         camera = forced = noise = None
         if config.is_spatial and config.pixels_per_square:
@@ -366,11 +329,9 @@ class SimulatorTraining:
 
     def _open_loop(self, num: int) -> Tensor | None:
         """Which of this process's windows of a batch of ``num`` are simulated from the prior."""
-        share = self.settings.training.open_loop_share
-        if not share:
-            return None
-        own = self.world.local_slice(num)
-        return torch.arange(own.start, own.stop, device=self.compute.device) < share * num
+        share, own = self.settings.training.open_loop_share, self.world.local_slice(num)
+        return (torch.arange(own.start, own.stop, device=self.compute.device) < share * num
+                if share else None)
 
     def _share(self, num: int) -> float:
         """This process's share of ``num`` windows."""
@@ -378,56 +339,48 @@ class SimulatorTraining:
         return (own.stop - own.start) / num
 
     def one_batch(self, windows: Windows) -> dict[str, Tensor]:
-        """Take one step of the optimiser; returns the figures of the whole batch, each ().
+        """Take one step of the optimiser, and return the figures of the whole batch, each ().
 
         Args:
-            windows: this process's of it.
+            windows: this process's windows of the batch.
 
         Raises:
             NonFiniteLoss: if the gradient became infinite or NaN.
         """
-        self._true_camera_share.fill_(self.settings.training.true_camera_share(self.batches))
-        rate = self.settings.training.lr_at(self.batches, self.num_batches)
+        training = self.settings.training
+        self._true_camera_share.fill_(training.true_camera_share(self.batches))
+        rate = training.lr_at(self.batches, self.num_batches)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        figures = dict(zip(("gradient_norm", *self._measures),
-                           self._repeated(self._step, windows) if self._repeated
-                           else self._step(windows)))
+        values = self._graph(self._step, windows) if self._graph else self._step(windows)
+        figures = dict(zip(self._figures, values))
         norm = float(figures["gradient_norm"])
         if not math.isfinite(norm):
             raise NonFiniteLoss(f"the gradient became {norm}, the loss "
                                 f"{float(figures['loss'])}, after {self.batches} batches; training "
                                 f"stopped, and what was saved before in {self.folder} was kept")
-        self._update_average()
+        if self._average is not None:
+            # The decay is smaller at first, so that the average forgets the initial weights.
+            decay = min(training.average_decay, (1 + self.batches) / (10 + self.batches))
+            torch._foreach_lerp_(self._average, [parameter.detach() for parameter
+                                                 in self._parameters], 1 - decay)
         return figures
 
-    def _update_average(self) -> None:
-        """Move the averaged weights towards the trained ones.
-
-        The decay is smaller in the first batches, so that the average forgets the weights that
-        training started from.
-        """
-        if self._average is None:
-            return
-        decay = min(self.settings.training.average_decay, (1 + self.batches) / (10 + self.batches))
-        torch._foreach_lerp_(self._average, [parameter.detach() for parameter
-                                             in self.simulator.trainable_parameters()], 1 - decay)
-
     def _step(self, windows: Windows) -> Tensor:
-        """A step of the optimiser; returns the gradient's norm and the MEASURES."""
-        num, parameters = self._order.batch_size, self.simulator.trainable_parameters()
-        batch = align(windows, self.settings.simulator)
-        losses, figures = self._pass(batch, self._generator, num)
+        """Take a step of the optimiser; returns the ``_figures`` (F,)."""
+        num = self._order.batch_size
+        losses, figures = self._forward(align(windows, self.settings.simulator), self._generator,
+                                        num)
         self.optimizer.zero_grad(set_to_none=True)
         losses.share_of_total(self._share(num)).backward()
-        self.world.sum_gradients(parameters)
-        norm = torch.nn.utils.clip_grad_norm_(parameters,
+        self.world.sum_gradients(self._parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters,
                                               self.settings.training.gradient_norm_limit)
         self.optimizer.step()
-        return torch.stack([norm, *(figures[name] for name in self._measures)])
+        return torch.stack([norm, *(figures[name] for name in self._figures[1:])])
 
     @torch.no_grad()
     def _row(self) -> dict[str, float]:
@@ -436,18 +389,18 @@ class SimulatorTraining:
         own = self._held_out[number][self.world.local_slice(num)]
         windows = self.dataset.batch(own).to(self.compute.device)
         generator = torch.Generator(self.compute.device).manual_seed(number)
-        with self._for_use():
-            held_out = self._pass(align(windows, self.settings.simulator), generator, num)[1]
+        with self._evaluation_mode():
+            held_out = self._forward(align(windows, self.settings.simulator), generator, num)[1]
         means = {name: float(torch.stack([figures[name] for figures in self._unlogged]).mean())
                  for name in self._unlogged[0]}
         self._unlogged = []
         return {"batches": self.batches, "epoch": self.epoch, "wall_time": self.wall_time,
                 **means, **{f"held_out_{name}": float(held_out[name])
-                          for name in self._measures}}
+                            for name in self._figures[1:]}}
 
     def _save(self) -> None:
         """Write a checkpoint and a film, and delete checkpoints that are not to be kept."""
-        if not self.world.is_main:
+        if self._lock is None:
             return
         self._lock.check()
         training = self.settings.training
@@ -457,8 +410,8 @@ class SimulatorTraining:
                 **({} if not self.world.is_distributed else {"ranks": self.world.world_size})}
         if self._average is not None:
             more["trained_weights"] = [parameter.detach().cpu().clone()
-                                       for parameter in self.simulator.trainable_parameters()]
-        with self._for_use():
+                                       for parameter in self._parameters]
+        with self._evaluation_mode():
             save_published(self.folder / checkpoint_name(self.epoch, batch), self.simulator,
                            self._unused, self.optimizer.state_dict(), more)
         prune_checkpoints(self.folder, training.keep_newest, training.keep_hours)
@@ -476,7 +429,7 @@ class SimulatorTraining:
         windows = self.dataset.batch(self._held_out[0][:VIDEO_WINDOWS]).to(self.compute.device)
         batch = align(windows, config)
         draw = LatentSampler("mode")
-        with self._for_use(), self.compute.autocast():
+        with self._evaluation_mode(), self.compute.autocast():
             reconstruction = self.simulator(batch, draw).images
             start = self.simulator.start_from(self.simulator.encode(batch.initial_images), draw)
             steps = self.simulator.imagine(start, draw, true_actions=batch.actions)
@@ -486,27 +439,31 @@ class SimulatorTraining:
         write_video(self._film, side_by_side(films, VIDEO_SCALE), VIDEO_FRAMES_PER_SECOND)
 
 
+def _cloned(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
 @torch.no_grad()
-def _copy(values: list[Tensor], parameters: list[Tensor]) -> None:
+def _copy(values: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
     for parameter, value in zip(parameters, values):
         parameter.copy_(value)
 
 
 class _Speed:
-    """Frames a second, and the share of the time that was spent waiting for data."""
+    """Frames per second, and the share of the time spent waiting for data."""
 
-    def __init__(self, reader: BatchReader, frames_a_batch: int):
-        self._reader, self._frames_a_batch = reader, frames_a_batch
-        self._start_anew()
+    def __init__(self, reader: BatchReader, frames_per_batch: int):
+        self._reader, self._frames_per_batch = reader, frames_per_batch
+        self._restart()
 
-    def _start_anew(self) -> None:
+    def _restart(self) -> None:
         self.batches = 0
         self._start, self._waited = time.perf_counter(), self._reader.seconds_waiting
 
     def since_last_time(self) -> dict[str, float]:
         """By column name."""
         seconds = time.perf_counter() - self._start
-        speed = {"frames_per_second": self.batches * self._frames_a_batch / seconds,
+        speed = {"frames_per_second": self.batches * self._frames_per_batch / seconds,
                  "waiting_for_data": (self._reader.seconds_waiting - self._waited) / seconds}
-        self._start_anew()
+        self._restart()
         return speed

@@ -27,9 +27,10 @@ from common.errors import UserError, nearest
 from common.video import enlarge, mark_action, side_by_side
 from generative.networks import LatentSampler, on_unit_sphere
 from generative.simulator import Simulator, Step
+from interventions.projector import DirectionType, Projector
 
-Coordinates = Callable[[Tensor, str], Tensor]
-"""Hidden states (…, D) and "ica" or "pca" to coordinates along the directions of that type."""
+Coordinates = Callable[[Tensor, DirectionType], Tensor]
+"""Maps hidden states (…, D) to coordinates along the directions of a type."""
 
 VALUE_DELTA, DIRECTION = "value_delta", "hx_direction"
 WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
@@ -49,7 +50,7 @@ class SaliencyFunction:
 
     what: str
     direction: int | None = None
-    direction_type: str | None = None
+    direction_type: DirectionType | None = None
 
     @property
     def name(self) -> str:
@@ -74,7 +75,7 @@ class SaliencyFunction:
             return torch.stack([after.values - before.values
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
         chosen = [steps[t] for t in common_timesteps]
-        if self.direction is None:
+        if self.direction is None or self.direction_type is None or coordinates is None:
             return torch.stack([ANSWERS[self.what](step.values, step.log_probs)
                                 for step in chosen]).mean(dim=0)
         hidden_states = torch.stack([step.hidden_states for step in chosen])
@@ -83,30 +84,51 @@ class SaliencyFunction:
 
 def saliency_functions(names: Sequence[str], direction_ids: Sequence[int],
                        direction_type: str) -> tuple[SaliencyFunction, ...]:
-    """The functions that names ask for, each once.
+    """Parse the names of functions; duplicates are dropped.
 
     Args:
-        names: of ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``; or
-            single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
-        direction_type: where a name does not say it.
+        names: names among ``FUNCTIONS``, where ``hx_direction`` stands for all ``direction_ids``;
+            or single directions, ``hx_direction_3`` or ``hx_direction_3_pca``.
+        direction_type: "ica" or "pca", for names without a type.
 
     Raises:
         UserError: if there is no such function, naming the nearest.
     """
-    found = []
+    default: DirectionType = "pca" if direction_type == "pca" else "ica"
+    functions = []
     for name in names:
-        match = re.fullmatch(rf"{DIRECTION}_(\d+)(?:_(ica|pca))?", name)
+        match = re.fullmatch(rf"{DIRECTION}_(\d+)(_ica|_pca)?", name)
         if match:
-            found.append(SaliencyFunction(DIRECTION, int(match[1]), match[2] or direction_type))
+            kind = default if not match[2] else "pca" if match[2] == "_pca" else "ica"
+            functions.append(SaliencyFunction(DIRECTION, int(match[1]), kind))
         elif name == DIRECTION:
-            found += [SaliencyFunction(DIRECTION, number, direction_type)
-                      for number in direction_ids]
+            functions += [SaliencyFunction(DIRECTION, number, default)
+                          for number in direction_ids]
         elif name in FUNCTIONS:
-            found.append(SaliencyFunction(name))
+            functions.append(SaliencyFunction(name))
         else:
             raise UserError(f"unknown --saliency_func_type '{name}'"
                             f"{nearest(name, (*FUNCTIONS, f'{DIRECTION}_0'))}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(functions))
+
+
+def checked_directions(functions: Sequence[SaliencyFunction],
+                       projector: Projector) -> list[tuple[int, DirectionType]]:
+    """Number and type of the directions among functions.
+
+    Raises:
+        UserError: if the projector has no such direction.
+    """
+    directions = []
+    for function in functions:
+        if function.direction is None or function.direction_type is None:
+            continue
+        count = len(projector.directions(function.direction_type))
+        if function.direction >= count:
+            raise UserError(f"there is no {function.direction_type} direction "
+                            f"{function.direction}: they are numbered 0 to {count - 1}")
+        directions.append((function.direction, function.direction_type))
+    return directions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +293,8 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
     """
     strength = np.clip(maps / full, -1, 1)[..., None]  # (T, H, W, 1)
     faint = 255 - FRAME_SHARE * (255 - frames.astype(np.float32))
-    colour = np.where(strength >= 0, np.float32(POSITIVE), np.float32(NEGATIVE))
+    colour = np.where(strength >= 0, np.array(POSITIVE, np.float32),
+                      np.array(NEGATIVE, np.float32))
     opacity = np.abs(strength)
     return (faint * (1 - opacity) + colour * opacity).round().astype(np.uint8)
 

@@ -28,11 +28,10 @@ import torch
 
 from agents.hooks import cached
 from agents.networks import to_images
-from agents.replay import recorded_game, replay
 from agents.rollout_files import RolloutFolder
 from common.devices import Compute
-from envs.procgen_env import LevelSlots
 from generative.dataset import WindowPlace
+from generative.dream_life import games_at
 from generative.frozen_agent import FrozenAgent
 from generative.networks import PresetDraw
 from generative.sample_files import SampleFolder
@@ -67,7 +66,9 @@ def evaluate(context: SearchContext, folders: dict[float, SampleFolder],
         And the table of ``compare_conditions`` for the outcomes ``score`` and ``percentile``; None
         with fewer than ``MIN_STARTS`` targets, which have no interval.
     """
-    tables, scores, percentiles = [], {}, {}
+    tables: list[pd.DataFrame] = []
+    scores: dict[float | str, np.ndarray] = {}
+    percentiles: dict[float | str, np.ndarray] = {}
     for penalty, folder in folders.items():
         table = _table_of(context, folder, penalty, batch_size)
         is_best = table["best"]
@@ -192,8 +193,9 @@ def _real_percentiles(context: SearchContext, rows: np.ndarray,
     return np.array(percentiles).T, ended[place]
 
 
-def compare_with_recorded(context: SearchContext, scores: dict[float, np.ndarray],
-                          percentiles: dict, seed: int) -> pd.DataFrame | None:
+def compare_with_recorded(context: SearchContext, scores: dict[float | str, np.ndarray],
+                          percentiles: dict[float | str, np.ndarray],
+                          seed: int) -> pd.DataFrame | None:
     """Effects of all arms on the outcomes, see the module.
 
     Args:
@@ -219,14 +221,14 @@ def compare_with_recorded(context: SearchContext, scores: dict[float, np.ndarray
                    for shift in (0, *shifts(columns))} for name, matrix in percentiles.items()}))
     tables = []
     for outcome, before, values in outcomes:
-        arms, after = [], []
-        for name, by_control in values.items():
-            label = name if name == RECORDED else f"penalty {name:g}"
-            for control, numbers_of_arm in by_control.items():
-                arms.append(Condition(f"{label}, {control}" if control else label, label, label,
-                                      bool(control)))
-                after.append(numbers_of_arm[:, None])
-        tables.append(compare_conditions(arms, [outcome], before[:, None], np.stack(after), seed,
+        by_arm = {(name if isinstance(name, str) else f"penalty {name:g}", control): numbers_of_arm
+                  for name, by_control in values.items()
+                  for control, numbers_of_arm in by_control.items()}
+        arms: list[Condition] = [
+            Condition(f"{label}, {control}" if control else label, label, label, bool(control))
+            for label, control in by_arm]
+        tables.append(compare_conditions(arms, [outcome], before[:, None],
+                                         np.stack(list(by_arm.values()))[..., None], seed,
                                          columns))
     return pd.concat(tables, ignore_index=True)
 
@@ -260,26 +262,10 @@ def play_on(agent: FrozenAgent, compute: Compute, folder: RolloutFolder,
     Raises:
         UserError: if a replay shows other frames than the recording, naming episode and step.
     """
-    slots = LevelSlots(recorded_game(folder), len(places))
-    hidden = np.zeros((len(places), agent.policy.hidden_state_size), np.float32)
-    try:
-        for slot, place in enumerate(places):
-            for _ in replay(slots, slot, folder, place.episode, place.frame):
-                pass
-            states = folder.array_files(place.episode).hidden_states
-            hidden[slot] = states.rows(place.frame, place.frame + 1)[0]
-        return _play(agent, compute, slots, torch.from_numpy(hidden).to(compute.device), step,
-                     layers)
-    finally:
-        slots.close()
-
-
-@torch.no_grad()
-def _play(agent: FrozenAgent, compute: Compute, slots: LevelSlots, hidden: torch.Tensor,
-          step: int, layers: tuple[str, ...]) -> tuple[Rollouts, np.ndarray]:
-    """After the end of an episode, the agent sees its last frame again, in the same state."""
-    frames, ended, outputs = slots.frames.copy(), np.zeros(len(hidden), dtype=bool), []
-    with compute.autocast(), cached(agent.policy, layers, graph=True) as activations:
+    with (torch.no_grad(), games_at(folder, places) as (slots, states), compute.autocast(),
+          cached(agent.policy, layers, graph=True) as activations):
+        hidden, frames = states.to(compute.device), slots.frames.copy()
+        ended, outputs = np.zeros(len(places), dtype=bool), []
         for t in range(step + 1):
             images = to_images(torch.from_numpy(frames.copy()).to(compute.device),
                                compute.channels_last)  # (P, C, H, W)

@@ -22,9 +22,9 @@ from common.devices import Compute
 from common.errors import UserError, nearest
 from common.game_constants import ACTION_NAMES
 from generative.networks import Draw, LatentSampler
-from generative.saliency.gradients import DIRECTION, saliency_functions
+from generative.saliency.gradients import DIRECTION, checked_directions, saliency_functions
 from generative.simulator import Simulator, Step
-from interventions.projector import Projector
+from interventions.projector import DirectionType, Projector
 
 MAXIMISE, MINIMISE = "maximise", "minimise"
 AIMS = {MAXIMISE: 1.0, MINIMISE: -1.0}  # sign of the target in the objective
@@ -57,8 +57,10 @@ class Rollouts:
             shape = find_layer(policy, name).shape
             units[name] = torch.stack([output.float().reshape(-1, shape[0], math.prod(shape[1:]))
                                        .mean(dim=-1) for output in activations.calls(name)])
-        return cls(*(torch.stack([getattr(step, name) for step in steps]).float()
-                     for name in ("values", "log_probs", "hidden_states")), units)
+        values, log_probs, hidden_states = (
+            torch.stack([getattr(step, name) for step in steps]).float()
+            for name in ("values", "log_probs", "hidden_states"))
+        return cls(values, log_probs, hidden_states, units)
 
 
 def rollout(simulator: Simulator, compute: Compute, vectors: Tensor, num_steps: int,
@@ -106,7 +108,7 @@ class DirectionTarget:
     layers: ClassVar[tuple[str, ...]] = ()
 
     number: int
-    direction_type: str
+    direction_type: DirectionType
     projector: Projector
 
     @property
@@ -183,7 +185,8 @@ def target_outputs() -> tuple[str, ...]:
 
 
 def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[int],
-                  direction_type: str, projector: Projector | None) -> tuple[Target, ...]:
+                  direction_type: str,
+                  projector: Projector | None) -> tuple[Target, ...]:
     """Parse the names of targets; duplicates are dropped.
 
     Args:
@@ -200,14 +203,10 @@ def targets_named(names: Sequence[str], policy: Policy, direction_ids: Sequence[
     for name in names:
         layer, colon, unit = name.partition(":")
         move = _MOVE.fullmatch(name)
-        if name.startswith(DIRECTION):
-            for function in saliency_functions([name], direction_ids, direction_type):
-                count = len(projector.directions(function.direction_type))
-                if function.direction >= count:
-                    raise UserError(f"there is no {function.direction_type} direction "
-                                    f"{function.direction}: they are numbered 0 to {count - 1}")
-                targets.append(DirectionTarget(function.direction, function.direction_type,
-                                               projector))
+        if projector is not None and name.startswith(DIRECTION):
+            functions = saliency_functions([name], direction_ids, direction_type)
+            targets += [DirectionTarget(number, kind, projector)
+                        for number, kind in checked_directions(functions, projector)]
         elif move:
             for action in move.groups():
                 if action not in ACTION_NAMES:

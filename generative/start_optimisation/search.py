@@ -114,7 +114,8 @@ def search(simulator: Simulator, compute: Compute, objective: Objective, begin: 
             break
         adam.zero_grad()
         (plan.diversity * vector_crowding(vectors) - worth.sum()).backward()
-        if not (torch.isfinite(worth).all() and torch.isfinite(free.grad).all()):
+        if free.grad is None or not (torch.isfinite(worth).all()
+                                     and torch.isfinite(free.grad).all()):
             raise UserError(f"{objective.name}: the target or its gradient holds NaN or infinity "
                             f"after {iteration} iterations; a smaller --learning_rate may help")
         adam.step()
