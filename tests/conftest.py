@@ -183,6 +183,28 @@ def record_arguments(agent_path: Path, logdir: Path, num_episodes: int, *more: s
             "--precision", "float32", "--device", "cpu", *more]
 
 
+STEPS_PER_UPDATE = 8 * 64  # of the parameter set "tiny"
+
+
+def train_arguments(logdir: Path, num_updates: int, *more: str) -> list[str]:
+    """Flags of train.py for short runs with the parameter set "tiny"."""
+    return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
+            "--num_timesteps", str(num_updates * STEPS_PER_UPDATE), "--num_checkpoints", "8",
+            "--val_interval", "3", "--precision", "float32", "--device", "cpu",
+            "--logdir", str(logdir), *more]
+
+
+def trained_run(logdir: Path) -> Path:
+    """The folder of the only run that train.py wrote to a log folder."""
+    (folder,) = (logdir / "procgen" / "fruitbot" / "t").iterdir()
+    return folder
+
+
+def log_of(run: Path) -> pd.DataFrame:
+    """The log of a run without its times."""
+    return pd.read_csv(run / "log.csv").drop(columns="wall_time")
+
+
 @pytest.fixture(scope="session")
 def recording(agent_path, tmp_path_factory) -> Path:
     """A folder with a finished recording of 12 episodes, more than are played at a time."""

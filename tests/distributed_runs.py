@@ -24,13 +24,13 @@ from common.distributed import Distributed, init_distributed
 from common.signals import STOP_SIGNALS
 
 UPDATES, BATCHES = 4, 6
-STEPS_AN_UPDATE = 8 * 24
+STEPS_PER_UPDATE = 8 * 24
 
 
 def agent_arguments(logdir: Path, teacher: Path) -> list[str]:
     """A teacher, validation, and an agent file of every update."""
     return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
-            "--num_timesteps", str(UPDATES * STEPS_AN_UPDATE), "--val_interval", "3",
+            "--num_timesteps", str(UPDATES * STEPS_PER_UPDATE), "--val_interval", "3",
             "--num_checkpoints", str(UPDATES), "--teacher_file", str(teacher), "--precision",
             "float32", "--device", "cpu", "--num_threads", "1", "--logdir", str(logdir)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from analysis.methods import embedding
 from conftest import ROOT, record_arguments, start, wait_for
 
 import evaluate
@@ -29,7 +30,6 @@ import train_gen_model
 from agents.config import AgentConfig, load_agent_config
 from agents.rollout_files import RolloutFolder
 from analysis import causal_stories
-from analysis.methods import embedding
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
 from generative import export

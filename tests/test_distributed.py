@@ -16,12 +16,22 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import FLOAT32, ROOT, assert_same, start, tiny_config, tiny_policy, wait_for
+from conftest import (
+    FLOAT32,
+    ROOT,
+    assert_same,
+    log_of,
+    start,
+    tiny_config,
+    tiny_policy,
+    trained_run,
+    wait_for,
+)
 from distributed_runs import (
     BATCHES,
     GRADIENTS,
     ROUNDS,
-    STEPS_AN_UPDATE,
+    STEPS_PER_UPDATE,
     UPDATES,
     WAYS,
     agent_arguments,
@@ -89,18 +99,9 @@ def by_two(agent_path, recording, tmp_path_factory):
     return folder, output, errors
 
 
-def agent_run(folder):
-    (run,) = (folder / "procgen" / "fruitbot" / "t").iterdir()
-    return run
-
-
 def simulator_run(folder):
     (run,) = (folder / "results" / "t").iterdir()
     return run
-
-
-def log_of(folder):
-    return pd.read_csv(folder / "log.csv").drop(columns="wall_time")
 
 
 def progress_of(folder):
@@ -114,7 +115,7 @@ def weights(path):
 
 @pytest.mark.parametrize("kind", ["recurrent", "feed-forward"])
 def test_two_processes_train_the_agent_that_one_trains(kind, by_one, by_two):
-    runs = [agent_run(folder / kind) for folder in (by_one, by_two[0])]
+    runs = [trained_run(folder / kind) for folder in (by_one, by_two[0])]
     one, two = map(log_of, runs)
     assert one["num_episodes"].iloc[1] > 0
     np.testing.assert_allclose(two[:2], one[:2], rtol=1e-5, atol=1e-5)
@@ -177,7 +178,7 @@ def test_one_process_alone_writes_and_speaks(by_two):
     assert output.count("training on cpu in float32 by 2 processes") == 4
     assert output.count("finished after") == 4 and errors.count("KL to the teacher") <= 4
     for kind in ("recurrent", "feed-forward"):
-        run = agent_run(folder / kind)
+        run = trained_run(folder / kind)
         assert len(list(run.glob("events.out.tfevents.*"))) == 1
         assert len(agent_files(run)) == UPDATES and (run / "model_card.md").is_file()
 
@@ -233,7 +234,7 @@ def test_a_part_of_a_batch_gets_the_draws_that_it_gets_in_the_whole():
 
 def settings(**changes):
     return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), tiny_config(**changes), 0,
-                         STEPS_AN_UPDATE, 1, 3, "", "float32", 1)
+                         STEPS_PER_UPDATE, 1, 3, "", "float32", 1)
 
 
 def unconnected(size):
@@ -303,7 +304,7 @@ def test_a_second_request_to_stop_acts_at_once_where_no_other_process_may_have_s
 def test_a_run_that_another_number_of_processes_saved_says_so(saved_by, size, words, by_one, by_two,
                                                               tmp_path, caplog):
     folder = {1: by_one, 2: by_two[0]}[saved_by]
-    agent = shutil.copytree(agent_run(folder / "recurrent"), tmp_path / "agent")
+    agent = shutil.copytree(trained_run(folder / "recurrent"), tmp_path / "agent")
     simulator = shutil.copytree(simulator_run(folder / "simulator"), tmp_path / "simulator")
     caplog.clear()
     TrainingRun(agent, load_settings(agent, TrainSettings), FLOAT32, world=unconnected(size))
@@ -355,18 +356,18 @@ def test_processes_with_other_settings_are_refused_in_a_sentence(agent_path, tmp
 def test_a_killed_and_a_stopped_training_go_on_to_the_same_log_and_weights(by_two, agent_path,
                                                                            tmp_path):
     """A process that is killed ends the others; torchrun hands a signal to stop on to both."""
-    undisturbed = agent_run(by_two[0] / "recurrent")
+    undisturbed = trained_run(by_two[0] / "recurrent")
     with by_torchrun("agent", *agent_arguments(tmp_path, agent_path)) as process:
-        wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_AN_UPDATE}.pth")), process)
+        wait_for(lambda: list(tmp_path.rglob(f"model_{STEPS_PER_UPDATE}.pth")), process)
         os.kill(rank_process(process, 1), signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.count("error: another process of this training has ended") == 1
-    run = agent_run(tmp_path)
+    run = trained_run(tmp_path)
     assert len(log_of(run)) < UPDATES
 
     with by_torchrun("agent", "--resume", run, "--device", "cpu") as process:
-        wait_for(lambda: (run / f"model_{2 * STEPS_AN_UPDATE}.pth").exists(), process)
+        wait_for(lambda: (run / f"model_{2 * STEPS_PER_UPDATE}.pth").exists(), process)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
     assert f"stopped after {log_of(run)['timesteps'].iloc[-1]} steps" in output, errors
@@ -396,7 +397,7 @@ def test_processes_stop_when_torchrun_is_killed(agent_path, tmp_path):
         while any(Path(f"/proc/{rank}").exists() for rank in ranks):
             assert time.monotonic() < end
             time.sleep(0.1)
-        assert (agent_run(tmp_path) / RESUME_NAME).is_file()
+        assert (trained_run(tmp_path) / RESUME_NAME).is_file()
     finally:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
@@ -426,9 +427,9 @@ def test_a_signal_to_one_process_stops_both_and_one_process_goes_on(by_one, agen
 
 @pytest.mark.slow
 def test_the_agent_of_two_processes_is_trained_on_by_one(by_one, by_two, tmp_path, capsys):
-    run = shutil.copytree(agent_run(by_two[0] / "recurrent"), tmp_path / "run")
-    twin = shutil.copytree(agent_run(by_one / "recurrent"), tmp_path / "twin")
-    more = str((UPDATES + 1) * STEPS_AN_UPDATE)
+    run = shutil.copytree(trained_run(by_two[0] / "recurrent"), tmp_path / "run")
+    twin = shutil.copytree(trained_run(by_one / "recurrent"), tmp_path / "twin")
+    more = str((UPDATES + 1) * STEPS_PER_UPDATE)
     for folder in (run, twin):
         assert train_agent(["--resume", str(folder), "--num_timesteps", more,
                             "--device", "cpu"]) == 0

@@ -9,12 +9,20 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from conftest import FLOAT32, assert_same, start, tiny_config, tiny_policy, wait_for
+from conftest import (
+    FLOAT32,
+    assert_same,
+    log_of,
+    tiny_config,
+    tiny_policy,
+    train_arguments,
+    trained_run,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from agents.acting import reset_hidden, run_policy
-from agents.agent_file import agent_files, load_agent, save_agent
+from agents.agent_file import load_agent, save_agent
 from agents.kickstarting import Teacher, kickstart_losses, remaining_weight
 from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy
 from agents.ppo import Collector, Rollout, ppo_losses, update
@@ -23,8 +31,6 @@ from agents.training import TrainingRun
 from common.errors import UserError
 from common.files import sha256
 from envs.procgen_env import EnvConfig
-
-STEPS_AN_UPDATE = 8 * 64
 
 
 def a_teacher(hidden: int | None = 48) -> Policy:
@@ -158,10 +164,11 @@ def test_diagnostics_of_an_update_are_the_specified_ones():
 
 
 def settings_for(teacher_file, updates, **changes):
-    config = tiny_config(**{"kickstart_coef": 2.0, "kickstart_until": 1.0, **changes})
+    config = tiny_config(**{"kickstart_coef": 2.0, "kickstart_until": 1.0, "n_steps": 16,
+                            **changes})
     return TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), config, 0,
-                         updates * STEPS_AN_UPDATE, 1, 3, "", "float32", 2, str(teacher_file),
-                         sha256(teacher_file) if teacher_file else "")
+                         updates * config.n_envs * config.n_steps, 1, 3, "", "float32", 2,
+                         str(teacher_file), sha256(teacher_file) if teacher_file else "")
 
 
 def test_coefficient_of_zero_gives_the_numbers_of_a_run_without_teacher(teacher_file, tmp_path):
@@ -170,9 +177,8 @@ def test_coefficient_of_zero_gives_the_numbers_of_a_run_without_teacher(teacher_
     alone = TrainingRun(tmp_path / "alone", settings_for("", 3), FLOAT32)
     assert measured.train() == alone.train() == 0
     assert_same(dict(measured.policy.state_dict()), dict(alone.policy.state_dict()))
-    logs = [pd.read_csv(tmp_path / name / "log.csv").drop(columns="wall_time")
-            for name in ("zero", "alone")]
-    pd.testing.assert_frame_equal(*logs, check_exact=True)
+    pd.testing.assert_frame_equal(log_of(tmp_path / "zero"), log_of(tmp_path / "alone"),
+                                  check_exact=True)
     assert figures_of(tmp_path / "zero", "teacher_kl") and not any(
         figures_of(tmp_path / "alone", "teacher_kl"))
 
@@ -187,7 +193,7 @@ def figures_of(folder, name):
 def test_student_comes_to_agree_with_its_teacher(teacher_file, tmp_path):
     """Share of frames with the same likeliest action, in environments neither was trained on: with
     a teacher it rises by more than five standard errors over environments, without it does not."""
-    changes = {"learning_rate": 1e-3, "epoch": 4, "entropy_coef": 0.0}
+    changes = {"learning_rate": 1e-3, "epoch": 4, "entropy_coef": 0.0, "n_steps": 64}
     taught = TrainingRun(tmp_path / "taught", settings_for(teacher_file, 8, **changes), FLOAT32)
     alone = TrainingRun(tmp_path / "alone", settings_for("", 8, **changes), FLOAT32)
     before = agreement(taught.policy, teacher_file)
@@ -211,48 +217,19 @@ def agreement(policy, teacher_file) -> np.ndarray:
     return (chosen[0] == chosen[1]).float().mean(0).numpy()
 
 
-def arguments(logdir, teacher_file):
-    return ["--exp_name", "t", "--env_name", "fruitbot", "--param_name", "tiny", "--seed", "4",
-            "--num_timesteps", str(8 * STEPS_AN_UPDATE), "--num_checkpoints", "8",
-            "--val_interval", "3", "--precision", "float32", "--device", "cpu",
-            "--logdir", str(logdir), "--teacher_file", str(teacher_file)]
-
-
-def run_folder(logdir):
-    (folder,) = (logdir / "procgen" / "fruitbot" / "t").iterdir()
-    return folder
+def arguments(logdir, teacher_file, num_updates=8):
+    return train_arguments(logdir, num_updates, "--teacher_file", str(teacher_file))
 
 
 @pytest.fixture(scope="module")
 def undisturbed(teacher_file, tmp_path_factory):
     logdir = tmp_path_factory.mktemp("undisturbed")
     assert train.main(arguments(logdir, teacher_file)) == 0
-    return run_folder(logdir)
+    return trained_run(logdir)
 
 
-@pytest.mark.parametrize("rows", [2, 6])
-@pytest.mark.slow
-def test_killed_run_resumes_with_the_teachers_memory(rows, undisturbed, teacher_file, tmp_path):
-    """Killed while the teacher has a weight and after it (the set's share is 0.7 of 8 updates)."""
-    process = start("train.py", *arguments(tmp_path, teacher_file))
-    wait_for(lambda: any(len(path.read_text().splitlines()) > rows
-                         for path in tmp_path.glob("procgen/fruitbot/t/*/log.csv")), process)
-    process.kill()
-    process.wait()
-    folder = run_folder(tmp_path)
-    assert rows <= len(pd.read_csv(folder / "log.csv")) < 8
-    assert train.main(["--resume", str(folder)]) == 0
-    logs = [pd.read_csv(each / "log.csv").drop(columns="wall_time")
-            for each in (folder, undisturbed)]
-    pd.testing.assert_frame_equal(*logs, check_exact=True)
-    weights = [torch.load(agent_files(each)[-1], weights_only=True)
-               for each in (folder, undisturbed)]
-    assert_same(*weights)
-
-
-def test_run_without_the_memory_of_its_teacher_would_end_elsewhere(undisturbed, teacher_file,
-                                                                   tmp_path):
-    """So that the test above cannot pass when that memory is lost."""
+def test_a_run_resumes_with_the_memory_of_its_teacher(teacher_file, tmp_path):
+    """Exactly, and without that memory it would end elsewhere."""
     settings = dataclasses.replace(settings_for(teacher_file, 4), seed=4)
     run = TrainingRun(tmp_path / "a", settings, FLOAT32)
     run._one_update()
@@ -262,10 +239,11 @@ def test_run_without_the_memory_of_its_teacher_would_end_elsewhere(undisturbed, 
     assert state["teacher_hidden"].abs().max() > 0.01
     state["teacher_hidden"] = torch.zeros_like(state["teacher_hidden"])
     torch.save(state, tmp_path / "b" / "resume.pth")
-    runs = [TrainingRun(tmp_path / name, settings, FLOAT32) for name in "ab"]
+    runs = [run, *(TrainingRun(tmp_path / name, settings, FLOAT32) for name in "ab")]
     for each in runs:
         each._one_update()
-    assert not torch.equal(*(each.policy.fc_policy.weight for each in runs))
+    whole, resumed, without = (each.policy.fc_policy.weight for each in runs)
+    assert torch.equal(resumed, whole) and not torch.equal(without, whole)
 
 
 def test_run_says_how_it_was_kickstarted(undisturbed, teacher_file):
@@ -282,8 +260,7 @@ def test_run_says_how_it_was_kickstarted(undisturbed, teacher_file):
 
 
 def test_progress_line_has_the_distances_to_the_teacher(teacher_file, tmp_path, capsys):
-    assert train.main([*arguments(tmp_path, teacher_file), "--num_timesteps",
-                       str(STEPS_AN_UPDATE)]) == 0
+    assert train.main(arguments(tmp_path, teacher_file, 1)) == 0
     assert re.search(r"distillation loss \d\.\d{3}, KL to the teacher \d\.\d{3}",
                      capsys.readouterr().err)
 
@@ -294,21 +271,24 @@ def test_run_without_a_teacher_says_so(tmp_path):
     assert "from random weights, without a teacher" in (tmp_path / "model_card.md").read_text()
 
 
-def other_actions(state):
-    state["fc_policy.weight"], state["fc_policy.bias"] = torch.zeros(7, 48), torch.zeros(7)
+def other_actions(content):
+    weights = content["model_state_dict"]
+    weights["fc_policy.weight"], weights["fc_policy.bias"] = torch.zeros(7, 48), torch.zeros(7)
 
 
-def other_frames(state):
-    state["embedder.fc.weight"] = torch.zeros(40, 16 * 10 * 10)
+def other_frames(content):
+    content["model_state_dict"]["embedder.fc.weight"] = torch.zeros(40, 16 * 10 * 10)
 
 
 @pytest.mark.parametrize("change, message", [
     (other_actions, "has 7 actions; Procgen's games have 15"),
-    (other_frames, "for frames of another size than 64 x 64")])
-def test_teacher_of_another_game_is_refused(change, message, teacher_file, tmp_path, capsys):
-    content = torch.load(teacher_file, weights_only=True)
-    change(content["model_state_dict"])
-    torch.save(content, tmp_path / "model_1.pth")
+    (other_frames, "for frames of another size than 64 x 64"),
+    (None, "there is no agent file")])
+def test_a_teacher_that_cannot_teach_is_refused(change, message, teacher_file, tmp_path, capsys):
+    if change is not None:
+        content = torch.load(teacher_file, weights_only=True)
+        change(content)
+        torch.save(content, tmp_path / "model_1.pth")
     assert train.main(arguments(tmp_path, tmp_path / "model_1.pth")) == 2
     assert message in one_line(capsys)
     assert not list(tmp_path.glob("procgen/**/*"))
@@ -318,14 +298,6 @@ def one_line(capsys) -> str:
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
     return line
-
-
-def test_missing_and_damaged_teachers_are_refused(teacher_file, tmp_path, capsys):
-    assert train.main(arguments(tmp_path, tmp_path / "none.pth")) == 2
-    assert "there is no agent file" in one_line(capsys)
-    (tmp_path / "cut.pth").write_bytes(teacher_file.read_bytes()[:5000])
-    assert train.main(arguments(tmp_path, tmp_path / "cut.pth")) == 2
-    assert "truncated or not a torch file" in one_line(capsys)
 
 
 def test_resumed_run_wants_the_same_teacher_until_its_say_has_ended(teacher_file, tmp_path,
