@@ -301,7 +301,7 @@ class Entry:
 
     def pattern(self) -> str:
         """Pattern of ``Path.glob`` for the files of this entry."""
-        return re.sub(r"{.*?}", "*", self.path) + ("/*" if self.format.is_folder else "")
+        return re.sub(r"({[^}]*})+", "*", self.path) + ("/*" if self.format.is_folder else "")
 
 
 @dataclasses.dataclass(frozen=True)
