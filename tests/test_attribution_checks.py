@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import killed_at, planted_policy
+from conftest import killed_at
 from scipy.stats import spearmanr
 
-import record
-from agents.agent_file import load_agent, save_agent
-from attribution import attribute, checks, features, objects
+from agents.agent_file import load_agent
+from attribution import checks
 from attribution.checking.ablation import features_table
 from attribution.checking.agent_checks import CHECK_FILES, CHECKS, report
-from attribution.checking.object_files import OBJECT_FILES, read_names
 from attribution.checking.object_removal import objects_table
 from attribution.checking.randomisation import cascade, randomise, rank_correlations, stages_of
 from attribution.layers import find_bottlenecks
@@ -25,46 +23,7 @@ from common.results import ResultStore
 from stats.association import rank_correlation, ratio, slope
 from stats.bootstrap import ClusterBootstrap
 
-# A linear function of a pixel's colour, from 0 to 1, that is above 0 for CoinRun's boxes alone.
-BOX, BIAS = (5.2, -6.7, -1.2), -0.06
 NUM_FRAMES = 80
-WORTH = -0.5  # of a box's brightness of this colour in a cell, to the value
-
-
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory) -> Path:
-    """An agent that runs and jumps to the right, and whose value is a constant minus what of boxes
-    it sees; all that it reads of the last map is one channel, and every map behind it is linear."""
-    policy = planted_policy(3, BOX)
-    with torch.no_grad():
-        policy.embedder.block1.conv.bias[0] = BIAS
-        for block in (policy.embedder.block2, policy.embedder.block3):
-            block.conv.bias.zero_()
-        policy.embedder.fc.bias.zero_()
-        policy.fc_value.weight.fill_(WORTH)
-        policy.fc_value.bias.fill_(5)
-        policy.fc_policy.bias[[7, 8]] += 30
-    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
-    save_agent(path, policy)
-    return path
-
-
-@pytest.fixture(scope="module")
-def run(agent, tmp_path_factory) -> Path:
-    """A folder with a recording of it, features and attributions."""
-    folder = tmp_path_factory.mktemp("run")
-    assert record.main([
-        "--model_file", str(agent), "--logdir", str(folder), "--num_episodes", "10",
-        "--param_name", "tiny", "--env_name", "coinrun", "--distribution_mode", "hard", "--seed",
-        "0", "--precision", "float32", "--device", "cpu", "--no_action_noise",
-        "--no_videos"]) == 0
-    common = ["--agent_file", str(agent), "--data_dir", str(folder / "data"), "--device", "cpu"]
-    assert features.main([*common, "--layers", "block3", "--num_observations", "90",
-                          "--nmf_features", "1", "--output_dir", str(folder / "features")]) == 0
-    assert attribute.main([
-        *common, "--features_dir", str(folder / "features"), "--num_trajectories", "10",
-        "--num_steps", "24", "--output_dir", str(folder / "attribution")]) == 0
-    return folder
 
 
 def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
@@ -75,9 +34,9 @@ def arguments_of(agent: Path, run: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def made(agent, run, tmp_path_factory) -> ResultStore:
+def made(box_agent, box_run, tmp_path_factory) -> ResultStore:
     store = ResultStore(tmp_path_factory.mktemp("checks") / "out", CHECK_FILES)
-    assert checks.main(arguments_of(agent, run, store.path)) == 0
+    assert checks.main(arguments_of(box_agent, box_run, store.path)) == 0
     return store
 
 
@@ -121,25 +80,16 @@ def test_the_checks_find_what_was_planted(made):
     assert "yes, in all 1 cases" in text
 
 
-def test_a_planted_feature_is_named_by_its_object(agent, run, tmp_path):
-    assert objects.main(["--agent_file", str(agent), "--data_dir", str(run / "data"), "--device",
-                         "cpu", "--features_dir", str(run / "features"), "--num_observations",
-                         "150", "--output_dir", str(tmp_path / "objects")]) == 0
-    [feature] = read_names(ResultStore(tmp_path / "objects", OBJECT_FILES), "block3")["features"]
-    assert feature["name"] == "box" and feature["score"] > 0.85
-    assert feature["low_95"] > feature["chance_high"]
-
-
-def test_attributions_of_the_wrong_sign_are_found_out(agent, run, tmp_path):
+def test_attributions_of_the_wrong_sign_are_found_out(box_agent, box_run, tmp_path):
     """The same run, with its attributions turned around."""
     wrong = tmp_path / "attribution"
-    shutil.copytree(run / "attribution", wrong)
+    shutil.copytree(box_run / "attribution", wrong)
     for path in (wrong / "block3" / "value").glob("trajectory_*.npz"):
         with np.load(path) as found:
             arrays = dict(found)
         np.savez(path, **{**arrays, "cells": -arrays["cells"], "totals": -arrays["totals"]})
     store = ResultStore(tmp_path / "out", CHECK_FILES)
-    assert checks.main([*arguments_of(agent, run, store.path, "--checks", "deletion",
+    assert checks.main([*arguments_of(box_agent, box_run, store.path, "--checks", "deletion",
                                       "interventions", "objects"),
                         "--attribution_dir", str(wrong)]) == 0
     deletion = table_of(store, "deletion")
@@ -151,17 +101,14 @@ def test_attributions_of_the_wrong_sign_are_found_out(agent, run, tmp_path):
     assert "not so for block3, value" in store.read("report")
 
 
-def test_a_killed_run_resumes_and_more_checks_can_be_added(agent, run, made, tmp_path):
+def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, tmp_path):
     store = ResultStore(tmp_path / "out", CHECK_FILES)
-    arguments = [*arguments_of(agent, run, store.path), "--checks", "deletion"]
+    arguments = [*arguments_of(box_agent, box_run, store.path), "--checks", "deletion"]
     with killed_at(ResultStore, "write", 2):
         assert checks.main([*arguments, "interventions"]) == 130
-    first = store.file_of("deletion", "block3", "value")
-    written = first.stat().st_mtime_ns
-    assert checks.main(arguments) == 0
-    assert 'id="interventions"' not in store.read("report")
-    assert checks.main([*arguments, "interventions"]) == 0
-    assert first.stat().st_mtime_ns == written
+    written = store.file_of("deletion", "block3", "value").stat().st_mtime_ns
+    assert checks.main([*arguments, "interventions", "--layers", "block3"]) == 0
+    assert store.file_of("deletion", "block3", "value").stat().st_mtime_ns == written
     files, whole = contents(store.path), contents(made.path)
     assert files.keys() == {
         "settings.json", "report.md", "completeness.csv", "deletion.csv", "interventions.csv",
@@ -169,22 +116,23 @@ def test_a_killed_run_resumes_and_more_checks_can_be_added(agent, run, made, tmp
     assert all(files[name] == whole[name] for name in files if name != "report.md")
 
 
-def test_attributions_of_another_agent_or_recording_are_refused(agent, run, tmp_path, capsys):
-    arguments = arguments_of(agent, run, tmp_path / "out")
-    settings = json.loads((run / "attribution" / "settings.json").read_text())
-    layer = json.loads((run / "attribution" / "block3" / "settings.json").read_text())
-    for name, content, what in (
-            ("settings.json", {**settings, "agent_sha256": "0" * 64}, "are of another agent"),
-            ("settings.json", {**settings, "recording_sha256": "0" * 64},
-             "are of another recording"),
-            ("block3/settings.json", {**layer, "features_sha256": "0"},
-             "are of features with the checksum 0")):
-        other = tmp_path / "attribution"
-        shutil.rmtree(other, ignore_errors=True)
-        shutil.copytree(run / "attribution", other)
-        (other / name).write_text(json.dumps(content))
-        assert checks.main([*arguments, "--attribution_dir", str(other)]) == 2
-        assert what in capsys.readouterr().err
+@pytest.mark.parametrize(("name", "key", "words"), [
+    ("settings.json", "agent_sha256", "are of another agent"),
+    ("settings.json", "recording_sha256", "are of another recording"),
+    ("block3/settings.json", "features_sha256", "name the right --features_dir")])
+def test_attributions_of_others_are_refused(box_agent, box_run, tmp_path, capsys, name, key, words):
+    other = tmp_path / "attribution"
+    shutil.copytree(box_run / "attribution", other)
+    settings = json.loads((other / name).read_text())
+    (other / name).write_text(json.dumps({**settings, key: "0" * 64}))
+    assert checks.main([*arguments_of(box_agent, box_run, tmp_path / "out"), "--attribution_dir",
+                        str(other)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_not_attributed_is_refused_and_a_dry_run_writes_nothing(box_agent, box_run,
+                                                                        tmp_path, capsys):
+    arguments = arguments_of(box_agent, box_run, tmp_path / "out")
     assert checks.main([*arguments, "--outputs", "taken"]) == 2
     assert "holds no attributions of taken" in capsys.readouterr().err
     assert checks.main([*arguments, "--dry_run"]) == 0
@@ -192,8 +140,8 @@ def test_attributions_of_another_agent_or_recording_are_refused(agent, run, tmp_
     assert not (tmp_path / "out").exists()
 
 
-def test_randomisation_reinitialises_the_parts_from_the_top_and_no_others(agent):
-    policy = load_agent(agent)
+def test_randomisation_reinitialises_the_parts_from_the_top_and_no_others(box_agent):
+    policy = load_agent(box_agent)
     stages = stages_of(policy)
     before = policy.state_dict()
     after = randomise(policy, stages[1][1], 0).state_dict()
@@ -252,10 +200,10 @@ def test_slopes_are_those_of_least_squares():
     assert "1 of 2 intervals" not in CHECKS["interventions"].verdict(table)
 
 
-def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agent):
+def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(box_agent):
     """Kind 0 changes the output by its own cells, kind 1 by a constant, while all cells are alike;
     kind 2 is in too few frames."""
-    [bottleneck] = find_bottlenecks(load_agent(agent), ["block3"])
+    [bottleneck] = find_bottlenecks(load_agent(box_agent), ["block3"])
     rng = np.random.default_rng(1)
     number = 100
     masks = np.zeros((number, 3, 64, 64), bool)
@@ -288,9 +236,9 @@ def test_agreement_of_objects_is_judged_against_their_cells_in_other_frames(agen
     assert said in report({"objects": table}, "Some frames.")
 
 
-def test_the_attributions_checked_are_those_on_disk(agent, run, made):
+def test_the_attributions_checked_are_those_on_disk(box_agent, box_run, made):
     """Expected changes of interventions are the stored totals."""
-    folder = AttributionStore(run / "attribution")
+    folder = AttributionStore(box_run / "attribution")
     raw = made.read("interventions", "block3", "value")
     everything = np.concatenate([folder.read("attributions", "block3", "value", number)["totals"]
                                  for number in range(10)])[:, 0]

@@ -5,11 +5,11 @@ import functools
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, record_arguments, small_policy
+from conftest import FLOAT32, small_policy
 
-import record
 import train
 from agents.acting import run_policy
 from agents.agent_file import load_agent, read_origin, save_agent, weights_sha256
@@ -19,7 +19,7 @@ from agents.outputs import outputs_named
 from agents.patch import Apply
 from agents.provenance import agent_sha256
 from agents.reference_set import activations_of
-from agents.rollout_files import RolloutFolder
+from agents.rollout_files import EpisodeArrays, RolloutWriter
 from attribution import edit_agent
 from attribution.editing import in_weights, pool_behind, random_edits
 from attribution.integrated_gradients import Integration, LayerIntegratedGradients
@@ -147,19 +147,6 @@ def test_an_edited_agent_file_is_another_agent_and_plays_the_edit(tmp_path):
     save_agent(tmp_path / "again.pth", loaded)  # as a tool that knows nothing of edits would
     np.testing.assert_array_equal(answers(load_agent(tmp_path / "again.pth")), answers(edited))
 
-    recorded = tmp_path / "recording"
-    assert record.main(record_arguments(tmp_path / "edited.pth", recorded, 1,
-                                        "--no_action_noise", "--no_videos")) == 0
-    folder = RolloutFolder(recorded / "data")
-    episode = folder.episode(0)
-    for agent, same in ((edited, True), (policy, False)):
-        output = run_policy(agent, FLOAT32, np.ascontiguousarray(episode.frames[:6]),
-                            torch.from_numpy(episode.hidden_states[:6]))
-        assert np.allclose(output.log_probs.numpy(), episode.log_probs[:6], atol=1e-4) == same
-    Recording(folder.path, loaded, tmp_path / "edited.pth")
-    with pytest.raises(UserError, match="was recorded with another agent than"):
-        Recording(folder.path, policy, tmp_path / "plain.pth")
-
 
 @pytest.mark.parametrize(("entries", "named"), [
     ([("embedder.relu9", torch.ones(1, 5), 1.0)], "entry 0 .* no layer 'embedder.relu9'"),
@@ -243,11 +230,15 @@ def with_features(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("editing")
     policy = small_policy()
     save_agent(folder / "model.pth", policy)
-    assert record.main(record_arguments(folder / "model.pth", folder, 2, "--no_action_noise",
-                                        "--no_videos")) == 0
+    checksum = agent_sha256(folder / "model.pth")
+    RolloutWriter(folder / "data", {"agent_sha256": checksum}).add(0, EpisodeArrays(
+        RNG.integers(0, 256, (20, 64, 64, 3), dtype=np.uint8),
+        RNG.normal(size=(21, 12)).astype(np.float32), np.zeros((20, 15), np.float32),
+        pd.DataFrame({"level_seed": 0, "episode_step": np.arange(20), "done": np.arange(20) == 19,
+                      "reward": 0.0, "value": 0.0, "action": 4})))
     recording = Recording(folder / "data", policy, folder / "model.pth")
     features = ResultStore(folder / "features" / "block3", FEATURES)
-    features.open({"layer": BLOCK3, "agent_sha256": agent_sha256(folder / "model.pth"),
+    features.open({"layer": BLOCK3, "agent_sha256": checksum,
                    "recording_sha256": recording.sha256})
     finish_features(features, {"signed": False, "grid": [8, 8]},
                     directions=directions(3, 5).numpy(), mean_activations=np.zeros((5, 8, 8)),
