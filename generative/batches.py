@@ -30,14 +30,14 @@ _READ_AHEAD = 2
 class BatchOrder:
     """Batches of windows, shuffled again in every epoch.
 
-    Which windows batch i holds depends on the arguments and i alone, so a run can go on anywhere.
-    What an epoch has left over for less than a batch is skipped; the next one shuffles again.
+    The windows of batch i depend on the arguments and i alone, so a run can resume anywhere. The
+    remainder of an epoch that is smaller than a batch is skipped.
 
     Args:
         windows: window numbers.
 
     Raises:
-        UserError: if there are fewer windows than a batch holds.
+        UserError: if there are fewer windows than a batch needs.
     """
 
     def __init__(self, windows: np.ndarray, batch_size: int, seed: int):
@@ -49,7 +49,7 @@ class BatchOrder:
         self._shuffled = (-1, windows)  # an epoch and its order
 
     def __getitem__(self, number: int) -> np.ndarray:
-        """Window numbers of a batch (B,), counted over all epochs."""
+        """Window numbers (B,) of a batch; batches are counted over all epochs."""
         epoch, batch = divmod(number, self.batches_per_epoch)
         if self._shuffled[0] != epoch:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._windows)
@@ -59,15 +59,15 @@ class BatchOrder:
 
 
 class BatchReader:
-    """Reads batches in the background while the ones before them are worked on.
+    """Reads batches ahead of time, in the background.
 
     Args:
         first: number of the first batch.
-        device: where the batches go.
-        part: which windows of each batch are read; None for all.
+        device: device of the batches.
+        part: windows of each batch that are read; None for all.
 
     Attributes:
-        seconds_waiting: how long the consumer has waited for data.
+        seconds_waiting: time that the consumer has waited for data.
     """
 
     def __init__(self, dataset: RolloutDataset, order: BatchOrder, first: int,
@@ -99,19 +99,19 @@ class BatchReader:
 
 @dataclasses.dataclass(frozen=True)
 class AlignedBatch:
-    """A batch of windows as the simulator sees it.
+    """A batch of windows, aligned with simulated steps.
 
     Attributes:
         initial_images: (I, B, C, H, W) in [0, 1].
         images: labels of the steps (T, B, C, H, W) in [0, 1].
-        actions: action that enters each step, int64 (T, B).
+        actions: actions that enter the steps, int64 (T, B).
         rewards: labels (T, B).
         terminals: labels, 0 or 1 (T, B).
         first_hidden: state that enters the agent at the first step (B, D).
-        hidden_states: labels, states that leave the agent at each step (T, B, D).
-        positions: of the player in squares, x to the right and y up, at the frame before the first
-            step and at each step's label (T + 1, B, 2), NaN where unknown; None for recordings
-            without positions.
+        hidden_states: labels, the agent's states after each step (T, B, D).
+        positions: the player's position in squares, x to the right and y up, at the frame before
+            the first step and at each step's label (T + 1, B, 2), NaN where unknown; None for
+            recordings without positions.
     """
 
     initial_images: Tensor
@@ -125,7 +125,7 @@ class AlignedBatch:
 
 
 def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
-    """Cut a batch of windows (time first), on the device where it lies.
+    """Align a batch of windows (time first) with simulated steps, on its device.
 
     Raises:
         UserError: if the windows do not have the configuration's length.
@@ -148,11 +148,14 @@ def align(windows: Windows, config: SimulatorConfig) -> AlignedBatch:
 def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
     """Velocity and displacement of a camera that follows the player, from recorded positions.
 
-    Where the position is unknown, the camera stands still.
+    Where a position is unknown, the camera is taken to stand still.
 
     Returns:
-        (T, B, 4): its motion in each step, and since the first step's label; x and y in pixels, to
-        the right and down.
+        Motion in each step and since the first step's label, in pixels to the right and down
+        (T, B, 4).
+
+    Raises:
+        ValueError: if the batch has no positions.
     """
     if batch.positions is None:
         raise ValueError("the motion of the camera needs recorded positions")
@@ -163,5 +166,5 @@ def true_camera(batch: AlignedBatch, pixels_per_square: float) -> Tensor:
 
 
 def as_frames(images: Tensor) -> np.ndarray:
-    """Images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
+    """Convert images (…, C, H, W) in [0, 1] to uint8 frames (…, H, W, C)."""
     return (images.float().clamp(0, 1) * 255).round().byte().movedim(-3, -1).cpu().numpy()

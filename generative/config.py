@@ -1,8 +1,7 @@
-"""Parameters of the simulator, of its training, and of what is simulated with it.
+"""Parameters of the simulator, its training, and simulations with it.
 
 Sections ``gen_model``, ``record``, ``analysis.loss_over_time`` and ``analysis.saliency`` of
-``hyperparams/interpreting_configs.yml``; the meaning and unit of each value is in the YAML
-beside it.
+``hyperparams/interpreting_configs.yml``, which gives the meaning and unit of each value.
 """
 
 from __future__ import annotations
@@ -18,8 +17,20 @@ from common.parameters import id_list, one_of, positive, tail_fraction
 ARCHITECTURES = ("vector", "spatial")
 GRID = 8  # cells per side of the spatial architecture's state
 LR_DECAYS = ("none", "cosine", "tail")
-_TAIL = 0.15  # share of the batches at the end of a training over which "tail" decays
+_TAIL = 0.15  # share of the batches, at the end of a training, over which "tail" decays
 SAMPLE_STARTS = ("informed_init", "rand_init")  # folders of samples
+
+
+def _not_negative(config: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= (getattr(config, name) or 0) < math.inf:
+            raise UserError(f"{name} must not be negative, but is {getattr(config, name)}")
+
+
+def _shares(config: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= getattr(config, name) <= 1:
+            raise UserError(f"{name} must lie between 0 and 1, not {getattr(config, name)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +40,17 @@ class SimulatorConfig:
     Attributes:
         num_init_steps: frames from which a simulation starts; at least 2, because the action
             taken at the last but one enters the first simulated step.
-        num_sim_steps: simulated steps; the first one has the last initial frame as its label.
+        num_sim_steps: simulated steps; the label of the first one is the last initial frame.
         stoch_discrete: K, classes of each latent variable.
         stoch_dim: S, latent variables of a step.
         env_h_stoch_size: size of z; must be ``stoch_dim * stoch_discrete``.
-        agent_hidden_size: D, hidden state of the agent inside; None: that of the agent it is
-            given, any other agent being refused if it is a number.
+        agent_hidden_size: D, size of the agent's hidden state; None: that of the given agent. If
+            it is a number, agents of another size are refused.
         action_space_size: A.
         deter_dim: H, deterministic state of the environment.
         initializer_rnn_hidden_size: GRU over the initial frames.
         layer_norm: whether the layers around the cell's GRU and the decoder's reward and terminal
-            heads normalise; the GRU itself always does.
+            heads are layer-normalised; the GRU itself always is.
         hidden_dim: M, hidden layers of the cell.
         image_channels: C.
         cnn_depth: d, width of the image decoder.
@@ -48,15 +59,15 @@ class SimulatorConfig:
         kl_weight: factor of the KL loss.
         kl_balance: share of the KL loss that trains the prior.
         bottleneck_loss_weight: factor of the bottleneck loss.
-        bottleneck_vec_size: V, dimensions of the unit sphere's space.
+        bottleneck_vec_size: V, dimension of the space of the unit sphere.
         env_update_penalty_weight: factor of the norm of h's change.
-        architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``), to
-            which alone the fields below apply.
+        architecture: ``vector``, the published one, or ``spatial`` (see ``generative.spatial``).
+            The fields below apply to the latter only.
         patch_components: principal components of an image patch of 8 x 8 pixels.
-        canvas_channels: components per cell that the state keeps of the last initial frame.
+        canvas_channels: components of the last initial frame per cell that the state keeps.
         memory_channels: memory per cell.
-        motion_dim: memory of the camera's motion; with the canvas, the memory and 5 numbers of
-            the camera it makes up ``deter_dim``.
+        motion_dim: memory of the camera's motion; canvas, memory, this and 5 numbers of the camera
+            make up ``deter_dim``.
         spatial_width: channels of the hidden layers.
         pixels_per_square: motion of the camera in pixels when the player moves by a square; 0 for a
             camera that stands still; None: taken from the recorded game when training starts.
@@ -100,14 +111,11 @@ class SimulatorConfig:
             value = getattr(self, field.name)
             if field.type in ("int", "int | None") and value is not None and value < 1:
                 raise UserError(f"{field.name} must be above 0, not {value}")
-        for name in ("kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight",
-                     "camera_loss_weight", "pixels_per_square"):
-            if (getattr(self, name) or 0) < 0:
-                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
+        _not_negative(self, "kl_weight", "bottleneck_loss_weight", "env_update_penalty_weight",
+                      "camera_loss_weight", "pixels_per_square")
+        _shares(self, "kl_balance")
         if self.num_init_steps < 2:
             raise UserError("num_init_steps must be at least 2, not 1")
-        if not 0 <= self.kl_balance <= 1:
-            raise UserError(f"kl_balance must lie between 0 and 1, not {self.kl_balance}")
         if self.env_h_stoch_size != self.stoch_dim * self.stoch_discrete:
             raise UserError(f"env_h_stoch_size must be stoch_dim * stoch_discrete = "
                             f"{self.stoch_dim * self.stoch_discrete}, not {self.env_h_stoch_size}")
@@ -154,11 +162,11 @@ class TrainingConfig:
         lr_decay: ``none``; ``cosine`` for half a cosine from ``lr`` down to 0 at the end
             (Loshchilov and Hutter 2017, "SGDR"); ``tail`` for a linear decay to 0 over the last
             15 % of the batches.
-        image_rarity: how much more an image's error counts at pixels of a rare colour, see
-            ``generative.losses``; 0 for not at all.
+        image_rarity: exponent of the weights of pixels by the rarity of their colour, see
+            ``losses.PixelWeights``; 0 for equal weights.
         open_loop_share: share of a batch's windows in which the latents are drawn from the prior
-            from the first step on, as in a simulation, so that its errors are trained away over
-            all steps.
+            from the first step on, as in a simulation, so that training reduces the errors that
+            accumulate over steps.
         gradient_norm_limit: gradients are scaled down to this norm.
         average_decay: decay per batch of the exponential moving average of the weights; 0 for no
             average. After n batches it is at most (1 + n) / (10 + n). Checkpoints store the
@@ -196,14 +204,10 @@ class TrainingConfig:
         positive(self, "log_interval", "save_interval", "keep_newest", "keep_hours", "lr",
                  "gradient_norm_limit", "agent_every", "batch_size", "epochs", "held_out_fraction")
         one_of("lr_decay", self.lr_decay, LR_DECAYS)
-        for name in ("image_rarity", "open_loop_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        _shares(self, "image_rarity", "open_loop_share")
+        _not_negative(self, "vector_noise", "true_camera_batches")
         if not 0 <= self.average_decay < 1:
             raise UserError(f"average_decay must be from 0 to below 1, not {self.average_decay}")
-        for name in ("vector_noise", "true_camera_batches"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     def true_camera_share(self, batch: int) -> float:
         """Share of a batch's windows that are simulated with the recorded motion of the camera."""
@@ -220,7 +224,7 @@ class TrainingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecordConfig:
-    """Which samples are simulated."""
+    """Samples to simulate."""
 
     section: ClassVar[str] = "record"
 
@@ -245,10 +249,9 @@ class LossOverTimeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyConfig:
-    """Samples that are recorded for saliency, the directions they can be swapped along, and
-    what is computed of them.
+    """Samples for saliency, directions, and the saliency to compute.
 
-    The lists of numbers are text; ``ids`` reads it.
+    Lists of numbers are stored as text; ``ids`` parses them.
     """
 
     section: ClassVar[str] = "analysis.saliency"
@@ -275,9 +278,7 @@ class SaliencyConfig:
         one_of("direction_type", self.direction_type, ("ica", "pca"))
         if self.gaussian_kernel_size % 2 == 0:
             raise UserError(f"gaussian_kernel_size must be odd, not {self.gaussian_kernel_size}")
-        if self.perturbation_scale < 0:
-            raise UserError("perturbation_scale must not be negative, but is "
-                            f"{self.perturbation_scale}")
+        _not_negative(self, "perturbation_scale")
         for name in ("func_type", "common_timesteps"):
             if not getattr(self, name):
                 raise UserError(f"{name} must not be empty")
@@ -288,5 +289,5 @@ class SaliencyConfig:
             self.ids(name)
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """The numbers in the field ``name``."""
+        """Parse the numbers in the field ``name``."""
         return id_list(getattr(self, name), name)

@@ -21,19 +21,21 @@ from common.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """One window, or a batch of them with time first: (W, …) or (W, B, …).
+    """One window (W, …), or a batch of windows with time first (W, B, …).
 
-    What lies outside the episode is black, 0 and, after its end, terminal.
+    Steps outside the episode are black, have zeros and, after its end, are terminal.
 
     Attributes:
         frames: uint8 (…, C, H, W).
-        actions: int64 (…,), taken at the frame.
+        actions: actions taken at the frames, int64 (…,).
         rewards: float32 (…,).
-        values: float32 (…,), the recorded agent's.
-        terminals: float32 (…,), 1 where the episode ends or has ended.
-        hidden_states: float32, one row more (W + 1, …, D): row t enters the agent at frame t.
-        positions: float32 (…, 2), x to the right and y up, of the player in squares of the level;
-            NaN outside the episode and at terminal frames. None for recordings without positions.
+        values: values of the recorded agent, float32 (…,).
+        terminals: 1 where the episode ends or has ended, float32 (…,).
+        hidden_states: states that enter the agent at the frames, and the one after the last frame,
+            float32 (W + 1, …, D).
+        positions: the player's position in squares of the level, x to the right and y up, float32
+            (…, 2); NaN outside the episode and at terminal frames. None for recordings without
+            positions.
     """
 
     frames: Tensor
@@ -45,11 +47,11 @@ class Windows:
     positions: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Windows:
-        """The same on another device."""
+        """Move the windows to a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Windows:
-        """The same in memory from which a GPU fetches it without waiting."""
+        """Copy the windows to pinned memory."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, function: Callable[[Tensor], Tensor]) -> Windows:
@@ -62,7 +64,7 @@ class Windows:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Window numbers, in ascending order: int64 arrays that share no episode."""
+    """Window numbers in ascending order, int64; the two parts share no episode."""
 
     train: np.ndarray
     held_out: np.ndarray
@@ -70,11 +72,11 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlace:
-    """Where in the recorded data the simulated steps of a window begin.
+    """Position in the recorded data.
 
     Attributes:
-        episode: its number on disk.
-        frame: of the episode, at the last initial frame.
+        episode: number of the episode on disk.
+        frame: frame of the episode; for a window, its last initial frame.
     """
 
     episode: int
@@ -82,20 +84,19 @@ class WindowPlace:
 
 
 class RolloutDataset:
-    """Windows of a ``data`` folder; number i starts at row i of ``idx_to_episode.csv``.
+    """Windows of a ``data`` folder; window i starts at row i of ``idx_to_episode.csv``.
 
-    Where the initial frames and the one after them lie in one episode, the window is what was
-    recorded, filled after the episode's end. Where they straddle a border there is nothing to
-    simulate before it, so the window shows the next episode instead: its first frame is the last
-    initial frame, with nothing before it. Rows of the last episode for which there is no next
-    one start no window.
+    If the initial frames and the one after them lie in one episode, the window holds the recorded
+    frames, padded after the episode's end. If they straddle two episodes, the window shows the next
+    episode instead: its first frame is the last initial frame, after padding. Rows of the last
+    episode without a next one start no window.
 
     Args:
         folder: ours or a published one.
         num_init_steps: I.
         num_sim_steps: simulated steps; W is I + num_sim_steps - 1.
         terminal_absorbing: whether ``terminals`` stays 1 after an episode's end; False gives
-            the published labels, which fall back to 0.
+            the published labels, which return to 0.
 
     Raises:
         UserError: naming the file that is missing, damaged, or does not fit the others; or if
@@ -140,7 +141,7 @@ class RolloutDataset:
         self._first_rows = np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
 
     def check_agent(self, agent_file: Path, policy: Policy) -> None:
-        """Check that the recording is of an agent; warn if it does not say, as published ones.
+        """Check that an agent made the recording; warn if it names none, like published ones.
 
         Raises:
             UserError: if its hidden states have another size, or it names another agent.
@@ -182,7 +183,7 @@ class RolloutDataset:
             self._positions = steps[list(POSITION_COLUMNS)].to_numpy(np.float32)  # (N, 2)
 
     def _lay_out_windows(self) -> None:
-        """For each window: its episode, that one's first frame in it, and at which position."""
+        """Find the episode that each window shows, and the frame at which it begins."""
         num_rows, last_initial = len(self._row_episode), self.num_init_steps - 1
         rows = np.arange(num_rows)
         ends = self._first_rows + self._lengths
@@ -199,7 +200,7 @@ class RolloutDataset:
         self._offset = np.where(straddles, -last_initial, within)
 
     def _check_arrays(self) -> None:
-        """Look at every episode's files, so that damage is found now and not in mid-training."""
+        """Check every episode's files, so that damage is found before training."""
         self._files = [self.folder.array_files(number) for number in self.episodes.tolist()]
         self._hidden_size = self._files[0].hidden_states.shape[1]
         self._num_actions = self._files[0].log_probs.shape[1]
@@ -221,14 +222,14 @@ class RolloutDataset:
         return self._length
 
     def __getitem__(self, number: int) -> Windows:
-        """One window (W, …)."""
+        """Read one window (W, …)."""
         if not -len(self) <= number < len(self):
             raise IndexError(f"window {number} of {len(self)}")
         batch = self.batch([number])
         return Windows(**{name: tensor[:, 0] for name, tensor in batch.tensors().items()})
 
     def batch(self, numbers: Sequence[int] | np.ndarray) -> Windows:
-        """Several windows, time first (W, B, …).
+        """Read several windows, time first (W, B, …).
 
         Raises:
             UserError: if an episode's arrays are missing, damaged or hold NaN or infinity.
@@ -266,12 +267,12 @@ class RolloutDataset:
         return self._positions is not None
 
     def place(self, number: int) -> WindowPlace:
-        """Where in the recorded data the first simulated step of a window lies."""
+        """Position of a window's last initial frame in the recorded data."""
         episode = self.episodes[self._window_episode[number]]
         return WindowPlace(int(episode), int(self._offset[number]) + self.num_init_steps - 1)
 
     def split(self, held_out_fraction: float, seed: int) -> Split:
-        """Divide the windows by the episode they show, the same way for the same seed.
+        """Divide the windows by the episode that they show, deterministically for a seed.
 
         Args:
             held_out_fraction: share of the episodes to hold out, above 0 and below 1; at least
@@ -293,5 +294,5 @@ class RolloutDataset:
         return Split(np.flatnonzero(~held_out), np.flatnonzero(held_out))
 
     def episodes_of(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Numbers on disk of the episodes that these windows show (B,)."""
+        """Numbers on disk of the episodes that some windows show (B,)."""
         return self.episodes[self._window_episode[numbers]]

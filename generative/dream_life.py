@@ -1,4 +1,4 @@
-"""Life in the dream: does the agent reach the same outcome in the simulator as in the real game?
+"""Outcomes of the agent's further life in the simulator ("dream") and in the real game.
 
 Both worlds begin from the same recorded frames, half of which lie shortly before the end of an
 episode. The recorded hidden state enters the agent, which takes its most likely action from then
@@ -38,7 +38,7 @@ HORIZONS = (16, 32)  # actions
 BEFORE_END = range(4, 13)  # actions between a start and the recorded end
 BATCH = 20  # starts at a time
 TIME_LIMIT = 1000  # steps after which Procgen ends an episode
-POSITIVE = 0.1  # of the recorded coin's reward: at the end of a dream, less is no reward
+POSITIVE = 0.1  # smallest reward at the end of a dream, in units of the recorded coin's reward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Life:
     Attributes:
         outcome: the first of ``OUTCOMES`` to happen.
         step: number of actions after which it happened; the horizon if nothing did.
-        actions: that the agent took (at most T,), int64.
+        actions: actions that the agent took (at most T,), int64.
     """
 
     outcome: str
@@ -56,7 +56,7 @@ class Life:
     actions: np.ndarray
 
     def within(self, horizon: int) -> str:
-        """The outcome after at most ``horizon`` actions."""
+        """Outcome after at most ``horizon`` actions."""
         return self.outcome if self.step <= horizon else NEITHER
 
 
@@ -102,7 +102,7 @@ def choose_starts(dataset: RolloutDataset, episodes: Sequence[int], number: int,
 
 
 def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
-    """The largest reward of recorded episodes, that of their coin.
+    """Return the largest reward of recorded episodes, which is that of their coin.
 
     Raises:
         UserError: if there is none above 0.
@@ -117,13 +117,13 @@ def coin_reward(dataset: RolloutDataset, episodes: Sequence[int]) -> float:
 @torch.no_grad()
 def live_in_dream(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute) -> list[Life]:
-    """The agent's life in the simulator.
+    """Let the agent play in the simulator.
 
-    A coin is a simulated reward of at least half of ``reward``, or an end with a positive one. A
-    death is an end (probability of at least 0.5) without it.
+    A coin is a simulated reward of at least half of ``reward``, or an end with a positive reward. A
+    death is an end (probability of at least 0.5) without one.
 
     Args:
-        reward: of a recorded coin.
+        reward: reward of a recorded coin.
     """
     horizon, num_init = max(HORIZONS), simulator.config.num_init_steps
     frames, hidden, entering = [], [], []
@@ -186,7 +186,7 @@ def games_at(folder: RolloutFolder, places: Sequence[WindowPlace],
 @torch.no_grad()
 def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[LifeStart],
                  compute: Compute) -> list[Life]:
-    """The agent's life in the real game, which is replayed to each start.
+    """Let the agent play in the real game, which is replayed to each start.
 
     Raises:
         UserError: if a replay shows other frames than the recording, naming episode and step.
@@ -214,7 +214,7 @@ def live_in_game(simulator: Simulator, folder: RolloutFolder, starts: Sequence[L
 
 def compare_lives(simulator: Simulator, dataset: RolloutDataset, starts: Sequence[LifeStart],
                   draw: Draw, reward: float, compute: Compute) -> pd.DataFrame:
-    """Live on from all starts in both worlds.
+    """Let the agent play in both worlds from all starts.
 
     Returns:
         A row per start: ``episode``, ``frame``, ``near_end``; by world (``real``, ``dream``) the
@@ -320,13 +320,13 @@ def cohens_kappa(confusion: np.ndarray) -> np.ndarray:
 
 
 def action_shares(actions: pd.Series) -> np.ndarray:
-    """Share of each action (A,) in texts of numbers separated by spaces."""
+    """Share of each action (A,) in strings of numbers separated by spaces."""
     taken = [int(action) for text in actions for action in text.split()]
     return np.bincount(taken, minlength=NUM_ACTIONS) / max(len(taken), 1)
 
 
 def print_lives(summary: dict) -> None:
-    """Print the outcomes of both worlds and how far they agree."""
+    """Print the outcomes of both worlds and their agreement."""
     for name, found in summary.items():
         print(f"life in the dream, starts {name.replace('_', ' ')} ({found['starts']} of "
               f"{found['episodes']} episodes)")

@@ -1,7 +1,8 @@
-"""Write a simulator for others: its weights alone, in half precision.
+"""Export a simulator: its weights alone, in half precision.
 
-A checkpoint also holds the optimiser and tensors that only the published code asks for; without
-them, and with two bytes a weight, the file is a seventh of the size. Every script reads both.
+A checkpoint also holds the optimiser's state and tensors that only the published code needs;
+without them, and with two bytes per weight, the file is a seventh of the size. Every script reads
+both.
 
     python -m generative.export --model_file <checkpoint> --output <folder>/model.pt
 """

@@ -28,11 +28,10 @@ logger = logging.getLogger(__name__)
 
 def add_simulator_flags(parser: Parser, model_file_help: str, model_file_required: bool,
                         at_a_time: int | None = None) -> None:
-    """The flags of train_gen_model.py, which every later script takes, too.
+    """Add the flags of train_gen_model.py, which all later scripts accept.
 
     Args:
-        at_a_time: default of ``--batch_size`` where it is not the parameter set's, which is that
-            of training.
+        at_a_time: default of ``--batch_size``; by default the parameter set's, as in training.
     """
     parser.add_argument("--agent_file", type=Path, required=True, help="the agent inside")
     parser.add_argument("--model_file", type=Path, required=model_file_required,
@@ -82,7 +81,7 @@ def add_simulator_flags(parser: Parser, model_file_help: str, model_file_require
 
 def read_simulator_flags(parser: Parser, argv: list[str] | None
                          ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
-    """``Parser.read``, with a warning for flags that have no effect."""
+    """Parse the flags with ``Parser.read``, and warn about flags without effect."""
     args, explicit, parameters = parser.read(argv)
     for name in _LOSSES_WITHOUT_EFFECT:
         if getattr(args, f"loss_scale_{name}"):
@@ -91,39 +90,39 @@ def read_simulator_flags(parser: Parser, argv: list[str] | None
 
 
 def add_data_flag(parser: Parser) -> None:
-    """The flag that chooses recorded rollouts."""
+    """Add --data_dir, which chooses recorded rollouts."""
     parser.add_argument("--data_dir", key="data_dir",
                         help="recorded rollouts, <logdir>/data of record.py")
     add_check_contents_flag(parser)
 
 
 def add_generated_data_flag(parser: Parser) -> None:
-    """The flag that says where the folders of samples are."""
+    """Add --generated_data_dir, which holds the folders of samples."""
     parser.add_argument("--generated_data_dir", key="generated_data_dir",
                         help="folder with the folders of simulated samples, from "
                              "record_gen_samples.py")
 
 
 def add_samples_flags(parser: Parser) -> None:
-    """The flags that choose a folder of simulated samples."""
+    """Add the flags that choose a folder of simulated samples."""
     add_generated_data_flag(parser)
     parser.add_argument("--samples_dir", type=Path, help="folder of samples to read; "
                         f"<generated_data_dir>/{SAMPLE_STARTS[0]} if not given")
 
 
 def samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """The folder that ``add_samples_flags`` means."""
+    """Folder of samples that the flags of ``add_samples_flags`` choose."""
     return SampleFolder(args.samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[0])
 
 
 def add_random_samples_flag(parser: Parser) -> None:
-    """The flag of the scripts that also look at samples with random starts."""
+    """Add --random_samples_dir, for scripts that also read samples with random starts."""
     parser.add_argument("--random_samples_dir", type=Path, help="folder of samples with random "
                         f"starts; <generated_data_dir>/{SAMPLE_STARTS[1]} if not given")
 
 
 def random_samples_of(args: argparse.Namespace, parameters: ParameterSet) -> SampleFolder:
-    """The folder that ``add_random_samples_flag`` means."""
+    """Folder of samples that the flag of ``add_random_samples_flag`` chooses."""
     return SampleFolder(args.random_samples_dir
                         or Path(parameters.common.generated_data_dir) / SAMPLE_STARTS[1])

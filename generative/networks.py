@@ -25,7 +25,7 @@ from common.game_constants import FRAME_SIZE
 from generative.config import SimulatorConfig
 
 Draw = Callable[[Tensor], Tensor]
-"""Logits (…, S, K) to a choice of S one-hot variables (…, S, K) with gradients."""
+"""Maps logits (…, S, K) to S one-hot variables (…, S, K) with gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +36,9 @@ class LatentSampler:
         how: ``sample`` draws each variable from its distribution, ``mode`` takes its most
             likely class.
         generator: source of the random numbers, on the device of the logits; None for torch's
-            own.
-        part: which windows of a batch the logits are of, and how many the batch has: a window then
-            gets the draws that it gets among all of them. None where they are of a whole batch.
+            default.
+        part: windows of the batch that the logits belong to, and the size of the batch: each window
+            then gets the same draws as in the whole batch. None if they are the whole batch.
     """
 
     how: Literal["sample", "mode"] = "sample"
@@ -56,7 +56,7 @@ class LatentSampler:
         "Mastering Atari with discrete world models", algorithm 1).
 
         Args:
-            logits: (…, S, K), unnormalised; (B, S, K) where they are a part of a batch.
+            logits: (…, S, K), unnormalised; (B, S, K) if they are a part of a batch.
 
         Returns:
             One-hot (…, S, K).
@@ -66,22 +66,22 @@ class LatentSampler:
             classes = logits.argmax(dim=-1)  # (…, S)
         else:
             own, num = self.part or (slice(None), len(probs))
-            batch = probs.new_ones(num, *probs.shape[1:])  # the draws of the others do not matter
+            batch = probs.new_ones(num, *probs.shape[1:])  # other windows' draws do not matter
             batch[own] = probs.detach()
-            # The draw of torch.multinomial without its checks, for which a GPU has to wait.
+            # The algorithm of torch.multinomial without its checks, which synchronise a GPU.
             race = torch.empty_like(batch).exponential_(generator=self.generator)
             classes = (batch / race).argmax(dim=-1)[own]
         return straight_through(functional.one_hot(classes, probs.shape[-1]).to(probs), probs)
 
 
 class PresetDraw:
-    """Draws each variable from its distribution, with random numbers that are known in advance.
+    """Draws each variable from its distribution, with given random numbers.
 
-    What a row of the batch gets therefore does not depend on the rows beside it, as it does with
-    a generator.
+    The draws of a row therefore do not depend on the other rows of the batch, as they do with a
+    generator.
 
     Args:
-        uniform: in [0, 1), one for each variable of each draw, in order: (draws, B, S).
+        uniform: random numbers in [0, 1) for each variable of each draw (draws, B, S).
     """
 
     def __init__(self, uniform: Tensor):
@@ -96,12 +96,12 @@ class PresetDraw:
 
 
 def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """``value`` in the forward pass, the gradient of ``gradient_of`` in the backward pass."""
+    """Return ``value`` with the gradient of ``gradient_of``."""
     return value + (gradient_of - gradient_of.detach())
 
 
 def most_likely_action(log_probs: Tensor) -> Tensor:
-    """The arg-max as a one-hot (…, A) whose gradient is that of the log-probabilities (…, A)."""
+    """One-hot arg-max (…, A) with the gradient of the log-probabilities (…, A)."""
     best = functional.one_hot(log_probs.argmax(dim=-1), log_probs.shape[-1]).to(log_probs)
     return straight_through(best, log_probs)
 
@@ -117,7 +117,7 @@ class _ClampWithGradientOne(torch.autograd.Function):
 
 
 def clamp_image(image: Tensor) -> Tensor:
-    """Clamp to [0, 1] with gradient 1 everywhere."""
+    """Clamp to [0, 1], with a gradient of 1 everywhere."""
     return _ClampWithGradientOne.apply(image)
 
 
@@ -149,11 +149,11 @@ class DownBlock(nn.Module):
 
 
 class BottleneckEncoder(nn.Module):
-    """Initial frames to a point on the unit sphere.
+    """Encodes initial frames as a point on the unit sphere.
 
     Args:
         image_channels: C.
-        rnn_hidden_size: of the GRU over the frames.
+        rnn_hidden_size: size of the GRU over the frames.
         vec_size: V.
     """
 
@@ -170,14 +170,14 @@ class BottleneckEncoder(nn.Module):
         self.to_vec = nn.Linear(rnn_hidden_size, vec_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V) of length 1."""
+        """Encode images (I, B, C, H, W) in [0, 1] as unit vectors (B, V)."""
         features = self.blocks(images.flatten(0, 1)).float().flatten(1)  # (I*B, 2048)
         outputs, _ = self.gru(features.unflatten(0, images.shape[:2]))  # (I, B, hidden)
         return on_unit_sphere(self.to_vec(self.mlp(outputs[-1])).float())
 
 
 def on_unit_sphere(vectors: Tensor) -> Tensor:
-    """Divide vectors (B, V) by their Euclidean norm, which counts as 1e-8 at least."""
+    """Divide vectors (B, V) by their Euclidean norm, or by 1e-8 if it is smaller."""
     return vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp(min=1e-8)
 
 
@@ -190,12 +190,12 @@ class Converter(nn.Sequential):
                          nn.Linear(hidden, out_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, in_size) to (B, out_size), float32 under autocast too."""
+        """(B, in_size) to (B, out_size), float32 even under autocast."""
         return super().forward(x).float()
 
 
 class FrameEmbedding(nn.Module):
-    """Frames for the posterior: images (N, C, 64, 64) in [0, 1] to embeddings (N, E)."""
+    """Embeds images (N, C, 64, 64) in [0, 1] for the posterior: (N, E)."""
 
     def __init__(self, image_channels: int):
         super().__init__()
@@ -213,12 +213,12 @@ NORM_EPS = 1e-3
 
 
 def norm_layer(size: int, layer_norm: bool) -> nn.Module:
-    """Layer norm, or nothing where the configuration does without."""
+    """Layer norm, or the identity if the configuration has none."""
     return nn.LayerNorm(size, eps=NORM_EPS) if layer_norm else nn.Identity()
 
 
 class LayerNormGRUCell(nn.Module):
-    """One step of a GRU whose three gates are layer-normalised, without other biases."""
+    """One step of a GRU with layer-normalised gates and no other biases."""
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()
@@ -229,7 +229,7 @@ class LayerNormGRUCell(nn.Module):
         self.new_norm = nn.LayerNorm(hidden_size, eps=NORM_EPS)
 
     def forward(self, x: Tensor, h: Tensor) -> Tensor:
-        """Input (B, M) and state (B, H) to the next state (B, H)."""
+        """Return the next state (B, H) from input (B, M) and state (B, H)."""
         reset_x, update_x, new_x = self.from_input(x).float().chunk(3, dim=-1)
         reset_h, update_h, new_h = self.from_hidden(h).float().chunk(3, dim=-1)
         reset = torch.sigmoid(self.reset_norm(reset_x + reset_h))
@@ -241,9 +241,9 @@ class LayerNormGRUCell(nn.Module):
 class EnvironmentCell(nn.Module):
     """The parts of one environment step.
 
-    They are separate methods because a pass whose actions and frames are known in advance runs
-    ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once and leaves
-    only ``advance`` and ``posterior_logits`` in its loop.
+    They are separate methods because a forward pass with known actions and frames runs
+    ``action_input``, ``embedding_input`` and ``prior_logits`` for all steps at once, and only
+    ``advance`` and ``posterior_logits`` in its loop.
     """
 
     def __init__(self, config: SimulatorConfig):
@@ -263,25 +263,25 @@ class EnvironmentCell(nn.Module):
         self.posterior_out = nn.Linear(hidden, z_size)
 
     def action_input(self, action: Tensor) -> Tensor:
-        """One-hot actions (B, A) to their share (B, M) of the GRU's input."""
+        """Part of the GRU's input (B, M) that comes from one-hot actions (B, A)."""
         return self.action_in(action).float()
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
-        """Frame embeddings (B, E) to their share (B, M) of the posterior's hidden layer."""
+        """Part of the posterior's hidden layer (B, M) that comes from embeddings (B, E)."""
         return self.posterior_embedding(embedding).float()
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
-        """One-hot z (B, S, K), ``action_input`` (B, M) and h (B, H) to the next h (B, H)."""
+        """Return the next h (B, H) from one-hot z (B, S, K), ``action_input`` (B, M) and h."""
         x = functional.elu(self.in_norm(self.z_in(z.flatten(-2)).float() + action_input))  # (B, M)
         return self.gru(x, h)
 
     def prior_logits(self, h: Tensor) -> Tensor:
-        """h (B, H) to the logits (B, S, K) of z without having seen the frame."""
+        """Logits (B, S, K) of z given h (B, H)."""
         hidden = functional.elu(self.prior_norm(self.prior_hidden(h).float()))
         return self.prior_out(hidden).float().unflatten(-1, self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
-        """h (B, H) and ``embedding_input`` (B, M) to the logits (B, S, K) given the frame."""
+        """Logits (B, S, K) of z given h (B, H) and the frame's ``embedding_input`` (B, M)."""
         hidden = self.posterior_hidden(h).float() + embedding_input
         hidden = functional.elu(self.posterior_norm(hidden))
         return self.posterior_out(hidden).float().unflatten(-1, self.latent_shape)
@@ -291,7 +291,7 @@ _HEAD_WIDTH = 400
 
 
 class ImageDecoder(nn.Module):
-    """(N, H + S·K) to images (N, C, 64, 64)."""
+    """Decodes states (N, H + S·K) to images (N, C, 64, 64)."""
 
     def __init__(self, in_size: int, image_channels: int, depth: int):
         super().__init__()
@@ -311,9 +311,9 @@ class ImageDecoder(nn.Module):
 
 
 def _transposed_conv_of_one_pixel(layer: nn.Module, x: Tensor) -> Tensor:
-    """``layer`` on images of one pixel, (N, C_in) to (N, C_out, k, k).
+    """Apply ``layer`` to images of one pixel, (N, C_in) to (N, C_out, k, k).
 
-    There it is a matrix product, and as such about fifteen times as fast on a CPU.
+    On one pixel it is a matrix product, which is about fifteen times as fast on a CPU.
     """
     weight = layer.get_parameter("weight").permute(0, 2, 3, 1)  # (C_in, k, k, C_out)
     out = (x @ weight.flatten(1)).unflatten(1, weight.shape[1:])

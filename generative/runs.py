@@ -39,12 +39,12 @@ SECONDS_AN_HOUR = 3600
 
 
 def measures_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Names of the logged figures of a batch."""
+    """Names of the measures that are logged for a batch."""
     return (*MEASURES, "loss_camera") if config.is_spatial else MEASURES
 
 
 def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
-    """Columns of ``progress.csv``; those of the vector architecture are COLUMNS."""
+    """Columns of ``progress.csv``; COLUMNS in the vector architecture."""
     measures = measures_of(config)
     return (*COLUMNS[:-2 * len(MEASURES)], *measures,
             *(f"held_out_{name}" for name in measures))
@@ -52,16 +52,16 @@ def columns_of(config: SimulatorConfig) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorRunSettings:
-    """Everything that decides a run's numbers.
+    """Everything that a run's numbers depend on.
 
     Attributes:
-        agent_file: the agent inside.
+        agent_file: the simulator's agent.
         agent_sha256: its digest, see ``agents.provenance``.
         model_file: simulator file whose weights the run starts from, or "".
         data_dir: recorded rollouts.
         precision: float32 or bfloat16.
-        max_batches: where the run ends if its epochs are not over before; 0: at their end.
-        num_episodes: recorded episodes, on whose number it depends which are held out; None
+        max_batches: number of batches after which the run ends at the latest; 0 for no limit.
+        num_episodes: number of recorded episodes, which decides which ones are held out; None
             before the data has been opened.
     """
 
@@ -83,7 +83,7 @@ class SimulatorRunSettings:
 
 
 def results_folder(log_dir_base: str, exp_name: str) -> Path:
-    """The folder of an experiment's runs."""
+    """Folder of an experiment's runs."""
     return Path(log_dir_base) / "results" / exp_name
 
 
@@ -92,14 +92,14 @@ def checkpoint_name(epoch: int, batch: int) -> str:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a run's folder, oldest first."""
-    found = {(int(match[1]), int(match[2])): path for path in folder.glob("model_*.pt")
+    """Checkpoints in a run's folder, oldest first."""
+    numbers = {(int(match[1]), int(match[2])): path for path in folder.glob("model_*.pt")
              if (match := re.fullmatch(r"model_epoch(\d+)_batch(\d+)\.pt", path.name))}
-    return [found[number] for number in sorted(found)]
+    return [numbers[number] for number in sorted(numbers)]
 
 
 def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None:
-    """Delete all checkpoints but the newest ones and the first of every ``keep_hours``."""
+    """Delete all checkpoints except the newest and the first of every ``keep_hours``."""
     kept_slots = set()
     for path in checkpoints(folder)[:-keep_newest]:
         slot = int(path.stat().st_mtime / (keep_hours * SECONDS_AN_HOUR))
@@ -109,7 +109,7 @@ def prune_checkpoints(folder: Path, keep_newest: int, keep_hours: float) -> None
 
 
 def newest_simulator_run(folder: Path) -> Path | None:
-    """``folder`` itself if it is a run's, else the newest run in this experiment's folder."""
+    """Return ``folder`` if it is a run's, otherwise the newest run in this experiment's folder."""
     if (folder / PROGRESS_NAME).is_file():
         return folder
     logs = sorted(folder.glob(f"*/{PROGRESS_NAME}"), key=lambda path: path.stat().st_mtime)
@@ -126,12 +126,12 @@ def read_progress(folder: Path) -> pd.DataFrame:
 
 
 def new_run_folder(log_dir_base: str, exp_name: str) -> Path:
-    """A name for a run that starts now; no folder is made."""
+    """Name of the folder of a run that starts now; the folder is not created."""
     return results_folder(log_dir_base, exp_name) / time.strftime("%Y%m%d_%H%M%S")
 
 
 def run_of(model_file: Path) -> SimulatorRunSettings | None:
-    """Settings of the run that a simulator file lies in; None for a file without them.
+    """Settings of the run that a simulator file belongs to; None for a file without them.
 
     Raises:
         UserError: if they are damaged.
@@ -143,11 +143,11 @@ def run_of(model_file: Path) -> SimulatorRunSettings | None:
 
 def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfig,
                    compute: Compute) -> Simulator:
-    """Read a simulator for use, with its agent inside.
+    """Load a simulator with its agent for evaluation.
 
     Args:
-        otherwise: the sizes of a file that has no ``hyperparameters.yml`` beside it, as
-            published ones have not.
+        otherwise: sizes of a file without ``hyperparameters.yml`` next to it, such as published
+            ones.
 
     Raises:
         UserError: if a file is missing or damaged, or the two do not fit.
@@ -162,22 +162,21 @@ def open_simulator(model_file: Path, agent_file: Path, otherwise: SimulatorConfi
 
 
 def check_agent_inside(run: SimulatorRunSettings | None, agent_file: Path) -> None:
-    """Check that a run's simulator has this agent inside.
+    """Check that a run's simulator was trained with an agent.
 
     Args:
-        run: its settings; None for published simulators, which do not say.
+        run: settings of the run; None for published simulators, which do not name their agent.
 
     Raises:
-        UserError: if it has another one.
+        UserError: if it was trained with another agent.
     """
     if run and run.agent_sha256 not in agent_digests(agent_file):
         raise UserError(f"{agent_file} is not the agent of this simulator, which was "
                         f"{run.agent_file}")
 
 
-def leakage_reason(run: SimulatorRunSettings | None, data_dir: str,
-                           num_episodes: int) -> str:
-    """Why the evaluated episodes may have been trained on, or "" if they were not."""
+def leakage_reason(run: SimulatorRunSettings | None, data_dir: str, num_episodes: int) -> str:
+    """Reason why the evaluated episodes may have been trained on, or "" if there is none."""
     if run is None:
         return "no hyperparameters.yml beside the model file says how its data was split"
     if Path(run.data_dir).resolve() != Path(data_dir).resolve():

@@ -47,7 +47,7 @@ ALL_ACTIONS = "pattern"  # as a manual action: each of the nine in turn
 OTHER_NAMES = {"jump": "up", "jumpleft": "upleft", "jumpright": "upright"}  # of manual actions
 FRAMES_PER_SECOND = 5
 VIDEO_SCALE = 3
-# Streams of random numbers that a start draws from, beside its number and the seed.
+# Streams of random numbers, in addition to the seed and the number of a start.
 _VECTORS, _LATENTS = 1, 2
 
 
@@ -57,17 +57,16 @@ class SamplingPlan:
 
     Attributes:
         random_start: start from random vectors instead of recorded frames.
-        recorded_actions: what was done after the recorded frames enters the steps. What
-            follows an episode's end has the action 0.
-        manual_actions: each of these in turn enters every step; none: the agent acts, and the
-            simulator says which action enters the first step.
+        recorded_actions: force the recorded actions; after an episode's end, the action is 0.
+        manual_actions: force each of these actions at every step, in a sample of its own; empty if
+            the agent acts, where the simulator predicts the action that enters the first step.
         num_steps: T.
-        num_init_steps: recorded frames a simulation starts from.
+        num_init_steps: recorded frames that a simulation starts from.
         sample_latents: draw z instead of taking its most likely class.
-        seed: of every random choice.
+        seed: seed of every random choice.
 
     Raises:
-        UserError: if these contradict each other.
+        UserError: if the settings contradict each other.
     """
 
     random_start: bool
@@ -91,7 +90,7 @@ class SamplingPlan:
 
     @property
     def folder_name(self) -> str:
-        """The folder of its samples."""
+        """Name of the folder of its samples."""
         if self.recorded_actions:
             return "recorded_actions"
         start = "rand_init" if self.random_start else "informed_init"
@@ -101,7 +100,7 @@ class SamplingPlan:
 
 
 def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
-    """The actions that are meant by names on the command line.
+    """Parse names of actions on the command line.
 
     Raises:
         UserError: if there is no such action (naming the nearest), or one is given twice.
@@ -120,11 +119,10 @@ def manual_actions(names: Sequence[str]) -> tuple[str, ...]:
 class Sampler:
     """Simulates the samples of a plan.
 
-    Start number i gives the samples from ``i * plan.samples_per_start`` on, one for each manual
-    action.
+    Start i gives the samples from ``i * plan.samples_per_start`` on, one per manual action.
 
     Args:
-        simulator: where ``compute`` says.
+        simulator: on the device of ``compute``.
         dataset: recorded rollouts, with windows of ``plan.num_steps`` steps; not used for random
             starts.
     """
@@ -137,17 +135,13 @@ class Sampler:
         self._order = np.random.default_rng(plan.seed).permutation(number)
 
     def check(self, num_starts: int) -> None:
-        """Check that there are so many starts.
-
-        Raises:
-            UserError: if there are not.
-        """
+        """Raise UserError if there are fewer starts."""
         if self._dataset is not None and num_starts > len(self._dataset):
             raise UserError(f"{self._dataset.folder.path} has {len(self._dataset)} windows to "
                             f"start from, fewer than the {num_starts} of --num_samples")
 
     def episodes(self, num_starts: int) -> set[int]:
-        """The recorded episodes that so many starts come from; none for random ones."""
+        """Recorded episodes of the first starts; empty for random starts."""
         if self._dataset is None:
             return set()
         return {self._dataset.place(int(window)).episode for window in self._order[:num_starts]}
@@ -189,7 +183,7 @@ class Sampler:
         return torch.cat(vectors)
 
     def _draw(self, starts: Sequence[int]) -> Draw:
-        """Samples of one start draw the same numbers."""
+        """Choice of the latents; the samples of a start share their random numbers."""
         plan = self.plan
         if not plan.sample_latents:
             return LatentSampler("mode")
@@ -200,7 +194,7 @@ class Sampler:
         return PresetDraw(torch.from_numpy(uniform).to(self._compute.device))
 
     def _given_actions(self, num_starts: int, batch: AlignedBatch | None) -> Tensor | None:
-        """Actions that enter the steps (T, B), or None where the agent acts."""
+        """Forced actions (T, B), or None if the agent acts."""
         if batch is not None and self.plan.recorded_actions:
             return batch.actions
         if not self.plan.manual_actions:
@@ -210,7 +204,7 @@ class Sampler:
         return actions.repeat(self.plan.num_steps, num_starts)
 
     def _rows(self, starts: Sequence[int]) -> BatchInfo:
-        """Whose the samples are, (B,) of them: the episode is the start."""
+        """Metadata of the samples (B,): the start in place of the episode."""
         episodes = np.repeat(np.array(starts, np.int64), self.plan.samples_per_start)
         levels = np.full_like(episodes, NO_LEVEL)
         return BatchInfo(episodes, np.zeros_like(episodes), levels)
@@ -227,11 +221,11 @@ class Sampler:
 @torch.no_grad()
 def imagined_from(simulator: Simulator, compute: Compute, vectors: Tensor,
                   num_steps: int) -> list[SampleArrays]:
-    """Simulate from bottleneck vectors (B, V), with the agent's own actions and the most likely
+    """Simulate from bottleneck vectors (B, V), with the agent's actions and the most likely
     latents.
 
     Args:
-        simulator: where ``compute`` says.
+        simulator: on the device of ``compute``.
     """
     draw = LatentSampler("mode")
     with compute.autocast():

@@ -1,13 +1,13 @@
-"""The simulator: an environment that was learnt, with the frozen agent inside.
+"""The simulator: a learned environment together with the frozen agent.
 
-Two passes over the same parts. ``forward`` is the training pass: with true actions, frames do not
-feed back into the cell, so everything but the two recurrences runs for all steps at once.
-``imagine`` goes step by step, as it must when the agent sees what the environment shows and the
-environment gets what the agent does.
+It has two forward passes. ``forward`` is the training pass: with true actions, frames do not feed
+back into the cell, so everything except the two recurrences runs for all steps at once.
+``imagine`` runs step by step, as required when the agent sees the simulated frames and its actions
+enter the environment.
 
-The parts have two implementations, which ``SimulatorConfig.architecture`` chooses from: the
-published one, whose state is a vector (``generative.networks``, ``.cell``, ``.decoder``), and one
-whose state has places (``generative.spatial``).
+The networks have two implementations, see ``SimulatorConfig.architecture``: the published one,
+whose state is a vector (``generative.networks``), and one whose state is a grid
+(``generative.spatial``).
 
 Letters in shape comments: I initial frames, T simulated steps, B batch, C H W an image (where it
 is no image: H deterministic state), S latent variables, K classes of each, D agent hidden state,
@@ -57,15 +57,15 @@ ALL_WINDOWS = slice(None)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """Where a simulation begins. ``dataclasses.replace`` puts a true state or action in.
+    """Start of a simulation. Use ``dataclasses.replace`` to set a true state or action.
 
     Attributes:
-        bottleneck_vec: (B, V), length 1.
+        bottleneck_vec: unit vectors (B, V).
         env_h: h before the first step (B, H).
         z: one-hot, before the first step (B, S, K).
         agent_hidden: state that enters the agent at the first step (B, D).
-        action_logits: of the action that enters the first step (B, A), as predicted.
-        action: that action, one-hot (B, A).
+        action_logits: predicted logits of the action that enters the first step (B, A).
+        action: action that enters the first step, one-hot (B, A).
     """
 
     bottleneck_vec: Tensor
@@ -78,8 +78,8 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One simulated step. Every tensor is the one that the later computation reads, so that
-    ``torch.autograd.grad`` of a scalar reaches it.
+    """One simulated step. Later computations read these very tensors, so ``torch.autograd.grad``
+    can differentiate with respect to them.
 
     Attributes:
         actions: action that entered the step, one-hot (B, A).
@@ -91,9 +91,9 @@ class Step:
         images: after the clamp, in [0, 1], which the agent sees (B, C, H, W).
         rewards: (B,), in the unit of the data.
         terminal_logits: (B,), before the sigmoid.
-        hidden_states: states that leave the agent (B, D).
-        log_probs: the agent's, of its actions (B, A).
-        values: the agent's (B,).
+        hidden_states: the agent's states after the step (B, D).
+        log_probs: log-probabilities of the agent's actions (B, A).
+        values: the agent's values (B,).
         own_actions: the agent's most likely action, one-hot (B, A).
     """
 
@@ -114,7 +114,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation(Step):
-    """All steps of a pass: the fields of ``Step`` with time first (T, B, …), and the start.
+    """All steps of a forward pass: the fields of ``Step`` with time first (T, B, …), and the start.
 
     Attributes:
         camera: velocity and displacement of the camera as predicted, before ``true_camera``
@@ -144,11 +144,11 @@ def stack(start: Start, steps: Sequence[Step]) -> Simulation:
 
 
 class Simulator(nn.Module):
-    """The whole generative model.
+    """The generative model.
 
     Args:
-        config: sizes; where it leaves the size of the agent's state open, it is the agent's own,
-            and the attribute ``config`` says so.
+        config: sizes; if it leaves the size of the agent's state open, the attribute ``config`` has
+            that of the agent.
         policy: a trained agent; it is frozen in place and never trained here.
 
     Raises:
@@ -190,25 +190,25 @@ class Simulator(nn.Module):
         self.agent = FrozenAgent(policy, hidden_size, config.action_space_size)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """All but the agent's."""
+        """Parameters of everything except the agent."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def encode(self, initial_images: Tensor) -> Tensor:
-        """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V)."""
+        """Encode images (I, B, C, H, W) in [0, 1] as bottleneck vectors (B, V)."""
         return self.encoder(initial_images)
 
     def random_vectors(self, num: int, generator: torch.Generator | None = None) -> Tensor:
-        """Bottleneck vectors (num, V) drawn evenly from the unit sphere.
+        """Draw bottleneck vectors (num, V) uniformly from the unit sphere.
 
         Args:
             generator: source of the random numbers, on the CPU so that a seed gives the same
-                vectors on every device; None for torch's own.
+                vectors on every device; None for torch's default.
         """
         vectors = torch.randn(num, self.config.bottleneck_vec_size, generator=generator)
         return on_unit_sphere(vectors.to(next(self.parameters()).device))
 
     def start_from(self, bottleneck_vec: Tensor, draw: Draw, detached: bool = True) -> Start:
-        """Convert bottleneck vectors (B, V) to the predicted start of a simulation.
+        """Predict the start of a simulation from bottleneck vectors (B, V).
 
         Args:
             detached: predict the agent's state and the action from the detached vector, so that
@@ -227,14 +227,14 @@ class Simulator(nn.Module):
                 vector_noise: Tensor | None = None,
                 true_camera: tuple[Tensor, Tensor] | None = None,
                 agent_windows: slice = ALL_WINDOWS) -> Simulation:
-        """The training pass: z from the posterior, true actions, true first agent state.
+        """Run the training pass: z from the posterior, true actions, true first agent state.
 
         Args:
             open_loop: windows whose z is drawn from the prior, bool (B,); None for none.
             vector_noise: noise (B, V) added to the bottleneck vectors, which are then normalised
                 again.
             true_camera: velocity and displacement of the camera in each step (T, B, 4), and the
-                windows in which they take the place of the predicted ones, bool (B,).
+                windows in which they replace the predicted ones, bool (B,).
             agent_windows: windows in which the agent acts. Its states, log-probabilities, values
                 and actions are those of these windows alone.
 
@@ -288,7 +288,7 @@ class Simulator(nn.Module):
                 without_env_grads: bool = False, rows: BatchInfo | None = None) -> list[Step]:
         """Simulate step by step.
 
-        For example, from frames, with everything else the simulator's own::
+        For example, from frames, with everything else predicted::
 
             start = simulator.start_from(simulator.encode(images), draw)
             steps = simulator.imagine(start, draw)
@@ -303,8 +303,7 @@ class Simulator(nn.Module):
             true_images: (T, B, C, H, W) in [0, 1]; with them z comes from the posterior,
                 without from the prior.
             without_env_grads: detach the action before it enters the environment.
-            rows: whose simulations these are, for patches of the agent inside; the steps are
-                counted here.
+            rows: metadata of the simulations, for patches of the agent; steps are counted here.
         """
         num_steps = self.config.num_sim_steps if num_steps is None else num_steps
         for name, given in (("true_actions", true_actions), ("true_images", true_images)):

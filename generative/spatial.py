@@ -1,4 +1,4 @@
-"""The spatial architecture: encoder, cell and decoder whose state has places.
+"""The spatial architecture: encoder, cell and decoder whose state is a grid of places.
 
 The state is a grid of 8 x 8 cells, each of which describes a patch of 8 x 8 pixels, and a few
 global numbers. Part of the grid is the *canvas*: an image of the world as it was in view in the
@@ -147,15 +147,15 @@ class ResidualBlock(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SpatialState:
-    """The parts of the environment's state.
+    """Parts of the environment's state.
 
     Attributes:
         canvas: coefficients of the world in view in the last initial frame (B, canvas, 8, 8).
         memory: in coordinates of the view (B, memory, 8, 8).
         motion: memory of the camera's motion (B, motion).
-        velocity: of the camera in the last step, pixels to the right and down (B, 2).
-        displacement: of the camera from the last initial frame, pixels to the right and down
-            (B, 2).
+        velocity: motion of the camera in the last step, pixels to the right and down (B, 2).
+        displacement: motion of the camera since the last initial frame, pixels to the right and
+            down (B, 2).
         started: 0 before the first step, which shows the last initial frame itself, so that its
             motion does not count; 1 from then on (B, 1).
     """
@@ -168,14 +168,14 @@ class SpatialState:
     started: Tensor
 
     def flat(self) -> Tensor:
-        """The state as a vector (B, H): the grid cell by cell, then the global numbers."""
+        """Flatten the state to (B, H): the grid cell by cell, then the global numbers."""
         grid = torch.cat([self.canvas, self.memory], dim=1).float()
         return torch.cat([grid.permute(0, 2, 3, 1).flatten(1), self.motion, self.velocity,
                           self.displacement, self.started], dim=-1)
 
 
 def split_state(env_h: Tensor, config: SimulatorConfig) -> SpatialState:
-    """The parts of a state (B, H)."""
+    """Split a state (B, H) into its parts."""
     sizes = (config.canvas_channels, config.memory_channels)
     grid = env_h[:, :NUM_CELLS * sum(sizes)].unflatten(1, (GRID, GRID, sum(sizes)))
     canvas, memory = grid.permute(0, 3, 1, 2).split(sizes, dim=1)
@@ -230,7 +230,7 @@ def velocity_patterns(like: Tensor) -> Tensor:
 
 
 class SpatialEncoder(nn.Module):
-    """Initial frames to a point on the unit sphere: a code of V / 64 numbers per cell.
+    """Encodes initial frames as a point on the unit sphere: a code of V / 64 numbers per cell.
 
     The last channel of the code starts as the constant 1, from which ``SpatialStart`` reads the
     norm that is lost in normalisation. The camera's velocity is added to it in two patterns.
@@ -255,7 +255,7 @@ class SpatialEncoder(nn.Module):
         _initialise(self.motion[-1])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (I, B, C, H, W) in [0, 1] to bottleneck vectors (B, V) of length 1."""
+        """Encode images (I, B, C, H, W) in [0, 1] as unit vectors (B, V)."""
         frames = images.transpose(0, 1).flatten(1, 2)  # (B, I·C, H, W)
         coefficients = self._basis[0].coefficients(images[-1])  # (B, K, 8, 8)
         x = self.blocks(self.down(frames) + self.coefficients(coefficients))
@@ -272,7 +272,7 @@ class SpatialEncoder(nn.Module):
 
 
 class SpatialStart(nn.Module):
-    """Bottleneck vectors to the state before the first step.
+    """Maps bottleneck vectors to the state before the first step.
 
     The code is divided by the mean of its last channel. Vectors that do not come from the encoder
     can have any mean there, so the divisor has a lower limit.
@@ -293,7 +293,7 @@ class SpatialStart(nn.Module):
         _initialise(self.motion[-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
+        """Map vectors (B, V) to states (B, H), concatenated with the logits of z (B, S·K)."""
         config = self.config
         channels = vectors.shape[1] // NUM_CELLS
         code = vectors.unflatten(1, (GRID, GRID, channels)).permute(0, 3, 1, 2)
@@ -334,13 +334,13 @@ class CameraMotion(nn.Module):
 
     def forward(self, crop: Tensor, memory: Tensor, motion: Tensor, velocity: Tensor,
                 action: Tensor) -> tuple[Tensor, Tensor]:
-        """Next motion memory (B, motion) and velocity in pixels per step (B, 2).
+        """Predict the next motion memory (B, motion) and velocity in pixels per step (B, 2).
 
         Args:
-            crop: middle of the view and which part is known (B, C + 1, CROP, CROP).
+            crop: middle of the view, and which part is known (B, C + 1, CROP, CROP).
             memory: (B, memory, 8, 8).
             motion: (B, motion).
-            velocity: in pixels per step (B, 2).
+            velocity: pixels per step (B, 2).
             action: one-hot (B, A).
         """
         middle = GRID // 2
@@ -381,15 +381,15 @@ class SpatialCell(nn.Module):
             self.gates.get_parameter("bias")[:memory] = -1.0  # at first, the memory changes slowly
 
     def action_input(self, action: Tensor) -> Tensor:
-        """One-hot actions (…, A), as they are."""
+        """Return one-hot actions (…, A) unchanged."""
         return action
 
     def embedding_input(self, embedding: Tensor) -> Tensor:
-        """Empty frame embeddings (…, 0), as they are."""
+        """Return empty frame embeddings (…, 0) unchanged."""
         return embedding
 
     def advance(self, z: Tensor, action_input: Tensor, h: Tensor) -> Tensor:
-        """One-hot z (B, S, K), action (B, A) and h (B, H) to the next h (B, H)."""
+        """Return the next h (B, H) from one-hot z (B, S, K), action (B, A) and h."""
         state, basis = split_state(h, self.config), self._basis[0]
         world = basis.images(state.canvas)  # (B, C, 64, 64)
         apart = torch.detach if self.training else (lambda tensor: tensor)
@@ -420,7 +420,7 @@ class SpatialCell(nn.Module):
         return h[..., -_NUM_CAMERA:-1]
 
     def with_camera(self, h: Tensor, camera: Tensor, where: Tensor) -> Tensor:
-        """States (B, H) with another velocity and displacement (B, 4) in some rows, bool (B,)."""
+        """Replace velocity and displacement (B, 4) of states (B, H) in some rows, bool (B,)."""
         known = torch.where(where[:, None], camera, self.camera_state(h))
         return torch.cat([h[:, :-_NUM_CAMERA], known, h[:, -1:]], dim=-1)
 
@@ -429,7 +429,7 @@ class SpatialCell(nn.Module):
         return h.new_zeros(*h.shape[:-1], *self.latent_shape)
 
     def posterior_logits(self, h: Tensor, embedding_input: Tensor) -> Tensor:
-        """The same as the prior's."""
+        """Return the prior's logits."""
         return self.prior_logits(h)
 
 

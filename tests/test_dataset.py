@@ -155,7 +155,6 @@ def test_our_own_recordings_are_read_like_published_ones(tmp_path):
     np.testing.assert_array_equal(window.frames,
                                   np.moveaxis(episodes[1].frames[1:6], -1, 1))
     np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
-    np.testing.assert_array_equal(window.hidden_states, episodes[1].hidden_states[1:7])
     np.testing.assert_array_equal(window.actions, episodes[1].steps["action"][1:6])
 
 

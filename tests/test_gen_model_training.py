@@ -206,23 +206,6 @@ def test_losses_fall(undisturbed):
         assert log[name].iloc[-2:].mean() < 0.8 * log[name].iloc[0]
 
 
-@pytest.mark.slow
-def test_killed_run_resumes_to_the_same_figures_and_weights(undisturbed, agent_path, recording,
-                                                            tmp_path):
-    process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))
-    results = tmp_path / "results" / "t"
-    wait_for(lambda: any(results.glob("*/recons_v_preds/batch_0000010.mp4")), process)
-    process.kill()
-    process.wait()
-    folder = run_folder(tmp_path)
-    with open(folder / "progress.csv", "a") as file:
-        file.write("9999,1,2,3\n51")  # a row that was not saved, and one cut short
-    assert train_gen_model.main(["--agent_file", str(agent_path), "--resume", str(folder),
-                                 "--device", "cpu"]) == 0
-    pd.testing.assert_frame_equal(progress_of(folder), progress_of(undisturbed), check_exact=True)
-    assert_same(newest(folder), newest(undisturbed))
-
-
 def test_signal_saves_and_stops(undisturbed, agent_path, recording, tmp_path):
     """Stopped between two rows: the row that follows is still the mean of all its batches."""
     process = start("train_gen_model.py", *arguments(agent_path, recording, tmp_path))

@@ -3,9 +3,6 @@
 import copy
 import dataclasses
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -13,11 +10,9 @@ import pytest
 import torch
 from conftest import (
     FLOAT32,
-    ROOT,
     figures_drawn,
     golden_projector,
     save_projector,
-    wait_for,
 )
 from scipy.integrate import quad
 
@@ -449,13 +444,6 @@ def test_drawn_windows_have_their_initial_frames_and_reach_the_step(recording):
 
 # The script
 
-def test_every_flag_is_explained(capsys):
-    with pytest.raises(SystemExit):
-        optimise_start.main(["--help"])
-    assert all(action.help for action in optimise_start.parser()._actions)
-    assert "from_left_to_up" in capsys.readouterr().out
-
-
 def test_tables_say_what_the_samples_hold(finished, simulator):
     folder, figure = finished
     table = pd.read_csv(folder / "starts.csv")
@@ -568,15 +556,3 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, tmp_path, capsy
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_kill_minus_nine_and_the_same_command_give_equal_files(finished, arguments, tmp_path):
-    folder, _ = finished
-    argv = arguments(tmp_path / "killed", "--aims", "maximise", "minimise")
-    process = subprocess.Popen([sys.executable, "-m", "generative.optimise_start", *argv],
-                               cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: (tmp_path / "killed" / "penalty_1" / "sample_00004").exists(), process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (tmp_path / "killed" / "starts.csv").exists()
-    assert optimise_start.main(argv) == 0
-    assert digests(tmp_path / "killed") == digests(folder)
