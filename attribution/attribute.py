@@ -54,27 +54,26 @@ def parser() -> Parser:
                             f"taken and others; {POLICY}: all log-probabilities of actions and "
                             f"directions; {PUBLISHED_POLICY}: all logits and their sums")
     flags.add_argument("--num_trajectories", type=count, default=8,
-                       help="trajectories, each of consecutive episodes")
-    flags.add_argument("--num_steps", type=count, default=512, help="steps of a trajectory")
+                       help="number of trajectories, each of consecutive episodes")
+    flags.add_argument("--num_steps", type=count, default=512, help="steps per trajectory")
     flags.add_argument("--episodes", type=from_zero, nargs="+", metavar="EPISODE", default=[],
-                       help="numbers of the recorded episodes that trajectories are made of, in "
-                            "this order; all of them if not given")
+                       help="numbers of the recorded episodes to concatenate, in this order; all "
+                            "by default")
     flags.add_argument("--choose", choices=CHOICES, default=IN_ORDER,
                        help=f"{FAILURES}: episodes with the smallest sum of rewards first")
     add_integral_flags(flags)
     flags.add_argument("--integration", choices=RULES, default=GAUSS_LEGENDRE,
-                       help="nodes of the integral: those of Gauss and Legendre, or right ends of "
-                            "equal parts")
+                       help="rule of the integral: Gauss-Legendre, or the right Riemann sum")
     flags.add_argument("--memory_steps", type=whole(0, 64), default=0, metavar="STEPS",
-                       help="of agents with memory, also attribute to the layer at so many last "
-                            "steps and to older memory; 8 is enough for most, and costs as many "
-                            "times the work")
+                       help="for agents with memory: also attribute to the layer at this many last "
+                            "steps and to older memory; 8 suffices for most agents and takes 8 "
+                            "times as long")
     flags.add_argument("--gradient_activation", action="store_true",
-                       help="also gradient times activation of each output, reduced to the same "
-                            "features, to compare attributions with")
+                       help="also compute gradient times activation of each output, reduced to the "
+                            "same features, for comparison")
     flags.add_argument("--published_mode", action="store_true",
-                       help="as published: 10 right ends, no refinement, logits where --outputs "
-                            f"has {POLICY}; for comparison")
+                       help="as published: right Riemann sum with 10 nodes, no refinement, logits "
+                            f"where --outputs has {POLICY}; for comparison")
     add_output_flags(flags, "attribution")
     add_shard_flags(flags, "the trajectories")
     return flags

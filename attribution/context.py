@@ -27,16 +27,16 @@ def add_agent_flags(parser: Parser) -> None:
     parser.add_argument("--agent_file", type=Path, required=True,
                         help="agent whose outputs are attributed")
     parser.add_argument("--data_dir", type=Path, required=True,
-                        help="recording of this agent: the data folder of record.py; its own "
-                             "policy, --no_action_noise, is what one wants to see")
+                        help="recording of this agent: the data folder of record.py, preferably "
+                             "with --no_action_noise")
     add_check_contents_flag(parser)
     parser.add_argument("--layers", nargs="+", metavar="LAYER",
                         help="layers to attribute to, by their short names (block1, block2, block3 "
                              "of IMPALA) or paths; all short names if not given; input is the "
                              "frame itself, which attribution.attribute gives gradients of")
     parser.add_argument("--allow_partial", action="store_true",
-                        help="also attribute to layers that a part of the network goes around, "
-                             "which leaves that part out")
+                        help="also attribute to layers bypassed by a skip connection; the bypass "
+                             "is then ignored")
 
 
 def tolerance(text: str) -> float:
@@ -53,10 +53,10 @@ def tolerance(text: str) -> float:
 def add_integral_flags(parser: Parser) -> None:
     """Add the flags of the integrals' precision."""
     parser.add_argument("--integrate_steps", type=whole(1, MAX_STEPS), default=Integration().steps,
-                        help="nodes of a path's integral at first")
+                        help="initial number of nodes per path")
     parser.add_argument("--tolerance", type=tolerance, default=Integration().tolerance,
-                        help="error of an integral, as a share of output minus baseline, above "
-                             "which it is refined")
+                        help="completeness error above which a path is refined, as a share of "
+                             "output minus baseline")
 
 
 def add_output_flags(parser: Parser, name: str) -> None:
@@ -65,12 +65,12 @@ def add_output_flags(parser: Parser, name: str) -> None:
     Args:
         name: name of the default folder.
     """
-    parser.add_argument("--seed", type=seed, default=0, help="of all that is drawn")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of all random draws")
     parser.add_argument("--output_dir", type=Path, default=Path("analysis") / "attribution" / name,
                         help="folder to write to")
-    parser.add_argument("--overwrite", action="store_true", help="throw away what is there")
+    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds")
     parser.add_argument("--dry_run", action="store_true",
-                        help="say what would be computed, and stop")
+                        help="print what would be computed, and stop")
     add_compute_flags(parser)
     parser.set_defaults(precision="float32")
 

@@ -64,11 +64,11 @@ def parser() -> Parser:
     flags = Parser(__doc__)
     add_agent_flags(flags)
     flags.add_argument("--num_observations", type=count, default=4096,
-                       help="frames, drawn evenly from the recording's episodes")
+                       help="number of frames, drawn evenly from the recorded episodes")
     flags.add_argument("--nmf_features", type=whole(1, 1000), default=8,
-                       help="features of a layer")
+                       help="number of features per layer")
     flags.add_argument("--nmf_of", choices=KINDS, default=ATTRIBUTIONS,
-                       help="what the features are found in")
+                       help="quantity that the features are found in")
     flags.add_argument("--precomp_dir", type=Path,
                        help="folder of analysis/hidden_analysis_precompute.py for this agent: its "
                             "independent components become the features of the layer hidden_state")
@@ -77,8 +77,8 @@ def parser() -> Parser:
                             "in the names of their files")
     add_integral_flags(flags)
     flags.add_argument("--baseline", choices=BASELINES, default=ZERO,
-                       help="activations where the paths of the integrals begin: zero, or the mean "
-                            "over the observations")
+                       help="baseline of the integrals: zero, or the mean activations over the "
+                            "observations")
     add_output_flags(flags, "features")
     return flags
 

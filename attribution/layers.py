@@ -94,10 +94,10 @@ def find_bottlenecks(policy: Policy, names: list[str] | None = None,
         bypassed = not is_bottleneck(policy, layer)
         if bypassed and not allow_bypassed:
             raise UserError(
-                f"a part of the network goes around the layer '{name}', so attributions to it do "
-                f"not add up to an output; the nearest layers that everything goes through are "
+                f"a skip connection bypasses the layer '{name}', so attributions to it do not sum "
+                "to an output; the nearest layers that are not bypassed are "
                 f"{' and '.join(_nearest_bottlenecks(policy, layer))}; --allow_partial attributes "
-                "to it all the same")
+                "to it nevertheless")
         bottlenecks.append(Bottleneck(by_path.get(layer.name, layer.name), layer, bypassed))
     return tuple(dict.fromkeys(bottlenecks))
 

@@ -22,12 +22,11 @@ from common.files import MAX_WEIGHT
 from common.game_constants import NUM_ACTIONS
 
 WHAT = "published checkpoint"
-MODEL = "ppo2_model"
-# Our modules, by the names of the published layers below MODEL.
-CONVOLUTIONS = {f"pi/{name}/conv2d": f"embedder.conv{name}"
-                for name in ("1a", "2a", "2b", "3a", "4a")}
-DENSE = {"pi/dense": "embedder.fc1", "pi/dense_1": "embedder.fc"}
-HEADS = {"pi": "fc_policy", "vf": "fc_value"}  # w and b, not kernel and bias
+# Published names of our modules. Tensors are kernel and bias; those of heads w and b.
+LAYERS = {
+    **{f"embedder.conv{name}": f"pi/{name}/conv2d" for name in ("1a", "2a", "2b", "3a", "4a")},
+    "embedder.fc1": "pi/dense", "embedder.fc": "pi/dense_1"}
+HEADS = {"fc_policy": "pi", "fc_value": "vf"}
 
 
 def parser() -> Parser:
@@ -81,21 +80,16 @@ def read_published(path: Path) -> tuple[Policy, AgentOrigin]:
     return policy, _origin(args)
 
 
-def _published_names(policy: Policy) -> dict[str, str]:
-    """Names of our tensors in a published file."""
-    layers = {ours: (name, {"weight": "kernel", "bias": "bias"})
-              for name, ours in (CONVOLUTIONS | DENSE).items()}
-    layers |= {ours: (name, {"weight": "w", "bias": "b"}) for name, ours in HEADS.items()}
-    names = {}
-    for key in policy.state_dict():
-        module, _, kind = key.rpartition(".")
-        layer, kinds = layers[module]
-        names[key] = f"{MODEL}/{layer}/{kinds[kind]}:0"
-    return names
+def _published_name(key: str) -> str:
+    """Name of one of our tensors in a published file."""
+    module, _, kind = key.rpartition(".")
+    if module in HEADS:
+        return f"ppo2_model/{HEADS[module]}/{kind[0]}:0"
+    return f"ppo2_model/{LAYERS[module]}/{kind.replace('weight', 'kernel')}:0"
 
 
 def _weights(params: dict, policy: Policy, path: Path) -> dict[str, torch.Tensor]:
-    names = _published_names(policy)
+    names = {key: _published_name(key) for key in policy.state_dict()}
     for name in params:
         if name not in names.values():
             raise UserError(f"the {WHAT} {path} holds a tensor '{name}' that the network has not"

@@ -417,7 +417,7 @@ def damaged(agent, data, found, made, tmp_path_factory) -> dict[str, Path]:
     (attribute, {"found": "moved", "out": "made"}, (), "are of features with the checksum"),
     (attribute, {"data": "again", "out": "made"}, (), "episode 3 changed"),
     (attribute, {}, ("--layers", "blok3"), "did you mean 'block3'"),
-    (attribute, {}, ("--layers", "embedder.block1.res1.relu1"), "goes around"),
+    (attribute, {}, ("--layers", "embedder.block1.res1.relu1"), "bypasses the layer"),
     (attribute, {}, ("--layers", "block2"), "no finished features of the layer 'block2'"),
     (attribute, {}, ("--outputs", "log_prob_jump"), "did you mean 'log_prob_up'"),
     (attribute, {}, ("--episodes", "99"), "no episode 99"),
