@@ -91,12 +91,8 @@ class Edit:
         return (exact - self.strength * taken.movedim(-1, dim)).to(values.dtype)
 
     def _hook(self, _module, _inputs, output: Tensor) -> Tensor:
-        return self.changed(output, _channel_dim(output))
-
-
-def _channel_dim(output: Tensor) -> int:
-    """Dimension of the channels of maps (N, C, H, W), or of units (…, C)."""
-    return 1 if output.ndim == 4 else -1
+        """Edit maps (N, C, H, W) or units (…, C)."""
+        return self.changed(output, 1 if output.ndim == 4 else -1)
 
 
 def with_edits(policy: Policy, edits: Sequence[Edit]) -> Policy:

@@ -1,11 +1,11 @@
-"""Max-pool 3x3, stride 2, padding 1, of bfloat16 pictures on a CPU: the same numbers as torch's.
+"""Max-pool 3x3, stride 2, padding 1, of bfloat16 images on a CPU, with the same results as torch's.
 
-torch notes where each maximum came from in eight bytes and keeps the whole input for the gradient;
-here it is one byte, and nothing else is kept. On one core with bfloat16 in hardware, a gradient
-step of the IMPALA network on 512 frames takes 9 % less processor time with it than with torch's,
-and acting on 64 frames 8 % less. In float32 torch's is as good, and is used.
+For the gradient, torch stores the index of each maximum in eight bytes, and the whole input; here
+the index takes one byte, and nothing else is stored. On one core with bfloat16 in hardware, a
+gradient step of the IMPALA network on 512 frames takes 9 % less processor time with it than with
+torch's, and acting on 64 frames 8 % less. In float32 torch's is as good, and is used.
 
-Rows of a picture are (W, C) in memory. A row is split into its even and its odd columns, so that
+Rows of an image are (W, C) in memory. A row is split into its even and its odd columns, so that
 the three columns of a window are three long vectors, which the compiler turns into vector
 instructions. In shape comments L is half of W * C, the length of such a vector.
 """
@@ -69,7 +69,7 @@ class ParallelMaxPool(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> np.ndarray:
-    """The bits of pictures (N, C, H, W) as int16 (N, H, W * C)."""
+    """The bits of images (N, C, H, W) as int16 (N, H, W * C)."""
     return x.permute(0, 2, 3, 1).flatten(2).view(torch.int16).numpy()
 
 
@@ -140,7 +140,7 @@ def _across(row, even, odd, best, place, channels):
 
 
 @njit(**_JIT)
-def _pool_picture(picture, pooled, origin, channels):
+def _pool_image(image, pooled, origin, channels):
     length = pooled.shape[1]
     even = np.empty(length, np.int16)
     odd = np.empty(length + channels, np.int16)
@@ -150,8 +150,8 @@ def _pool_picture(picture, pooled, origin, channels):
     best[above] = LOWEST
     for i in range(len(pooled)):
         middle, below = (above + 1) % 3, (above + 2) % 3
-        _across(picture[2 * i], even, odd, best[middle], place[middle], channels)
-        _across(picture[2 * i + 1], even, odd, best[below], place[below], channels)
+        _across(image[2 * i], even, odd, best[middle], place[middle], channels)
+        _across(image[2 * i + 1], even, odd, best[below], place[below], channels)
         key0, key1, key2 = best[above], best[middle], best[below]
         place0, place1, place2 = place[above], place[middle], place[below]
         for e in range(uint64(length)):
@@ -179,7 +179,7 @@ def _spread_row(gradient, origin, first, even, odd, channels):
 
 
 @njit(**_JIT)
-def _spread_picture(gradient, origin, result, channels):
+def _spread_image(gradient, origin, result, channels):
     rows, length = gradient.shape
     floats = np.empty((2, length), np.uint32)
     even, odd = np.empty(length, np.float32), np.empty(length, np.float32)
@@ -203,12 +203,12 @@ def _spread_picture(gradient, origin, result, channels):
 
 
 @njit(parallel=True, **_JIT)
-def _pool(pictures, pooled, origin, channels):
-    for n in prange(len(pictures)):
-        _pool_picture(pictures[n], pooled[n], origin[n], uint64(channels))
+def _pool(images, pooled, origin, channels):
+    for n in prange(len(images)):
+        _pool_image(images[n], pooled[n], origin[n], uint64(channels))
 
 
 @njit(parallel=True, **_JIT)
 def _spread(gradient, origin, result, channels):
     for n in prange(len(gradient)):
-        _spread_picture(gradient[n], origin[n], result[n], uint64(channels))
+        _spread_image(gradient[n], origin[n], result[n], uint64(channels))

@@ -24,7 +24,7 @@ from common.progress import with_progress
 from envs.procgen_env import EnvConfig, LevelEdit
 
 FRAMES_PER_BATCH = 256
-MIN_PICTURES = 2
+MIN_FRAMES = 2
 _NUM_SLOTS = 16
 
 
@@ -69,11 +69,11 @@ class ReferenceSet:
 
     def __init__(self, frames: np.ndarray, hidden_states: np.ndarray | None = None,
                  description: dict | None = None):
-        if len(frames) < MIN_PICTURES:
-            raise UserError(f"a reference set needs at least {MIN_PICTURES} pictures, not "
+        if len(frames) < MIN_FRAMES:
+            raise UserError(f"a reference set needs at least {MIN_FRAMES} frames, not "
                             f"{len(frames)}")
         if hidden_states is not None and len(hidden_states) != len(frames):
-            raise UserError(f"a reference set of {len(frames)} pictures has "
+            raise UserError(f"a reference set of {len(frames)} frames has "
                             f"{len(hidden_states)} hidden states")
         self.frames, self.hidden_states = frames, hidden_states
         self.description = {**(description or {}), "pictures": len(frames)}

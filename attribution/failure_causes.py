@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from agents.config import add_env_flags, env_config
-from agents.reference_set import MIN_PICTURES, played_reference
+from agents.reference_set import MIN_FRAMES, played_reference
 from attribution.failures.causes import causes_of, unknown_hazards
 from attribution.failures.conditions import (
     Levels,
@@ -88,7 +88,7 @@ def parser() -> Parser:
                             "outside")
     flags.add_argument("--num_envs", type=environments, default=64,
                        help="episodes played at a time")
-    flags.add_argument("--reference_size", type=whole(MIN_PICTURES, 10_000), default=REFERENCE_SIZE,
+    flags.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000), default=REFERENCE_SIZE,
                        help="frames of other levels, on which the sizes of edits are measured")
     flags.add_argument("--seed", type=seed, default=0,
                        help="of levels, actions, controls and intervals")

@@ -18,7 +18,7 @@ from common.game_constants import ACTION_DIRECTIONS, ACTION_NAMES
 
 FRAMES_PER_SECOND = 15
 TITLE_HEIGHT = 16
-FULL_REWARD = 10.0  # what CoinRun gives for its coin
+FULL_REWARD = 10.0  # reward of a coin in CoinRun
 
 
 def enlarge(frame: np.ndarray, factor: int) -> np.ndarray:
@@ -42,7 +42,7 @@ def mark_action(frame: np.ndarray, action: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def _stamp(action: int, size: int) -> np.ndarray:
-    """The mark of an action as RGBA (size, size, 4), drawn large and shrunk to smooth edges."""
+    """Draw the mark of an action, RGBA (size, size, 4), large and then shrunk for smooth edges."""
     big = 8 * size
     image = Image.new("RGBA", (big, big))
     draw = ImageDraw.Draw(image)
@@ -68,7 +68,7 @@ def _stamp(action: int, size: int) -> np.ndarray:
 def mark_terminal(frame: np.ndarray, probability: float) -> np.ndarray:
     """Return a copy of a uint8 frame (H, W, C) with a box in its upper left corner.
 
-    The box is filled from below with blue, as far as the probability that the episode ends.
+    The box is filled from below with blue by the probability that the episode ends.
     """
     return _mark_box(frame, probability, (60, 90, 230), on_the_right=False)
 
@@ -76,7 +76,7 @@ def mark_terminal(frame: np.ndarray, probability: float) -> np.ndarray:
 def mark_reward(frame: np.ndarray, reward: float) -> np.ndarray:
     """Return a copy of a uint8 frame (H, W, C) with a box in its upper right corner.
 
-    The box is filled from below, entirely at FULL_REWARD: green, or red for a negative reward.
+    The box is filled from below, completely at FULL_REWARD: green, or red if negative.
     """
     colour = (40, 180, 60) if reward >= 0 else (200, 30, 30)
     return _mark_box(frame, abs(reward) / FULL_REWARD, colour, on_the_right=True)
@@ -98,7 +98,7 @@ def _mark_box(frame: np.ndarray, share: float, colour: tuple[int, int, int],
 
 
 def by_direction(frames: Sequence[np.ndarray]) -> np.ndarray:
-    """Put the frames (H, W, C) of actions 0 to 8 where their arrows point: (3H, 3W, C)."""
+    """Arrange the frames (H, W, C) of actions 0 to 8 by their arrows' directions: (3H, 3W, C)."""
     rows = [[frames[0]] * 3 for _ in range(3)]
     for (right, up), frame in zip(ACTION_DIRECTIONS[:len(ACTION_NAMES)], frames):
         rows[1 - up][1 + right] = frame
@@ -120,8 +120,8 @@ def write_video(path: Path, frames: Iterable[np.ndarray], fps: int = FRAMES_PER_
 
 
 def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
-    """Write uint8 frames (H, W, 3) as an animated GIF that begins again, atomically. All have the
-    256 colours that fit the first best."""
+    """Write uint8 frames (H, W, 3) as a looping GIF, atomically, in the 256 colours that fit the
+    first frame best."""
     images = [Image.fromarray(frame) for frame in frames]
     palette = images[0].quantize(256)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
@@ -131,10 +131,10 @@ def write_gif(path: Path, frames: Iterable[np.ndarray], fps: float) -> None:
 
 
 def write_poster(path: Path, film: Path) -> None:
-    """Write a frame of an mp4 file as a picture, for pages to show until the film plays.
+    """Write a frame of an mp4 file as an image, for pages to show until the film plays.
 
-    It lies a third of the way in: an episode has begun, and films of saliency still show some,
-    which they do up to the step at which its function is read.
+    It is taken a third of the way in: the episode has begun, and films of saliency still show
+    some, which vanishes after the step at which the function is evaluated.
 
     Raises:
         UserError: if the film is damaged.
@@ -150,12 +150,11 @@ def write_poster(path: Path, film: Path) -> None:
 
 
 def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.ndarray]:
-    """Frames that show several films beside each other, each below its title.
+    """Yield frames that show several films next to each other, each below its title.
 
     Args:
-        columns: films by title, uint8 (T, rows, H, W, C); a column's films are drawn
-            below each other.
-        factor: by which they are enlarged.
+        columns: films by title, uint8 (T, rows, H, W, C); the films of a column are stacked.
+        factor: factor by which they are enlarged.
 
     Returns:
         uint8 frames (H', W', C), H' and W' even.
@@ -173,15 +172,15 @@ def side_by_side(columns: dict[str, np.ndarray], factor: int) -> Iterator[np.nda
 
 
 def strip(rows: list[list[np.ndarray]], size: int) -> Image.Image:
-    """Rows of uint8 frames (H, W, C) as one picture, each ``size`` pixels high and wide."""
+    """Arrange rows of uint8 frames (H, W, C) in an image, each ``size`` pixels high and wide."""
     gap = size // 32
     width, height = len(rows[0]) * (size + gap) - gap, len(rows) * (size + gap) - gap
-    picture = Image.new("RGB", (width, height), (255, 255, 255))
+    image = Image.new("RGB", (width, height), (255, 255, 255))
     for i, row in enumerate(rows):
         for j, frame in enumerate(row):
             small = Image.fromarray(frame).resize((size, size), Image.Resampling.LANCZOS)
-            picture.paste(small, (j * (size + gap), i * (size + gap)))
-    return picture
+            image.paste(small, (j * (size + gap), i * (size + gap)))
+    return image
 
 
 def write_strip(path: Path, rows: list[list[np.ndarray]], size: int) -> None:

@@ -66,7 +66,7 @@ WORLD = _record(
     (_INT, "main_width main_height out_of_bounds_object"),
     (_FLOAT, "unit view_dim x_off y_off visibility min_visibility"))
 
-# Tails: so many words of 4 bytes, or a list of words behind their number, or of entities.
+# Tails: a number of 4-byte words, or a list of words or entities that is preceded by its length.
 _LIST, _ENTITIES = "list", "entities"
 _TAILS = {
     "bigfish": (2,), "bossfight": (_LIST, 23), "caveflyer": (), "chaser": (_LIST, _LIST, 7),
@@ -78,12 +78,12 @@ _GENERATOR_SIZE = 624  # numbers of mt19937, followed by its position among them
 _FORK_OPTIONS = 5  # more than ours, in the fork of Langosco et al. (2022)
 _DISTRIBUTION_MODES = (0, 1, 2, 10)  # easy, hard, extreme, memory; exploration is 1
 # Limits of Procgen 0.10.7, tried for every game: beyond them it ends the process.
-_MAX_DRAWN = 100  # cells and kinds of picture, of either sign
+_MAX_DRAWN = 100  # absolute values of cells and image types
 _OWN_CELLS = {"chaser": (1002,)}
 _MAX_THEMES = 10
-_THEMES = {"maze": 1}  # where fewer are drawn of every picture
-_MAX_TILES = 100  # of a background, in the view
-_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and a step: else it draws for ever
+_THEMES = {"maze": 1}  # games in which every image has fewer
+_MAX_TILES = 100  # tiles of a background in the view
+_MAX_RADIUS, _MAX_GROWTH = 1000, 10  # of an entity, in cells and per step: beyond, it hangs
 _BACKGROUNDS = {
     "bigfish": 7, "bossfight": 13, "caveflyer": 13, "chaser": 1, "climber": 62, "coinrun": 62,
     "dodgeball": 9, "fruitbot": 9, "heist": 9, "jumper": 62, "leaper": 9, "maze": 9, "miner": 62,

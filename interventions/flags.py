@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from agents.hooks import ActivePatches, patched
 from agents.networks import Policy
 from agents.patch import Patch
-from agents.reference_set import MIN_PICTURES, ReferenceSet
+from agents.reference_set import MIN_FRAMES, ReferenceSet
 from common.cli import EachTime, OneText, Parser, add_save_dir_flag, count, from_zero, seed, whole
 from common.errors import UserError
 from common.files import sha256
@@ -119,7 +119,7 @@ def add_patch_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patch_file", type=Path,
                         help="the same as YAML: a list of mappings with kind, layer, channels, "
                              "value and the options")
-    parser.add_argument("--reference_size", type=whole(MIN_PICTURES, 10_000),
+    parser.add_argument("--reference_size", type=whole(MIN_FRAMES, 10_000),
                         default=REFERENCE_SIZE,
                         help="frames of other levels over which a patch takes means and spreads")
     parser.add_argument("--reference_seed", type=seed, default=0, help="seed of these frames")
