@@ -19,8 +19,7 @@ from attribution.checking.agent_checks import (
     report,
     write_results,
 )
-from attribution.checking.check import CheckContext, Subject
-from attribution.checking.frames import draw_frames
+from attribution.checking.check import CheckContext, CheckedFrames, Subject
 from attribution.context import AttributionContext, add_agent_flags, add_output_flags
 from attribution.layers import find_bottlenecks
 from attribution.results import AttributionStore
@@ -63,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     attributions.check_source(context.agents, context.recording.sha256)
     subjects = attributed_subjects(args.features_dir, context, attributions)
     chosen = choose_subjects(args, context, subjects)
-    frames = draw_frames(attributions, args.num_frames, args.seed)
+    frames = CheckedFrames.draw(attributions, args.num_frames, args.seed)
     what = (f"{len(frames.step)} frames of {len(set(frames.episodes))} episodes of "
             f"{args.agent_file.name}")
     if args.dry_run:

@@ -15,11 +15,13 @@ from agents.networks import PolicyOutput
 from agents.provenance import agent_digests, agent_sha256
 from attribution.integrated_gradients import MAX_STEPS, Integration
 from attribution.layers import Bottleneck, find_bottlenecks
-from attribution.recordings import Recording
+from attribution.recordings import Recording, batches, check_finite_frames
+from attribution.reduction import flatten_cells
 from attribution.results import INPUT, LayerFeatures, load_features
 from common.cli import Parser, add_check_contents_flag, add_compute_flags, seed, whole
 from common.devices import resolve_compute
 from common.errors import UserError
+from interventions.partial_forward import PartialForward
 
 
 def add_agent_flags(parser: Parser) -> None:
@@ -134,3 +136,28 @@ class AttributionContext:
         return (run_policy(self.policy, self.compute, batch.frames,
                            torch.from_numpy(batch.entering).to(self.compute.device)),
                 torch.from_numpy(batch.actions).to(self.compute.device))
+
+
+def feature_activations(context: AttributionContext, bottleneck: Bottleneck,
+                        features: LayerFeatures, places: np.ndarray) -> np.ndarray:
+    """Compute activations of features in rows of the recording.
+
+    Args:
+        places: episode and row of each frame (N, 2).
+
+    Returns:
+        float32 (N, H, W, F).
+
+    Raises:
+        UserError: if one is not finite; its frame is named.
+    """
+    half, activations = PartialForward(context.policy, context.compute, bottleneck.layer.name), []
+    with torch.no_grad():
+        for batch in batches(places):
+            rows = context.recording.read(batch)
+            maps = half.run_to(rows.frames, torch.from_numpy(rows.entering)).activations.cpu(
+                ).numpy().reshape(len(batch), *bottleneck.shape)
+            check_finite_frames(maps, batch, f"activations of the layer {bottleneck.name}")
+            activations.append(features.reducer.activations(flatten_cells(maps)).astype(
+                np.float32).reshape(len(batch), *bottleneck.shape[1:], -1))
+    return np.concatenate(activations)

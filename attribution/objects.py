@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 
 from agents.replay import recorded_game
-from attribution.checking.frames import feature_activations
 from attribution.checking.object_files import (
     OBJECT_FILES,
     finite_or_none,
@@ -30,7 +29,12 @@ from attribution.checking.object_scores import (
     object_scores,
     score_difference,
 )
-from attribution.context import AttributionContext, add_agent_flags, add_output_flags
+from attribution.context import (
+    AttributionContext,
+    add_agent_flags,
+    add_output_flags,
+    feature_activations,
+)
 from attribution.results import finished_layers
 from common.cli import Parser, count, set_up_logging
 from common.errors import UserError, script_main

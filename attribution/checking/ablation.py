@@ -4,11 +4,12 @@ A feature is ablated like by the edits of ``agents.edits``: its direction is pro
 cell. If the attributions are right and features do not interact, the output changes by minus the
 sum of the feature's attribution.
 
-Letters in shape comments: N frames, F features.
+Letters in shape comments: N frames, B a batch, F features.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -18,10 +19,17 @@ import torch
 from matplotlib.figure import Figure
 
 from agents.edits import Edit
-from attribution.checking.check import Arrays, Check, CheckContext, Name, Subject, panels
-from attribution.checking.frames import CheckedFrames, CheckedLayer, read_attributions
+from attribution.checking.check import (
+    Arrays,
+    Batch,
+    Check,
+    CheckContext,
+    CheckedLayer,
+    Name,
+    Subject,
+    panels,
+)
 from common.palette import COLOURS
-from common.progress import Progress
 from common.results import Array
 from stats.association import rank_correlation, slope
 from stats.bootstrap import ClusterBootstrap
@@ -45,9 +53,10 @@ class Ablation(Check):
     arrays: ClassVar = {"changes": Array(np.float64, "N F"), "totals": Array(np.float32, "N F")}
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        return {"changes": ablate_features(context.layer(subject), context.frames),
-                "totals": read_attributions(context.attributions, *subject.name, context.frames,
-                                            "totals")[:, :-1]}
+        layer = CheckedLayer(context.agent, subject)
+        return {"changes": layer.compute(context.frames, "edited frame", functools.partial(
+                    ablate_features, layer)),
+                "totals": context.attributed(subject, "totals")[:, :-1]}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         return features_table(arrays["changes"], arrays["totals"], context.frames.episodes,
@@ -76,20 +85,14 @@ class Ablation(Check):
                 f"{known['r2'].median():.2f}; {within.sum()} of {len(known)} intervals hold 1.")
 
 
-def ablate_features(layer: CheckedLayer, frames: CheckedFrames) -> np.ndarray:
-    """Compute the change of the output when one feature is ablated in a frame, float64 (N, F)."""
-    directions = torch.from_numpy(layer.features.reducer.directions)
-    edits = [Edit(layer.bottleneck.layer.name, direction[None]) for direction in directions]
-    changes = np.empty((len(frames.step), len(edits)))
-    with Progress(len(changes), "edited frame") as progress:
-        for batch in layer.batches(frames):
-            rows = np.arange(len(batch.actions))
-            before = layer.outputs(batch, batch.prefix.activations, rows)
-            changes[batch.rows] = np.stack([
-                layer.outputs(batch, edit.changed(batch.prefix.activations, 1), rows) - before
-                for edit in edits], axis=1)
-            progress.update(batch.rows.stop)
-    return changes
+def ablate_features(layer: CheckedLayer, batch: Batch) -> np.ndarray:
+    """Compute the change of the output when one feature is ablated in a frame, float64 (B, F)."""
+    activations, rows = batch.prefix.activations, np.arange(len(batch.actions))
+    before = layer.outputs(batch, activations, rows)
+    return np.stack([
+        layer.outputs(batch, Edit(layer.subject.bottleneck.layer.name, direction[None]).changed(
+            activations, 1), rows) - before
+        for direction in torch.from_numpy(layer.subject.features.reducer.directions)], axis=1)
 
 
 def features_table(changes: np.ndarray, totals: np.ndarray, episodes: np.ndarray,

@@ -1,9 +1,11 @@
-"""Base class of the checks of attributions, and what they share.
+"""Base class of the checks of attributions, and what they share: frames, and layers of an agent
+whose activations are changed.
 
 A check computes numbers per frame for each attributed layer and output, which are stored, and turns
 them into a table, a figure and a sentence.
 
-Letters in shape comments: N frames, H W a layer's grid, F features.
+Letters in shape comments: N frames, B a batch, H W a layer's grid, F features, C channels, R
+changed frames.
 """
 
 from __future__ import annotations
@@ -11,31 +13,71 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from agents.outputs import Output
 from agents.replay import recorded_game
-from attribution.checking.frames import (
-    GRADIENT,
-    CheckedFrames,
-    CheckedLayer,
-    read_attributions,
-)
 from attribution.context import AttributionContext
-from attribution.integrated_gradients import Integration
+from attribution.integrated_gradients import (
+    RIEMANN_RIGHT,
+    Integration,
+    LayerIntegratedGradients,
+    PrefixActivations,
+)
 from attribution.layers import Bottleneck
+from attribution.recordings import batches
 from attribution.results import AttributionStore, LayerFeatures
+from common.progress import Progress
 from common.results import Array
 from envs.objects import GameObject, objects_of
 
 Arrays = dict[str, np.ndarray]
 Name = tuple[str, str]  # of a layer and an output
+GRADIENT = Integration(1, RIEMANN_RIGHT, None)  # one node, at the frame: gradient times activation
 PANEL_WIDTH = 4.2
+_FRAMES_PER_BATCH = 128  # of changed activations
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedFrames:
+    """Frames of trajectories, in their order.
+
+    Attributes:
+        trajectory: number of the trajectory of each frame (N,).
+        step: step in the trajectory (N,).
+        places: episode and row in the recording, int32 (N, 2); rows of an episode are adjacent and
+            ascending.
+    """
+
+    trajectory: np.ndarray
+    step: np.ndarray
+    places: np.ndarray
+
+    @classmethod
+    def draw(cls, attributions: AttributionStore, number: int, seed: int) -> CheckedFrames:
+        """Draw at most ``number`` frames from all trajectories."""
+        steps = attributions.trajectories()
+        rows = np.sort(np.random.default_rng(seed).permutation(len(steps))[:number])
+        trajectory = steps.trajectory[rows]
+        return cls(trajectory, rows - steps.bounds[trajectory], steps.frame_ids[rows])
+
+    @property
+    def episodes(self) -> np.ndarray:
+        """Episode of each frame (N,)."""
+        return self.places[:, 0]
+
+    def subset(self, number: int) -> CheckedFrames:
+        """Return at most ``number`` evenly spaced frames."""
+        rows = np.unique(np.linspace(0, len(self.step) - 1, min(number, len(self.step))).round()
+                         ).astype(int)
+        return CheckedFrames(self.trajectory[rows], self.step[rows], self.places[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,15 +115,102 @@ class CheckContext:
         """Kinds of object of the recorded game; empty if the game has no table of objects."""
         return objects_of(recorded_game(self.agent.recording.folder).env_name)
 
-    def layer(self, subject: Subject, integration: Integration = GRADIENT) -> CheckedLayer:
-        """Return the layer of a subject for interventions on its activations."""
-        return CheckedLayer(self.agent, subject.bottleneck, subject.features, subject.output,
-                            integration)
+    def attributed(self, subject: Subject, array: str) -> np.ndarray:
+        """Read stored attributions in the frames.
+
+        Args:
+            array: "cells", or "totals" for the sums over cells.
+
+        Returns:
+            float32 (N, H, W, F + 1) or (N, F + 1); the last entry is the residual.
+
+        Raises:
+            UserError: if a file is missing or damaged.
+        """
+        frames = self.frames
+        return np.concatenate([
+            self.attributions.read("attributions", *subject.name, int(number))[array][
+                frames.step[frames.trajectory == number]].astype(np.float32)
+            for number in np.unique(frames.trajectory)])
 
     def cells(self, subject: Subject) -> np.ndarray:
         """Return the attributions to each cell, summed over features, float32 (N, H, W)."""
-        return read_attributions(self.attributions, *subject.name, self.frames,
-                                 "cells").sum(axis=-1)
+        return self.attributed(subject, "cells").sum(axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A batch of frames with the activations of a layer.
+
+    Attributes:
+        rows: positions among all checked frames.
+        prefix: activations (B, C, …) and what else the rest of the network reads.
+        actions: actions that were taken (B,).
+    """
+
+    rows: slice
+    prefix: PrefixActivations
+    actions: np.ndarray
+
+
+class CheckedLayer:
+    """A layer and an output of an agent, to measure the output with changed activations.
+
+    Args:
+        integration: integration of attributions that are computed here.
+    """
+
+    def __init__(self, agent: AttributionContext, subject: Subject,
+                 integration: Integration = GRADIENT):
+        self.subject, self._agent = subject, agent
+        baseline = subject.features.baseline
+        self.attributor = LayerIntegratedGradients(
+            agent.policy, agent.compute, subject.bottleneck, [subject.output], integration,
+            baseline)
+        self.baseline = (torch.zeros(subject.bottleneck.shape) if baseline is None
+                         else torch.from_numpy(baseline))
+
+    def compute(self, frames: CheckedFrames, unit: str,
+                function: Callable[[Batch], np.ndarray]) -> np.ndarray:
+        """Compute numbers of frames batch by batch, with a progress bar.
+
+        Args:
+            unit: name of a frame in the bar.
+            function: returns the numbers of a batch (B, …).
+
+        Returns:
+            (N, …).
+        """
+        numbers = []
+        with Progress(len(frames.step), unit) as progress:
+            for places in batches(frames.places):
+                recorded = self._agent.recording.read(places)
+                rows = slice(progress.done, progress.done + len(places))
+                numbers.append(function(Batch(
+                    rows, self.attributor.run_prefix(recorded.frames, recorded.entering),
+                    recorded.actions)))
+                progress.update(rows.stop)
+        return np.concatenate(numbers)
+
+    def outputs(self, batch: Batch, changed: Tensor, frame: np.ndarray) -> np.ndarray:
+        """Compute the output with changed activations.
+
+        Args:
+            changed: activations (R, C, H, W).
+            frame: position in the batch of the frame that each belongs to (R,).
+
+        Returns:
+            float64 (R,).
+        """
+        outputs = []
+        for begin in range(0, len(changed), _FRAMES_PER_BATCH):
+            part = slice(begin, begin + _FRAMES_PER_BATCH)
+            which = torch.from_numpy(frame[part])
+            outputs.append(self.attributor.outputs_at(
+                PrefixActivations(changed[part], tuple(
+                    state[which] for state in batch.prefix.also_read)),
+                batch.actions[frame[part]])[0])
+        return np.concatenate(outputs)
 
 
 class Check(abc.ABC):

@@ -23,16 +23,16 @@ from matplotlib.figure import Figure
 
 from attribution.checking.check import (
     Arrays,
+    Batch,
     Check,
     CheckContext,
+    CheckedLayer,
     Name,
     Subject,
     panels,
     summarise,
 )
-from attribution.checking.frames import Batch, CheckedFrames, CheckedLayer
 from common.palette import BLUE, COLOURS, DARK_GREY, VERMILION
-from common.progress import Progress
 from common.results import Array
 from stats.bootstrap import ClusterBootstrap
 
@@ -65,8 +65,10 @@ class Deletion(Check):
     arrays: ClassVar = {"values": Array(np.float32, f"N {len(ORDERS)} 2 {POINTS}")}
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
-        return {"values": deletion_curves(context.layer(subject), context.frames,
-                                          context.cells(subject), context.seed)}
+        layer, cells = CheckedLayer(context.agent, subject), context.cells(subject)
+        rng = np.random.default_rng(context.seed)
+        return {"values": layer.compute(context.frames, "deletion frame", lambda batch: _curves(
+            layer, batch, cells[batch.rows], rng))}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         """Compare the order of attributions with the other orders.
@@ -124,29 +126,17 @@ def compare_areas(areas: np.ndarray, others: np.ndarray, kind: str,
     return areas.mean(), others.mean(), better.mean(), low, high, bool(low > 0)
 
 
-def deletion_curves(layer: CheckedLayer, frames: CheckedFrames, attributions: np.ndarray,
-                    seed: int) -> np.ndarray:
-    """Compute deletion and insertion curves, see ``Deletion``.
-
-    Args:
-        attributions: attribution to each cell (N, H, W).
-        seed: seed of the random orders.
-
-    Returns:
-        float32 (N, orders, 2, M).
-    """
-    rng = np.random.default_rng(seed)
-    values = np.empty((len(frames.step), len(ORDERS), len(KINDS), POINTS), np.float32)
-    with Progress(len(values), "deletion frame") as progress:
-        for batch in layer.batches(frames):
-            values[batch.rows] = _curves(layer, batch, attributions[batch.rows], rng)
-            progress.update(batch.rows.stop)
-    return values
-
-
 def _curves(layer: CheckedLayer, batch: Batch, attributions: np.ndarray,
             rng: np.random.Generator) -> np.ndarray:
-    """Compute the curves of a batch (B, orders, 2, M)."""
+    """Compute the curves of a batch.
+
+    Args:
+        attributions: attribution to each cell (B, H, W).
+        rng: draws the random orders.
+
+    Returns:
+        float64 (B, orders, 2, M), see ``Deletion``.
+    """
     activations = batch.prefix.activations
     number, _, height, width = activations.shape
     gradient = layer.attributor.attribute(batch.prefix, batch.actions, np.zeros(1)).values[0]

@@ -22,10 +22,17 @@ from captum.metrics import infidelity, sensitivity_max
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from attribution.checking.check import Arrays, Check, CheckContext, Name, Subject, panels
-from attribution.checking.frames import Batch, CheckedFrames, CheckedLayer
+from attribution.checking.check import (
+    Arrays,
+    Batch,
+    Check,
+    CheckContext,
+    CheckedLayer,
+    Name,
+    Subject,
+    panels,
+)
 from attribution.integrated_gradients import Integration, PrefixActivations
-from common.progress import Progress
 from common.results import Array
 
 NUM_FRAMES = 32  # each with attributions of many changed activations
@@ -50,8 +57,17 @@ class Fidelity(Check):
 
     def compute(self, context: CheckContext, subject: Subject) -> Arrays:
         settings = context.attributions.settings()
-        layer = context.layer(subject, Integration(settings["steps"], settings["rule"], None))
-        return {"values": fidelity_of(layer, context.frames.subset(NUM_FRAMES), context.seed)}
+        layer = CheckedLayer(context.agent, subject,
+                             Integration(settings["steps"], settings["rule"], None))
+
+        def compute(batch: Batch) -> np.ndarray:
+            rows = torch.arange(len(batch.actions))
+            return np.concatenate([_fidelity(layer, batch, part, context.seed)
+                                   for part in rows.split(_FRAMES_PER_BATCH)])
+
+        with torch.random.fork_rng():
+            return {"values": layer.compute(context.frames.subset(NUM_FRAMES), "fidelity frame",
+                                            compute)}
 
     def rows(self, context: CheckContext, subject: Subject, arrays: Arrays) -> pd.DataFrame:
         values = arrays["values"]
@@ -74,28 +90,12 @@ class Fidelity(Check):
                 f"{table['sensitivity'].median():.2f}.")
 
 
-def fidelity_of(layer: CheckedLayer, frames: CheckedFrames, seed: int) -> np.ndarray:
-    """Compute infidelity and sensitivity of attributions in frames.
+def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
+    """Compute infidelity and sensitivity in rows of a batch, float64 (B, 2).
 
     Args:
-        layer: layer with the integration that is checked.
         seed: seed of the changes.
-
-    Returns:
-        float64 (N, 2); NaN where changes have no effect, or nothing is attributed.
     """
-    values = []
-    with torch.random.fork_rng(), Progress(len(frames.step), "fidelity frame") as progress:
-        for batch in layer.batches(frames):
-            for begin in range(0, len(batch.actions), _FRAMES_PER_BATCH):
-                rows = torch.arange(begin, min(begin + _FRAMES_PER_BATCH, len(batch.actions)))
-                values.append(_fidelity(layer, batch, rows, seed))
-                progress.update(progress.done + len(rows))
-    return np.concatenate(values)
-
-
-def _fidelity(layer: CheckedLayer, batch: Batch, rows: Tensor, seed: int) -> np.ndarray:
-    """Compute infidelity and sensitivity in rows of a batch (B, 2)."""
     activations = batch.prefix.activations[rows].cpu().contiguous()
     base = layer.baseline.expand_as(activations)
 
