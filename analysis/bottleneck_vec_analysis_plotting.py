@@ -3,7 +3,7 @@ start."""
 
 from __future__ import annotations
 
-from analysis.bottleneck import BOTTLENECK_FILES, draw_figures
+from analysis.bottleneck_vectors import BOTTLENECK_FILES, draw_figures
 from analysis.parameters import BottleneckConfig, add_plotting_flags, add_sample_analysis_flags
 from analysis.state_maps import SampleAnalysis, figure_schema, replace_figures
 from common.cli import Parser

@@ -3,7 +3,7 @@ those that the encoder gives, random ones beside them, and how far both are from
 
 from __future__ import annotations
 
-from analysis.bottleneck import BOTTLENECK_FILES, analyse
+from analysis.bottleneck_vectors import BOTTLENECK_FILES, analyse
 from analysis.parameters import BottleneckConfig, add_precompute_flags, add_sample_analysis_flags
 from analysis.state_maps import SampleAnalysis
 from analysis.steps import choose_samples, read_simulated_steps

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from analysis.methods import embedding
 from conftest import ROOT, record_arguments, start, wait_for
 
 import evaluate
@@ -29,7 +28,7 @@ import train
 import train_gen_model
 from agents.config import AgentConfig, load_agent_config
 from agents.rollout_files import RolloutFolder
-from analysis import causal_stories
+from analysis import causal_stories, clustering
 from common.devices import bfloat16_features, num_jobs, resolve_compute
 from common.errors import UserError, script_main
 from generative import export
@@ -246,7 +245,7 @@ def test_resumed_run_keeps_what_makes_it_the_same_run(tmp_path, capsys):
     (record.main, ["--logdir"]), (render.main, ["--vid_dir"]), (evaluate.main, ["--output"])])
 @pytest.mark.parametrize("damage", ["missing", "truncated", "text", "no tensor", "missing tensor",
                                     "unknown tensor", "wrong shape", "scalar", "fewer actions",
-                                    "other embedding"])
+                                    "other clustering"])
 def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, capsys):
     path = tmp_path / "model_1.pth"
     content = torch.load(agent_path, weights_only=True)
@@ -277,7 +276,7 @@ def test_unusable_model_file_is_named(main, more, damage, agent_path, tmp_path, 
             words = "'embedder.block2.conv.weight' has the shape (32, 3, 3, 3), not (32, 16, 3, 3)"
         else:
             content["model_state_dict"] = {"encoder.weight": torch.zeros(2)}
-            words = "neither an IMPALA nor a Nature nor a clear embedding"
+            words = "neither an IMPALA nor a Nature nor a clear clustering"
         torch.save(content, path)
     output = tmp_path / "output"
     assert words in refused(main, ["--model_file", path, *more, output], capsys)
@@ -497,9 +496,9 @@ def test_libraries_get_the_cores_that_the_process_may_use(cores, threads, num_ro
 def test_few_rows_are_embedded_by_one_thread(components, monkeypatch):
     asked = []
     for name in ("FastTSNE", "TSNE", "PerplexityBasedNN"):
-        original = getattr(embedding, name)
-        monkeypatch.setattr(embedding, name, lambda *args, original=original, **options: (
+        original = getattr(clustering, name)
+        monkeypatch.setattr(clustering, name, lambda *args, original=original, **options: (
             asked.append(options["n_jobs"]), original(*args, **options))[1])
-    embedding.embed(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), components,
+    clustering.embed(np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32), components,
                     0)
     assert set(asked) == {1}

@@ -32,7 +32,7 @@ LINKS = {
 SCRIPTS = sorted(
     str(path.relative_to(ROOT))
     for folder in (ROOT, *(ROOT / room for room in ("analysis", "maze", "attribution")))
-    for path in folder.glob("*.py") if path.name not in ("setup.py", "__init__.py"))
+    for path in folder.glob("*.py") if 'if __name__ == "__main__":' in path.read_text())
 ROOMS = ("agents", "analysis", "attribution", "common", "generative", "interventions", "maze",
          "pipeline", "benchmarks", "tests")
 # One of each place, started as a program of its own: by path, as a module, from elsewhere.

@@ -46,14 +46,14 @@ from analysis.behaviour_draws import (
 from analysis.behaviours import BEHAVIOUR_FILES, behaviour_features, most_common
 from analysis.behaviours import analyse as analyse_behaviours
 from analysis.behaviours import draw_figures as draw_behaviours
-from analysis.bottleneck import (
+from analysis.bottleneck_vectors import (
     BOTTLENECK_FILES,
     pairwise_cosines,
     sample_outcomes,
     uniform_cosine_density,
     uniformity,
 )
-from analysis.bottleneck import draw_figures as draw_bottleneck
+from analysis.bottleneck_vectors import draw_figures as draw_bottleneck
 from analysis.decomposition import principal_components
 from analysis.env_states import ENV_STATE_FILES
 from analysis.env_states import draw_figures as draw_env
