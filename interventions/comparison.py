@@ -389,7 +389,8 @@ def run_comparison(store: ResultStore, playground: Playground, sets: Sequence[Co
     store.open({**playground.settings, **settings,
                 **{name: value for group in reversed(sets)
                    for name, value in group.settings.items()}, "versions": versions(),
-                "arms": {condition.name: condition.settings for condition in conditions}},
+                "arms": {condition.name: condition.settings for group in reversed(sets)
+                         for condition in group.conditions}},
                overwrite, shard, notes)
     measure_conditions(store, "arm", [BASELINE, *conditions],
                        lambda condition: vars(playground.run(condition.value or [], std)), shard)
