@@ -42,7 +42,7 @@ from interventions.flags import (
     patched_precision,
 )
 from interventions.patch_text import arm_name
-from interventions.swaps import asked_name, open_swap
+from interventions.swaps import configured_name, open_swap
 from maze.level.patch_words import register_maze_words
 
 SAMPLES_AT_A_TIME = 32
@@ -167,7 +167,7 @@ class SamplerRun:
 def folder_names(args: argparse.Namespace, parameters: ParameterSet, plan: SamplingPlan,
                  arm: Sequence[Patch]) -> list[str]:
     """The folders of samples that are asked for: as it is, with a swap, with patches."""
-    swapped = asked_name(parameters.get(SwapConfig), args.random_directions)
+    swapped = configured_name(parameters.get(SwapConfig), args.random_directions)
     return [plan.folder_name, *([f"{plan.folder_name}_swapped_{swapped}"] if swapped else []),
             *([f"{plan.folder_name}_patched_{arm_name(arm)}"] if arm else [])]
 

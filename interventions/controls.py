@@ -26,6 +26,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +91,7 @@ def controls_of(policy: Policy, patches: Sequence[Patch], number: int, seed: int
             columns.append(_channels(policy, patch, number, seeds, reference))
         else:
             columns.append(_cells(policy, patch, number, seeds, cells))
-    return [Control(*zip(*((patch, drawn) for patch, drawn, _ in row)),
+    return [Control(tuple(patch for patch, _, _ in row), tuple(drawn for _, drawn, _ in row),
                     all(matched for _, _, matched in row)) for row in zip(*columns)]
 
 
@@ -171,7 +172,7 @@ def _default(patch: Patch) -> str:
                     f"{patch.kind}@{patch.layer}:7,8")
 
 
-Drawn = list[tuple[Patch, dict, bool]]  # a patch, what was drawn, and whether it is matched
+Drawn = Sequence[tuple[Patch, dict, bool]]  # a patch, what was drawn, and whether it is matched
 
 
 def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.random.SeedSequence,
@@ -184,33 +185,37 @@ def _vectors(policy: Policy, patch: Patch, kind: str, number: int, seeds: np.ran
         if len(others) < number:
             raise UserError(f"{number} controls take as many other vectors, but there are "
                             f"{len(others)}; give more, or take fewer --num_controls")
-        return [(dataclasses.replace(patch, vector=vector), {"other vector": k}, True)
+        return [(_with_vector(patch, vector), {"other vector": k}, True)
                 for k, vector in enumerate(others[:number])]
     change = {PERMUTED: _permuted, GAUSSIAN: _gaussian}[kind]
     layers = layers_named(policy, patch.layer)
     drawn = []
     for k, child in enumerate(seeds.spawn(number)):
         rng = np.random.default_rng(child)
-        made = {}
+        vectors = {}
         for layer in layers:
-            vector = patch.vector
+            vector: Any = patch.vector
             vector = vector[layer.name] if isinstance(vector, Mapping) else vector
-            made[layer.name] = _changed(vector, change, patch, layer, int(rng.integers(2**63)))
-        drawn.append((dataclasses.replace(patch, vector=made), {kind: k}, True))
+            vectors[layer.name] = _changed(vector, change, patch, layer, int(rng.integers(2**63)))
+        drawn.append((_with_vector(patch, vectors), {kind: k}, True))
     return drawn
 
 
+def _with_vector(patch: Add | Project, vector: Any) -> Patch:
+    return dataclasses.replace(patch, vector=vector)
+
+
 def _changed(vector: float | Array | Callable[[BatchInfo], Array], change: Callable, patch: Patch,
-             layer: Layer, seed: int) -> np.ndarray | Callable[[BatchInfo], np.ndarray]:
+             layer: Layer, seed: int) -> Any:
     """A vector whose entries within the patch are changed, the same way for all pictures."""
     if callable(vector):
         return lambda rows: _changed(vector(rows), change, patch, layer, seed)
     values = np.array(torch.as_tensor(vector, dtype=torch.float32).cpu())
     if isinstance(patch, Project) and layer.is_map and values.shape == layer.shape[:1]:
-        shape, lead, cells = layer.shape[:1], (), None  # a channel vector
+        shape, cells = layer.shape[:1], None  # a channel vector
     else:
         shape, cells = layer.shape, patch.cells
-        lead = values.shape[:-len(shape)] if values.ndim > len(shape) else ()
+    lead = values.shape[:-len(shape)] if values.ndim > len(shape) else ()
     flat = np.broadcast_to(values, (*lead, *shape)).reshape(*lead, shape[0], -1).copy()
     channels = np.arange(shape[0]) if patch.channels is None else np.array(patch.channels)
     numbers = (np.arange(flat.shape[-1]) if cells is None else
@@ -243,7 +248,8 @@ def _channels(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSe
               reference: ReferenceSet | None) -> Drawn:
     """The patch at other channels."""
     layers = layers_named(policy, patch.layer)
-    if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState | Interchange):
+    if patch.channels is None or len(layers) > 1 or isinstance(patch, ChangeState) or (
+            isinstance(patch, Interchange) and not patch.words):
         raise UserError(f"{patch.kind} at {patch.layer} names no channels of one layer that could "
                         "be drawn for a control; name some, as in "
                         f"{patch.kind}@{layers[0].name}:7,8")
@@ -266,7 +272,7 @@ def _set_channels(policy: Policy, patch: SetTo, layer: Layer, number: int,
         raise UserError(f"the value that is set at {patch.layer} differs from picture to picture, "
                         f"so it has no controls of the kind '{CHANNELS}'; take '{CELLS}'")
     std = reference.channel_stds(policy, layer).flatten().cpu().numpy()  # (C,)
-    own = list(patch.channels)
+    own = list(patch.channels or ())
     if not std[own].all():
         raise UserError(f"a channel of {patch.layer} that is set never varies in the reference "
                         f"set, so its value has no size for other channels; take '{CELLS}' as "
@@ -291,7 +297,7 @@ def _cells(policy: Policy, patch: Patch, number: int, seeds: np.random.SeedSeque
                         f"the kind '{CELLS}'; leave the kind out to have those of {patch.kind}")
     layer = layers_named(policy, patch.layer)[0]
     if cells is None:
-        cells = list(np.ndindex(*layer.shape[1:]))
+        cells = [(row, column) for row, column in np.ndindex(*layer.shape[1:])]
     others = np.array([cell for cell in dict.fromkeys(cells) if tuple(cell) not in patch.cells])
     return [(dataclasses.replace(patch, cells=tuple(map(tuple, others[chosen].tolist()))),
              {"cells": others[chosen].tolist()}, True)

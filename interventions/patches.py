@@ -13,7 +13,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,19 +55,20 @@ class SetTo(Patch):
     override: bool = False
 
     def bind(self, selection: Selection) -> PatchFn:
-        value = selection.values(self.value, "the value to set")
-        if self.others is None:
+        value = selection.values(_opened(self.value), "the value to set")
+        others = self.others
+        if others is None:
             return lambda entries, context: value(context).expand_as(entries)
         layer = selection.layer
         chosen = torch.zeros(layer.shape[1:], dtype=torch.bool, device=selection.policy.device)
         for cell in self.cells or ():
             chosen[cell] = True
         if self.cells is None:
-            raise UserError(f"others={self.others:g} says what becomes of other cells, but the "
+            raise UserError(f"others={others:g} says what becomes of other cells, but the "
                             f"patch of {layer.name} names no cell")
         inside = chosen.flatten()  # (P,)
         return lambda entries, context: torch.where(
-            inside, value(context), self.others).expand_as(entries)
+            inside, value(context), others).expand_as(entries)
 
     @property
     def needs_info(self) -> bool:
@@ -230,7 +231,7 @@ class Add(Patch):
         return super().needs_info or callable(self.vector)
 
     def bind(self, selection: Selection) -> PatchFn:
-        vector = selection.values(self.vector, "the vector")
+        vector = selection.values(_opened(self.vector), "the vector")
         return lambda entries, context: entries + self.coefficient * vector(context)
 
 
@@ -249,10 +250,11 @@ class Multiply(Patch):
     negative: float | None = None
 
     def bind(self, selection: Selection) -> PatchFn:
-        if self.negative is None:
+        negative = self.negative
+        if negative is None:
             return lambda entries, context: self.positive * entries
         return lambda entries, context: (self.positive * entries.clamp(min=0)
-                                    + self.negative * entries.clamp(max=0))
+                                         + negative * entries.clamp(max=0))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -277,9 +279,8 @@ class Project(Patch):
         return self.to == MEAN and self.reference is None
 
     def bind(self, selection: Selection) -> PatchFn:
-        layer, vector = selection.layer, self.vector
-        if isinstance(vector, Mapping):
-            vector = vector[layer.name]
+        layer, opened = selection.layer, _opened(self.vector)
+        vector = opened[layer.name] if isinstance(opened, Mapping) else opened
         in_cells = layer.is_map and np.shape(vector) == layer.shape[:1]
         if in_cells:
             vector = torch.as_tensor(vector).reshape(-1, 1, 1)
@@ -294,10 +295,12 @@ class Project(Patch):
         def along(entries: Tensor) -> Tensor:
             return (entries * unit).sum(dim=dims, keepdim=True)
 
-        to = self.to
-        if to == MEAN:  # of a linear map: what the mean has
+        to: float | Tensor
+        if isinstance(self.to, str):  # of a linear map: what the mean has
             mean = _given(self.reference, self.kind).mean(selection.policy, layer)
             to = along(selection.broadcast(mean, "the reference mean")).mean()
+        else:
+            to = self.to
         return lambda entries, context: entries + (to - along(entries)) * unit
 
 
@@ -376,12 +379,13 @@ class Interchange(Patch):
         return True
 
     def bind(self, selection: Selection) -> PatchFn:
-        if self.pairs is None:
+        pairs = self.pairs
+        if pairs is None:
             raise UserError("interchange needs to know which pictures are paired; name levels to "
                             "take the entries from, as in source=7/8")
 
         def change(entries: Tensor, context: PatchContext) -> Tensor:
-            paired = torch.as_tensor(self.pairs(context.required_info))
+            paired = torch.as_tensor(pairs(context.required_info))
             if paired.dtype == torch.uint8:
                 name = selection.layer.name
                 paired = activations_of(selection.policy, paired, [name])[name]
@@ -405,7 +409,19 @@ class ChangeState(Patch):
     change: HiddenChange
 
     def bind(self, selection: Selection) -> PatchFn:
-        return lambda entries, context: self.change(context.state, entries.squeeze(2)).unsqueeze(2)
+        def change(entries: Tensor, context: PatchContext) -> Tensor:
+            assert context.state is not None  # the layer is the hidden state
+            return self.change(context.state, entries.squeeze(2)).unsqueeze(2)
+
+        return change
+
+
+def _opened(values: Any) -> Any:
+    """Values of a patch, which are a path until the patch is opened."""
+    if isinstance(values, Path):
+        raise UserError(f"the file {values} of a patch must be read first "
+                        "(interventions.patch_text.open_patches)")
+    return values
 
 
 def _given(reference: ReferenceSet | None, kind: str) -> ReferenceSet:

@@ -130,43 +130,6 @@ def probe(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed:
                  fitted.chosen)
 
 
-def probe_channels(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
-                   regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> pd.DataFrame:
-    """A probe of each single channel.
-
-    Args:
-        activations: (N, C, H, W), or units (N, C).
-
-    Returns:
-        The ``scores`` of :class:`Probe` for each ``channel``, and ``choosing``, by which channels
-        are to be chosen: the best score of many on the test part is too good.
-    """
-    tables = []
-    for channel in range(activations.shape[1]):
-        found = probe(activations[:, channel], target, levels, seed, regression=regression,
-                      num_shuffles=num_shuffles)
-        tables.append(found.scores.assign(channel=channel, choosing=found.choosing))
-    return pd.concat(tables, ignore_index=True)
-
-
-def probe_cells(activations: np.ndarray, target: np.ndarray, levels: np.ndarray, seed: int, *,
-                regression: bool = False, num_shuffles: int = NUM_SHUFFLES) -> Probe:
-    """One probe for all cells: each cell is an example, and its channels are what is read.
-
-    Args:
-        activations: (N, C, H, W).
-        target: of each cell (N, H, W), such as whether the cheese is in it.
-        levels: of each picture (N,).
-    """
-    num, channels, height, width = activations.shape
-    if np.shape(target) != (num, height, width):
-        raise UserError(f"a probe of cells needs a target for each of {num} x {height} x {width} "
-                        f"cells, not of shape {np.shape(target)}")
-    return probe(np.moveaxis(activations, 1, -1).reshape(-1, channels), np.reshape(target, -1),
-                 np.repeat(levels, height * width), seed, regression=regression,
-                 num_shuffles=num_shuffles)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Fitted:
     """A model of entries less their means and divided by one scale, see :class:`Probe`."""
@@ -181,13 +144,13 @@ class _Fitted:
 
     @property
     def classes(self) -> np.ndarray | None:
-        return getattr(self.model, "classes_", None)
+        return self.model.classes_ if isinstance(self.model, LogisticRegression) else None
 
     def log_probs(self, entries: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities of all classes (N, K), and of the target's (N,)."""
-        found = self.model.predict_proba(self.scaled(entries))
-        found = np.log(np.maximum(found, _SMALLEST))
-        return found, _of_target(found, self.classes, target)
+        probs = self.model.predict_proba(self.scaled(entries))
+        log_probs = np.log(np.maximum(probs, _SMALLEST))
+        return log_probs, _of_target(log_probs, self.model.classes_, target)
 
     def predicted(self, entries: np.ndarray) -> np.ndarray:
         """(N,)"""

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from common.errors import UserError
-from interventions.controls import matched_sets
 from stats.bootstrap import ClusterBootstrap
-from stats.effects import Condition, Outcome, check_starts, compare_conditions
+from stats.effects import Condition, Outcome, compare_conditions
 
 MIN_SOURCES = 5
 NUM_SETS = 19
@@ -194,47 +193,15 @@ class Scrubbing:
         # A set less the mean of the others is num / (num - 1) times it less the mean of all.
         controls = mean + (randoms - mean) * num / max(num - 1, 1)
         names = ["hypothesis", *(f"random_{number:02d}" for number in range(num))]
-        arms = [Condition(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
-                for number, (name, one) in enumerate(zip(names, self.sets))]
+        arms: list[Condition] = [
+            Condition(name, "channels " + ",".join(map(str, one)), "scrubbing", number > 0)
+            for number, (name, one) in enumerate(zip(names, self.sets))]
         outcomes = [Outcome(name, name) for name in self.outcomes]
         table = compare_conditions(arms, outcomes, mean, np.stack([contrast, *controls]), seed,
                                    self.levels, dict(zip(names, self.moved.tolist())),
                                    verdicts=False)
         table["supported"] = table["claimed"] & (table["effect"] > 0)
         return table
-
-
-def scrub(targets: Sequence[Target], channels: Sequence[int], outcomes: Sequence[str],
-          std: Tensor | np.ndarray, seed: int, num_sets: int = NUM_SETS,
-          draw: Literal["joint", "channel"] = "joint") -> Scrubbing:
-    """Resample the channels of a hypothesis, and of random sets, in each target.
-
-    Every condition is the mean over the k sources of the target; all sets of channels meet the
-    same sources.
-
-    Args:
-        targets: levels, at least 10, with at least 5 sources of each kind.
-        channels: of the hypothesis.
-        outcomes: names of what ``Target.measure`` gives. They must grow with the change.
-        std: of the units over a reference set (C, H, W), to match sizes in.
-        seed: of the random sets, and of the order of sources channel by channel.
-        num_sets: random sets; at least 19 are needed to claim anything.
-        draw: see ``resampled``.
-
-    Raises:
-        UserError: if there are too few targets, sources, or channels, or sources and targets do
-            not fit.
-    """
-    check_starts(len({target.level for target in targets}))
-    for target in targets:
-        check_target(target, channels)
-    changes = channel_changes(targets, std)
-    random, _, matched = matched_sets(changes, channels, num_sets, seed)
-    sets = [tuple(channels), *random]
-    found = np.stack([scrub_target(target, sets, [seed, place], draw)
-                      for place, target in enumerate(targets)])
-    return gathered([target.level for target in targets], found, outcomes, sets,
-                    sizes_moved(changes, sets), matched)
 
 
 def scrub_target(target: Target, sets: Sequence[Sequence[int]], seed: Sequence[int],
@@ -271,27 +238,3 @@ def gathered(levels: Sequence[int], found: np.ndarray, outcomes: Sequence[str],
                      {feature: values[0] for feature, values in by_feature.items()},
                      {feature: values[1:] for feature, values in by_feature.items()}, sets, moved,
                      matched)
-
-
-def check_target(target: Target, channels: Sequence[int]) -> None:
-    """Check that a hypothesis can be tried on a target.
-
-    Raises:
-        UserError: if there are too few sources, a channel is not there or named twice, or sources
-            and target do not fit.
-    """
-    num_channels = target.activations.shape[1]
-    bad = [channel for channel in channels if not 0 <= channel < num_channels]
-    if bad or not len(channels) or len(set(channels)) < len(channels):
-        raise UserError(f"a hypothesis names different channels from 0 to {num_channels - 1}, "
-                        f"not {', '.join(map(str, channels)) or 'none'}")
-    if min(len(target.same), len(target.other)) < MIN_SOURCES:
-        raise UserError(f"level {target.level} has {len(target.same)} sources with the same "
-                        f"feature and {len(target.other)} with another; take at least "
-                        f"{MIN_SOURCES} of each")
-    for sources in (target.same, target.other):
-        if tuple(sources.shape[1:]) not in (tuple(target.activations.shape),
-                                            tuple(target.activations.shape[1:])):
-            raise UserError(f"the sources of level {target.level} have the shape "
-                            f"{tuple(sources.shape)}, its activations "
-                            f"{tuple(target.activations.shape)}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from common.errors import UserError
 from interventions.config import SwapConfig
 from interventions.patches import ChangeState
-from interventions.projector import Projector
+from interventions.projector import DirectionType, Projector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,11 @@ def swap_name(taken: Sequence[int], put: Sequence[int | None]) -> str:
     return "_".join(map(str, (*taken, "to", *put)))
 
 
-def asked_name(swap: SwapConfig, random_directions: int | None) -> str | None:
-    """The name of the swap that a user asks for, or None if there is none; see ``open_swap``."""
+def configured_name(swap: SwapConfig, random_directions: int | None) -> str | None:
+    """Return the name of the configured swap, or None if there is none; see ``open_swap``."""
     if not swap.swap_directions_from:
         return None
-    name = swap_name(swap.swap_directions_from, swap.swap_directions_to)
+    name = swap_name(swap.swap_directions_from, swap.swap_directions_to or ())
     return name if random_directions is None else f"random_{random_directions}_{name}"
 
 
@@ -67,7 +68,8 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
             direction; or if random directions are asked for where there is nothing to replace.
     """
     taken, put = list(swap.swap_directions_from or ()), list(swap.swap_directions_to or ())
-    if not taken:
+    name = configured_name(swap, random_directions)
+    if name is None:
         if random_directions is not None:
             raise UserError("--random_directions says in which directions to swap, so it needs "
                             "--swap_directions_from and --swap_directions_to")
@@ -80,6 +82,5 @@ def open_swap(swap: SwapConfig, kind: str, folder: Path, num_episodes: int, num_
                             f"direction_type is {kind}; choose ica")
         projector = projector.turned(random_directions)
         description["random_directions"] = random_directions
-    step = projector.swapped_step(taken, put, kind, device)
-    return Swap(asked_name(swap, random_directions),
-                ChangeState(step, steps=(from_step, None)), description)
+    step = projector.swapped_step(taken, put, cast(DirectionType, kind), device)
+    return Swap(name, ChangeState(step, steps=(from_step, None)), description)

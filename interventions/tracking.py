@@ -21,7 +21,6 @@ and before them the true order.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -89,7 +88,9 @@ class Tracker:
         activations, without, cells = map(np.asarray, (activations, without, cells))
         _check(activations, without, cells,
                self._sums.shape if self._sums else activations.shape[1:])
-        self._sums = self._sums or _Sums(activations.shape[1:], self._num_permutations)
+        if self._sums is None:
+            _, channels, height, width = activations.shape
+            self._sums = _Sums((channels, height, width), self._num_permutations)
         orders = [np.arange(len(cells)), *(self._rng.permutation(len(cells))
                                            for _ in range(self._num_permutations))]
         self._sums.add(activations.astype(np.float64), without, cells[np.stack(orders)])
@@ -107,24 +108,6 @@ class Tracker:
         return Tracking(pd.DataFrame(dict(zip(SCORES, scores[:, 0]))), self._sums.means(),
                         dict(zip(SCORES, scores[:, 1:].max(axis=(1, 2)).tolist())),
                         self._num_levels, self._sums.count)
-
-
-def track(levels: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], seed: int,
-          num_permutations: int = NUM_PERMUTATIONS) -> Tracking:
-    """Score all channels of a layer.
-
-    Args:
-        levels: of each level what :meth:`Tracker.add` takes. They are read one after the other and
-            may differ in Q.
-        seed: of the permutations.
-
-    Raises:
-        UserError: as :class:`Tracker`.
-    """
-    tracker = Tracker(seed, num_permutations)
-    for level in levels:
-        tracker.add(*level)
-    return tracker.result()
 
 
 class _Sums:

@@ -23,6 +23,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import ndimage
@@ -31,13 +32,13 @@ from agents.agent_file import weights_sha256
 from agents.layers import find_layer
 from agents.networks import Policy
 from agents.reference_set import activations_of
-from common.errors import UserError, nearest
+from common.errors import UserError
 from common.files import atomic_path, read_arrays, versions
 
 PAIRS, CLASS_MEANS, PROBE = "pairs", "class means", "probe"  # kinds
 AS_COMPUTED, UNIT, RMS = "as computed", "unit", "rms"  # scales
 SCALES = (AS_COMPUTED, UNIT, RMS)
-PICTURES_A_PASS = 64  # all layers of one are 2 MB, 10 MB in the wide network
+FRAMES_PER_BATCH = 64  # all layers of one are 2 MB, 10 MB in the wide network
 _WHAT = "steering vector"
 _TEXT = {"kind": str, "scale": str, "agent": str, "about": str, "levels": list, "modes": list,
          "versions": dict}
@@ -77,7 +78,7 @@ class SteeringVector:
     levels: tuple[int, ...]
     modes: tuple[str, ...]
     scale: str = AS_COMPUTED
-    alignment: tuple[int, int] | None = None
+    alignment: tuple[int, ...] | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=versions)
 
     def __post_init__(self):
@@ -119,8 +120,8 @@ class SteeringVector:
                             f"be scaled to {scale}; the pictures it was made of do not differ "
                             "there")
         size = 1.0 if scale == UNIT else rms * np.sqrt(self.vector.size)
-        return dataclasses.replace(self, vector=np.float32(self.vector * (size / norm)),
-                                   scale=scale)
+        return dataclasses.replace(self, scale=scale,
+                                   vector=np.asarray(self.vector * (size / norm), np.float32))
 
     def at(self, cell: tuple[int, int]) -> np.ndarray:
         """The vector of an aligned average, moved to a target's cell (C, H, W); 0 comes in at the
@@ -189,39 +190,26 @@ def read_vectors(path: Path) -> dict[str, SteeringVector]:
         for name, kind in _TEXT.items():
             if not isinstance(text[name], kind):
                 raise UserError(f"its {name} is {text[name]!r}")
-        fields = {name: tuple(text[name]) if kind is list else text[name]
-                  for name, kind in _TEXT.items()}
+        fields: dict[str, Any] = {name: tuple(text[name]) if kind is list else text[name]
+                                  for name, kind in _TEXT.items()}
         layer, alignment = text["layer"], text["alignment"]
         if layer != "all":
             arrays |= {f"{name}@{layer}": arrays[name] for name in ("vector", "norms")}
             alignment = {layer: alignment}
-        found = {}
+        vectors = {}
         for name in alignment:
             cell = alignment[name]
-            found[name] = SteeringVector(
+            vectors[name] = SteeringVector(
                 name, arrays[f"vector@{name}"], arrays["pairs"], arrays[f"norms@{name}"],
                 alignment=None if cell is None else tuple(map(int, cell)), **fields)
-        if not found:
+        if not vectors:
             raise UserError("it is of no layer")
-        return found
+        return vectors
     except UserError as error:
         raise UserError(f"the {_WHAT} {path} is damaged: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"the {_WHAT} {path} is damaged ({type(error).__name__}: "
                         f"{str(error)[:100]}); make it again") from None
-
-
-def read_vector(path: Path, layer: str) -> SteeringVector:
-    """The vector of one layer in a file.
-
-    Raises:
-        UserError: see ``read_vectors``; or if the file has none for this layer.
-    """
-    found = read_vectors(path)
-    if layer not in found:
-        raise UserError(f"the {_WHAT} {path} is of {', '.join(found)}, not of the layer {layer}"
-                        f"{nearest(layer, found) if len(found) > 1 else ''}")
-    return found[layer]
 
 
 def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
@@ -256,13 +244,15 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
     cells = {find_layer(policy, name).name: places for name, places in (cells or {}).items()}
     levels, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1)
-    sums = {layer: 0.0 for layer in layers}
-    counts, norms = dict(sums), {layer: np.zeros(len(levels), np.float32) for layer in layers}
+    shapes = {layer: find_layer(policy, layer).shape for layer in layers}
+    sums = {layer: np.zeros(shape) for layer, shape in shapes.items()}
+    counts = {layer: np.zeros(shape) for layer, shape in shapes.items()}
+    norms = {layer: np.zeros(len(levels), np.float32) for layer in layers}
     for number in range(len(levels)):
         rows = np.flatnonzero(group == number)
-        differences = {layer: 0.0 for layer in layers}
-        reached = dict(differences)
-        for part in np.array_split(rows, -(-2 * len(rows) // PICTURES_A_PASS)):
+        differences = {layer: np.zeros(shape) for layer, shape in shapes.items()}
+        reached = {layer: np.zeros(shape) for layer, shape in shapes.items()}
+        for part in np.array_split(rows, -(-2 * len(rows) // FRAMES_PER_BATCH)):
             [(_, outputs)] = outputs_at(policy, layers,
                                         np.concatenate([shown[part], lacking[part]]))
             for layer in layers:
@@ -283,9 +273,10 @@ def vectors_of_pairs(policy: Policy, layers: Sequence[str], shown: np.ndarray,
             sums[layer] += mean
             counts[layer] += seen
     return {layer: SteeringVector(
-        layer, np.float32(sums[layer] / np.maximum(counts[layer], 1)), levels, norms[layer], PAIRS,
-        weights_sha256(policy), about, tuple(np.unique(levels).tolist()), tuple(modes),
-        alignment=_middle(sums[layer].shape) if layer in cells else None) for layer in layers}
+        layer, np.asarray(sums[layer] / np.maximum(counts[layer], 1), np.float32), levels,
+        norms[layer], PAIRS, weights_sha256(policy), about, tuple(np.unique(levels).tolist()),
+        tuple(modes), alignment=_middle(shapes[layer]) if layer in cells else None)
+        for layer in layers}
 
 
 def vectors_of_classes(policy: Policy, layers: Sequence[str],
@@ -308,15 +299,15 @@ def vectors_of_classes(policy: Policy, layers: Sequence[str],
     """
     layers, is_in = _innermost(policy, layers), np.asarray(is_in, dtype=bool)
     check_classes(is_in, about)
-    sums = {layer: [0.0, 0.0] for layer in layers}
+    sums = {layer: np.zeros((2, *find_layer(policy, layer).shape)) for layer in layers}
     for rows, outputs in outputs_at(policy, layers, frames, entering):
         for layer in layers:
             for which in (False, True):
                 chosen = outputs[layer][is_in[rows] == which]
-                sums[layer][which] += chosen.sum(axis=0, dtype=np.float64)
+                sums[layer][int(which)] += chosen.sum(axis=0, dtype=np.float64)
     num_in = is_in.sum()
     return {layer: SteeringVector(
-        layer, np.float32(inside / num_in - outside / (len(is_in) - num_in)),
+        layer, np.asarray(inside / num_in - outside / (len(is_in) - num_in), np.float32),
         np.zeros((0, 2), np.int64), np.zeros(0, np.float32), CLASS_MEANS, weights_sha256(policy),
         about, tuple(np.unique(levels).tolist()), tuple(modes))
         for layer, (outside, inside) in sums.items()}
@@ -332,7 +323,7 @@ def vector_of_probe(policy: Policy, layer: str, weights: np.ndarray, levels: np.
         about: what the probe tells.
     """
     [layer] = _innermost(policy, [layer])
-    return SteeringVector(layer, np.float32(weights), np.zeros((0, 2), np.int64),
+    return SteeringVector(layer, np.asarray(weights, np.float32), np.zeros((0, 2), np.int64),
                           np.zeros(0, np.float32), PROBE, weights_sha256(policy), about,
                           tuple(np.unique(levels).tolist()), tuple(modes))
 
@@ -361,8 +352,8 @@ def outputs_at(policy: Policy, layers: Sequence[str], frames: np.ndarray,
     Yields:
         Which pictures, and the outputs of each layer on them, float32 (pictures, *shape).
     """
-    for begin in range(0, len(frames), PICTURES_A_PASS):
-        rows = slice(begin, begin + PICTURES_A_PASS)
+    for begin in range(0, len(frames), FRAMES_PER_BATCH):
+        rows = slice(begin, begin + FRAMES_PER_BATCH)
         found = activations_of(policy, frames[rows], layers,
                                None if entering is None else entering[rows])
         yield rows, {layer: values.cpu().numpy() for layer, values in found.items()}

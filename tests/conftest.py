@@ -42,8 +42,18 @@ from generative.losses import LossScales
 from generative.published import save_published
 from generative.runs import SimulatorRunSettings, checkpoint_name
 from generative.simulator import Simulator
+from interventions.controls import matched_sets
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.projector import Projector, matrix_files
+from interventions.resampling import (
+    NUM_SETS,
+    Scrubbing,
+    channel_changes,
+    gathered,
+    scrub_target,
+    sizes_moved,
+)
+from interventions.tracking import NUM_PERMUTATIONS, Tracker, Tracking
 
 # No test cuts the power, and thousands of small files would wait for the disk.
 os.fsync = lambda file: None
@@ -141,6 +151,25 @@ def small_policy(architecture: str = "impala", recurrent: bool = True) -> Policy
     with torch.no_grad():
         policy.fc_policy.weight *= 100
     return policy
+
+
+def track(levels, seed: int, num_permutations: int = NUM_PERMUTATIONS) -> Tracking:
+    """Tracking scores of levels, each a tuple of the arguments of ``Tracker.add``."""
+    tracker = Tracker(seed, num_permutations)
+    for level in levels:
+        tracker.add(*level)
+    return tracker.result()
+
+
+def scrub(targets, channels, outcomes, std, seed: int, num_sets: int = NUM_SETS) -> Scrubbing:
+    """Scrub channels and matched random sets in each target, as ``maze.scrubbing`` does."""
+    changes = channel_changes(targets, std)
+    random, _, matched = matched_sets(changes, channels, num_sets, seed)
+    sets = [tuple(channels), *random]
+    found = np.stack([scrub_target(target, sets, [seed, place])
+                      for place, target in enumerate(targets)])
+    return gathered([target.level for target in targets], found, outcomes, sets,
+                    sizes_moved(changes, sets), matched)
 
 
 def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:

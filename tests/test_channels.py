@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conftest import scrub, track
 from sklearn.metrics import log_loss, roc_auc_score
 
 from common.errors import UserError
@@ -11,8 +12,6 @@ from interventions.probes import (
     _by_level,
     _wins,
     probe,
-    probe_cells,
-    probe_channels,
     split_levels,
 )
 from interventions.resampling import (
@@ -22,9 +21,7 @@ from interventions.resampling import (
     channel_changes,
     draw_sources,
     resampled,
-    scrub,
 )
-from interventions.tracking import track
 
 # Tracking.
 
@@ -203,18 +200,6 @@ def test_random_sets_are_matched_in_size_over_all_sources():
     np.testing.assert_allclose(found.moved[1:][found.matched], found.moved[0], rtol=0.25)
 
 
-def test_scrubbing_that_cannot_be_done_is_refused():
-    targets = made_up_targets()
-    for channels, message in (([10], "from 0 to 9"), ([], "none"), ([1, 1], "different channels"),
-                              (range(10), "cannot be drawn")):
-        with pytest.raises(UserError, match=message):
-            scrub(targets, channels, ["moved"], STD, seed=0)
-    with pytest.raises(UserError, match="at least 10 levels"):
-        scrub(targets[:9], [2], ["moved"], STD, seed=0)
-    with pytest.raises(UserError, match="at least 5 of each"):
-        scrub(made_up_targets(sources=4), [2], ["moved"], STD, seed=0)
-
-
 def test_sources_have_the_wanted_feature_or_none_is_drawn():
     features = np.random.default_rng(0).integers(0, 4, 50)
 
@@ -305,20 +290,6 @@ def test_auc_between_levels_adds_up_to_that_of_all_examples():
     assert _by_level(np.stack([weights, scores]), level)[2, 0] == weights[level == 2].sum()
 
 
-def test_single_channels_and_single_cells_are_probed():
-    activations, label, _, levels = made_up_probing()
-    table = probe_channels(activations, label, levels, 0, num_shuffles=1)
-    auc = table[table["metric"] == "auc"].set_index("channel")["score"]
-    assert auc.idxmax() == 1 and auc[1] > 0.9 and auc[[0, 2]].max() < 0.7
-    in_cells = activations[:, 2] > activations[:, 0]  # of every cell, from its channels
-    found = probe_cells(activations, in_cells, levels, 0, num_shuffles=1)
-    scores = found.scores.set_index("metric")
-    assert scores.loc["accuracy", "score"] > 0.97 and found.weights.shape == (3,)
-    assert found.weights[2] > 0 > found.weights[0]
-    assert abs(found.weights[1]) < 0.1 * found.weights[2]
-    assert abs(scores.loc["auc", "shuffled"] - 0.5) < 0.1
-
-
 def test_several_classes_are_told_apart_and_one_unseen_in_training_counts_as_wrong():
     activations, _, number, levels = made_up_probing()
     classes = np.digitize(number, np.quantile(number, [0.3, 0.7]))
@@ -346,5 +317,3 @@ def test_probing_that_cannot_be_done_is_refused():
         probe(activations, label, levels, 0, best=49)
     with pytest.raises(UserError, match="NaN"):
         probe(activations, number * np.inf, levels, 0, regression=True)
-    with pytest.raises(UserError, match="a target for each"):
-        probe_cells(activations, label, levels, 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import FLOAT32, planted_policy, tiny_policy
+from conftest import FLOAT32, planted_policy, scrub, tiny_policy, track
 
 import compare_interventions
 from agents.acting import run_policy
@@ -17,8 +17,8 @@ from common.errors import UserError
 from common.results import ResultStore
 from interventions.partial_forward import PartialForward
 from interventions.patches import Zero
-from interventions.probes import probe_channels
-from interventions.resampling import OTHER, SAME, Target, scrub
+from interventions.probes import probe
+from interventions.resampling import OTHER, SAME, Target
 from interventions.scan import (
     Part,
     Scan,
@@ -32,7 +32,6 @@ from interventions.scan import (
     value,
 )
 from interventions.scan_study import SCANNED
-from interventions.tracking import track
 
 LAYER = "embedder.block2.res1.resadd"
 PLANTED = 7  # channel of that layer
@@ -340,11 +339,12 @@ def test_scrubbing_supports_the_planted_channel_alone(scrubbed):
 def test_probes_read_the_column_from_the_planted_channel_alone(steered):
     levels, squares = np.arange(200), squares_of(200, 0)
     maps = activations_of(steered, spotted(levels, squares), [LAYER])[LAYER]
-    table = probe_channels(maps[:, PLANTED - 2:PLANTED + 2].numpy(),
-                           np.array([column for _, column in squares]), levels, 0,
-                           regression=True, num_shuffles=1)
-    scores = table.set_index("channel")["score"]
-    assert scores[2] > 0.5 and scores.drop(2).max() < 0.2 and table["shuffled"].max() < 0.2
+    columns = np.array([column for _, column in squares])
+    for channel in range(PLANTED - 1, PLANTED + 2):
+        scores = probe(maps[:, channel].numpy(), columns, levels, 0, regression=True,
+                       num_shuffles=1).scores.iloc[0]
+        assert scores["score"] > 0.5 if channel == PLANTED else scores["score"] < 0.2
+        assert scores["shuffled"] < 0.2
 
 
 # The script.

@@ -23,7 +23,7 @@ from interventions.conditions import count_vector_levels
 from interventions.hidden_states_folder import hidden_state_results
 from interventions.patch_text import parse_patch
 from interventions.patches import Add
-from interventions.vectors import read_vector, read_vectors, save_vectors
+from interventions.vectors import read_vectors, save_vectors
 
 MAP = "embedder.block2.res1.resadd"
 NUM_EPISODES = 10
@@ -131,7 +131,7 @@ def test_states_are_those_of_their_rows(runner):
 def test_a_vector_of_all_states_is_the_difference_of_the_recorded_means(runner, tmp_path, capsys):
     assert make(runner, tmp_path / "v.npz", "--split", "action=upright", "--num_states",
                 10**6) == 0
-    found = read_vector(tmp_path / "v.npz", "hidden_state")
+    found = read_vectors(tmp_path / "v.npz")["hidden_state"]
     episodes = [RolloutFolder(runner / "data").episode(k) for k in range(NUM_EPISODES)]
     states = np.concatenate([each.hidden_states[1:-1] for each in episodes])
     actions = np.concatenate([each.steps["action"][:-1] for each in episodes])
@@ -157,7 +157,7 @@ def test_vectors_of_all_layers_probes_and_scales_are_made(runner, tmp_path, caps
     assert make(runner, probed, "--split", "value=0.3", "--layer", "gru", "--method", "probe",
                 "--scale", "unit") == 0
     assert "a probe has on other levels accuracy" in capsys.readouterr().out
-    probe = read_vector(probed, "gru")
+    probe = read_vectors(probed)["gru"]
     assert probe.kind == "probe" and np.linalg.norm(probe.vector) == pytest.approx(1)
     policy = load_agent(runner / "model_0.pth")
     # The value is linear in the state, so a probe of it finds the weights of its head.
@@ -172,7 +172,7 @@ def test_clusters_split_states_too(runner, tmp_path):
     np.save(folder.file("clusters"), np.arange(len(steps)) % 3)
     assert make(runner, tmp_path / "v.npz", "--split", "cluster=2", "--precomp_dir",
                 folder.path) == 0
-    assert read_vector(tmp_path / "v.npz", "hidden_state").about == "cluster=2"
+    assert read_vectors(tmp_path / "v.npz")["hidden_state"].about == "cluster=2"
 
 
 @pytest.mark.parametrize(("more", "message"), [
@@ -231,7 +231,7 @@ def test_a_vector_from_a_recording_is_compared_by_its_patch(steered, runner):
     assert "2 controls of each list of patches" in text and "random directions" not in text
     assert "What does nothing" in text and "nan" not in text
     # The arm is what is played inside a scope with the vector.
-    vector = read_vector(path / "jump.npz", "gru")
+    vector = read_vectors(path / "jump.npz")["gru"]
     policy, env = load_agent(runner / "model_0.pth"), EnvConfig("coinrun", "easy")
     levels = list(enumerate(env.draw_levels(10, 7)))
     with patched(policy, [Add("gru", vector.vector, -1.0)], {"gru": np.ones(64)}) as scope:
@@ -258,7 +258,7 @@ def test_arms_are_kept_and_another_vector_of_the_same_name_is_refused(steered, r
     assert compare(runner, folder.path, "--patch", patch) == 0
     assert "alterations): " not in capsys.readouterr().out
     assert folder.file_of("effects").read_bytes() == before
-    vector = read_vector(path / "jump.npz", "gru")
+    vector = read_vectors(path / "jump.npz")["gru"]
     try:
         save_vectors(path / "jump.npz", [vector.scaled("unit")])
         assert compare(runner, folder.path, "--patch", patch) == 2
@@ -320,7 +320,7 @@ def test_patches_that_cannot_be_compared_are_one_sentence(steered, runner, tmp_p
 
 def test_levels_that_a_vector_was_made_on_are_counted(steered):
     path, _ = steered
-    levels = read_vector(path / "jump.npz", "gru").levels
+    levels = read_vectors(path / "jump.npz")["gru"].levels
     arms = [(parse_patch(text),) for text in (
         f"add@gru={path / 'jump.npz'},coefficient=2", "zero@gru:3")]
     assert count_vector_levels(arms, [*levels[:3], -1]) == 3

@@ -24,7 +24,6 @@ from interventions.vectors import (
     UNIT,
     SteeringVector,
     outputs_at,
-    read_vector,
     read_vectors,
     save_vectors,
     vector_of_probe,
@@ -166,7 +165,7 @@ def test_files_hold_all_of_one_vector_or_of_all_layers(vectors, tmp_path):
     one, both = tmp_path / "one.npz", tmp_path / "both.npz"
     aligned = dataclasses.replace(vectors[MAP].scaled(UNIT), alignment=(8, 8))
     save_vectors(one, [aligned])
-    assert same(read_vector(one, MAP), aligned)
+    assert same(read_vectors(one)[MAP], aligned)
     with np.load(one, allow_pickle=False) as file:
         assert set(file.files) == {"vector", "pairs", "norms", "text"}
         text = json.loads(str(file["text"]))
@@ -174,8 +173,6 @@ def test_files_hold_all_of_one_vector_or_of_all_layers(vectors, tmp_path):
     save_vectors(both, list(vectors.values()))
     found = read_vectors(both)
     assert list(found) == [MAP, "gru"] and all(same(found[name], vectors[name]) for name in found)
-    with pytest.raises(UserError, match=rf"one\.npz is of {MAP}, not of the layer gru"):
-        read_vector(one, "gru")
 
 
 def test_a_vector_of_another_agent_layer_or_shape_is_refused_and_both_are_said(vectors):
