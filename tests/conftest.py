@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import os
+import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -61,6 +64,16 @@ os.fsync = lambda file: None
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
 FLOAT32 = Compute(torch.device("cpu"), bfloat16=False)
+# The files that take longest, in this order: no worker is left with one of them at the end.
+LONGEST_FIRST = ("test_pipeline", "test_maze_channels", "test_maze_behaviour", "test_maze_steering",
+                 "test_maze_levels", "test_attribution_page", "test_attribution_page_controls",
+                 "test_maze_page", "test_panel_page", "test_pages_common", "test_maze_table")
+
+
+def pytest_collection_modifyitems(items):
+    """Run the longest files first."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 def golden_weight(key: str, shape: list[int]) -> torch.Tensor:
@@ -200,10 +213,60 @@ def planted_policy(channel: int, colour: tuple[float, float, float]) -> Policy:
 
 
 @pytest.fixture(scope="session")
-def agent_path(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("agent") / "model_0.pth"
-    save_agent(path, tiny_policy(), {})
-    return path
+def shared(tmp_path_factory):
+    """Makes what several files of tests read, once for all processes of pytest-xdist.
+
+    ``shared(name, make)`` gives what ``make`` returns for a new folder. The process that asks
+    first makes it, and the others wait.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def make_once(name, make):
+        folder, result = root / f"shared_{name}", root / f"shared_{name}.pickle"
+        with open(root / f"shared_{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not result.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                result.write_bytes(pickle.dumps(make(folder)))
+        return pickle.loads(result.read_bytes())
+    return make_once
+
+
+@pytest.fixture(scope="session")
+def panel_export(shared):
+    from page_exports import export_panel_page
+    return shared("panel", export_panel_page)
+
+
+@pytest.fixture(scope="session")
+def maze_export(shared):
+    from page_exports import export_maze_page
+    return shared("maze", export_maze_page)
+
+
+@pytest.fixture(scope="session")
+def attribution_export(shared):
+    from page_exports import export_attribution_page
+    return shared("attribution", export_attribution_page)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless browser; each page that is opened in it has a context of its own."""
+    from tools.browser import running_browser
+    with running_browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def agent_path(shared) -> Path:
+    def make(folder):
+        save_agent(folder / "model_0.pth", tiny_policy(), {})
+        return folder / "model_0.pth"
+    return shared("agent", make)
 
 
 def record_arguments(agent_path: Path, logdir: Path, num_episodes: int, *more: str) -> list[str]:
@@ -235,11 +298,12 @@ def log_of(run: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="session")
-def recording(agent_path, tmp_path_factory) -> Path:
+def recording(agent_path, shared) -> Path:
     """A folder with a finished recording of 12 episodes, more than are played at a time."""
-    logdir = tmp_path_factory.mktemp("recording")
-    assert record.main(record_arguments(agent_path, logdir, 12)) == 0
-    return logdir
+    def make(folder):
+        assert record.main(record_arguments(agent_path, folder, 12)) == 0
+        return folder
+    return shared("recording", make)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The attribution page in a real browser, over a real export of a small run."""
+"""The attribution page in a real browser: pictures and numbers are those of the files."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import av
 import numpy as np
-import pandas as pd
 import pytest
 from attribution_run import (
     LAGS,
@@ -17,55 +16,54 @@ from attribution_run import (
     exported,
     hues,
     write_edited,
-    write_run,
 )
-from conftest import tiny_config, tiny_policy
-from page_data import picture_of, read_script
+from attribution_view import (
+    GAMMA,
+    LAMBDA,
+    MAP,
+    RES,
+    RIGHT,
+    UNITS,
+    WIDE,
+    Reference,
+    facts,
+    parse_number,
+    picture,
+    pixels,
+    row,
+    said,
+    show,
+    table_of,
+    tile_of,
+)
+from page_data import read_script
+from page_exports import needs_browser
 from PIL import Image
 
-from agents.agent_file import AgentOrigin, load_agent, save_agent
-from agents.run_folder import TrainSettings
 from attribution import page as attribution_page
-from attribution import page_contents
 from attribution.advantages import (
-    AdvantageSettings,
     advantages_of,
-    estimated_scale,
-    find_advantage_settings,
 )
 from attribution.checking.object_files import OBJECT_FILES, write_names
 from attribution.checking.object_scores import ObjectScores
 from attribution.failures.causes import recorded_causes
-from attribution.page_files import FORMAT, LEVELS, TILES
+from attribution.page_files import AttributionPageFolder
 from attribution.results import INPUT, read_features
-from common.config import save_settings
-from common.doctor import chromium
 from common.game_constants import ACTION_DIRECTIONS, ACTION_LABELS
-from common.page_files import data_script
 from common.results import ResultStore
-from envs.procgen_env import EnvConfig
-from tools.browser import SHOWN, opened_page, running_browser, served
+from tools.browser import SHOWN, opened_page
 
-NAME = "<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> & 'x' \u2028"
-MAP, UNITS = "block3", "embedder.relufc"
-VALUE, RIGHT = "value", "log-probability of anything right"
-GAMMA, LAMBDA = 0.999, 0.95
-WIDE = {"viewport": {"width": 1500, "height": 1100}}
-RES = NUM_FEATURES  # number of the residual
-DIM = 0.6  # of the frame behind an attribution
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, agent_path):
-    return write_run(tmp_path_factory.mktemp("attribution"), agent_path)
+def run(attribution_export):
+    return attribution_export.run
 
 
 @pytest.fixture(scope="module")
-def folder(run, tmp_path_factory):
-    labels = run.folder / "labels.json"
-    labels.write_text(json.dumps({MAP: {"1": NAME[:60], "2": "coins"}}))
-    return exported(run, tmp_path_factory.mktemp("exported") / "page", "--reward_scale", "0.5",
-                    "--labels", str(labels), "--exp_name", NAME)
+def folder(attribution_export):
+    return AttributionPageFolder(attribution_export.page_file.parent)
 
 
 @pytest.fixture(scope="module")
@@ -73,140 +71,10 @@ def address(folder):
     return folder.page_file.as_uri()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if chromium() is None:
-        pytest.skip("there is no Chromium on this machine; apt-get install chromium")
-    with running_browser() as running:
-        yield running
-
-
 @pytest.fixture
 def page(browser, address):
     with opened_page(browser, f"{address}#layer={MAP}&row=value", **WIDE) as context:
         yield context
-
-
-def show(page, fragment):
-    """Another view: of the map's layer, if it names none."""
-    text = fragment if "layer=" in fragment else f"layer={MAP}&{fragment}"
-    page.evaluate("""(fragment) => new Promise((resolve) => {
-        addEventListener('hashchange', () => setTimeout(resolve), { once: true })
-        if (location.hash === `#${fragment}`) resolve()
-        location.hash = fragment
-    })""", text)
-    page.wait_for_selector(SHOWN)
-
-
-def said(page):
-    """What the frame is, as numbers: trajectory and frame, from 1."""
-    label = page.locator(".picture canvas").first.get_attribute("aria-label")
-    return tuple(map(int, re.search(r"trajectory (\d+), frame (\d+)", label).groups()))
-
-
-def facts(page):
-    return page.evaluate("""() => Object.fromEntries(
-        [...document.querySelectorAll('.facts > div')].map((each) => [
-            each.querySelector('dt').textContent,
-            each.querySelector('dd').innerText.replace('−', '-').replace(/\\s+/g, ' ').trim()]))""")
-
-
-def number(text):
-    return float(text.replace("−", "-").replace("\u2009", ""))
-
-
-def row(page, index=0):
-    return page.locator(".row").nth(index)
-
-
-def pixels(canvas, size=64):
-    """Colours of the middles of size x size equal parts of a canvas, uint8 (size, size, 3)."""
-    found = canvas.evaluate("""(canvas, size) => {
-        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
-        const found = []
-        for (let i = 0; i < size; i++) for (let j = 0; j < size; j++) {
-            const at = 4 * (Math.floor((i + 0.5) * canvas.height / size) * canvas.width
-                            + Math.floor((j + 0.5) * canvas.width / size))
-            found.push(data[at], data[at + 1], data[at + 2])
-        }
-        return found
-    }""", size)
-    return np.array(found, dtype=float).reshape(size, size, 3)
-
-
-def picture(page, index=0, kind=0):
-    """Of a row: its chart is the first canvas."""
-    return row(page, index).locator("canvas").nth(1 + kind)
-
-
-class Reference:
-    """What the page should draw, computed here from the attributions' own files."""
-
-    def __init__(self, run, folder):
-        self.run, self.folder, self.steps = run, folder, run.steps
-        self.manifest = read_script(folder.data_file("manifest"))
-        self.layer = next(each for each in self.manifest["layers"] if each["name"] == MAP)
-
-    def frame(self, trajectory, step):
-        sheet = read_script(self.folder.frames_file(trajectory, step // TILES**2))["sheet"]
-        image = picture_of(sheet)
-        i, j = divmod(step % TILES**2, TILES)
-        return image[64 * i:64 * i + 64, 64 * j:64 * j + 64].astype(float)
-
-    def scale(self, output):
-        """Median over all frames of the largest |cell| of a feature."""
-        cells = [self.run.read("attributions", MAP, output, number).cells
-                 for number in range(len(self.steps.bounds) - 1)]
-        return np.median(np.abs(np.concatenate(cells)[..., :-1].astype(float)).max(axis=(1, 2, 3)))
-
-    def picture(self, output, trajectory, step, kind, on=None, gain=1.0, smoothing=1.0,
-                overlay=True):
-        cells = self.run.read("attributions", MAP, output, trajectory).cells[step]
-        factor = gain / self.scale(output)
-        return self.painted(cells, factor, trajectory, step, kind, on, smoothing, overlay)
-
-    def painted(self, cells, factor, trajectory, step, kind, on=None, smoothing=1.0,
-                overlay=True, stride=8):
-        """Cells (H, W, F + 1), times a factor, in colours over a frame."""
-        cells = cells.astype(float)
-        unit = np.abs(cells).max() / LEVELS  # cells are whole numbers of this
-        cells = np.rint(cells / unit) * unit
-        res = cells.shape[-1] - 1
-        colours = np.concatenate([hues(res), np.ones((1, 3))]) if res else np.ones((1, 3))
-        mask = np.ones(res + 1) if on is None else np.isin(range(res + 1), on)
-        mask[res] = mask[res] * (on is not None)
-        cells = cells * mask * factor
-        if kind == "signed":
-            total = cells.sum(axis=-1, keepdims=True)
-            colour = np.where(total > 0, [0.08, 0.24, 1], [0.88, 0.13, 0.04])
-            rgb = np.abs(total) * colour
-        else:
-            part = {"positive": np.maximum(cells, 0), "negative": np.maximum(-cells, 0),
-                    "combined": np.abs(cells)}[kind]
-            rgb = part @ colours
-        if smoothing:
-            spread = np.zeros_like(rgb)
-            size = len(rgb)
-            for i in range(size):
-                for j in range(size):
-                    for y in range(size):
-                        for x in range(size):
-                            distance = np.hypot(y - i, x - j)
-                            if distance <= 7:
-                                spread[y, x] += rgb[i, j] * np.exp(-distance / smoothing)
-            rgb = spread
-        # Cell i of block3 is centred on pixel 8 i, so it has the pixels from 8 i - 4 to 8 i + 3.
-        cell = np.floor(np.arange(64) / stride + 0.5).astype(int)
-        lengths = np.linalg.norm(rgb, axis=-1, keepdims=True)
-        own = np.where(lengths > 0, rgb / np.maximum(lengths, 1e-30), 0)
-        bright = np.minimum(lengths, 1)
-        size = len(rgb)
-        inside = np.where(cell < size, cell, 0)
-        shown = (cell < size)[:, None, None] * (cell < size)[None, :, None]
-        bright = bright[inside][:, inside] * shown
-        own = own[inside][:, inside]
-        grey = DIM * (self.frame(trajectory, step) @ [0.299, 0.587, 0.114])[..., None] * overlay
-        return 255 * bright * own + (1 - bright) * grey
 
 
 @pytest.fixture(scope="module")
@@ -226,125 +94,6 @@ def refused(run, output, capsys, *more, **changed):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_what_does_not_belong_together_is_refused_with_its_checksums(run, tmp_path, capsys):
-    output = tmp_path / "page"
-    other = tmp_path / "model_1.pth"
-    save_agent(other, tiny_policy(seed=1))
-    assert "was recorded with another agent than" in refused(
-        run, output, capsys, agent_file=other)
-    shutil.copytree(run.recording.path, tmp_path / "data")
-    index = tmp_path / "data" / "idx_to_episode.csv"
-    shutil.rmtree(tmp_path / "data" / "episode_00005")
-    index.write_text("".join(line for line in index.open() if not line.endswith(",5\n")))
-    assert "are of another recording: its checksum is" in refused(
-        run, output, capsys, data_dir=tmp_path / "data")
-    shutil.copytree(run.folder / "features", tmp_path / "features")
-    directions = tmp_path / "features" / MAP / "directions.npy"
-    np.save(directions, np.load(directions)[::-1])
-    message = refused(run, output, capsys, features_dir=tmp_path / "features")
-    assert f"to the layer '{MAP}' are of features with the checksum" in message
-    assert "which python -m attribution.attribute writes" in refused(
-        run, output, capsys, attribution_dir=tmp_path)
-    shutil.copytree(run.attributions.path, tmp_path / "attribution")
-    (tmp_path / "attribution" / MAP / "value" / "trajectory_00001.npz").write_bytes(b"x")
-    assert "trajectory_00001.npz" in refused(
-        run, output, capsys, attribution_dir=tmp_path / "attribution")
-
-
-def shown_activations(folder):
-    """Names of the layers whose activations a page has."""
-    manifest = read_script(folder.data_file("manifest"))
-    kinds = [output["kind"] for output in manifest["outputs"]]
-    return [layer["name"] for layer in manifest["layers"]
-            if "activation" in [kinds[output] for output in layer["outputs"]]]
-
-
-def test_activations_are_of_the_layers_that_were_asked_for_or_of_small_ones(
-        run, folder, tmp_path, capsys, monkeypatch):
-    assert shown_activations(folder) == [MAP, UNITS]
-    assert shown_activations(exported(run, tmp_path / "one", "--activations", MAP)) == [MAP]
-    assert shown_activations(exported(run, tmp_path / "none", "--activations")) == []
-    assert "a layer 'block4' whose activations could be shown (did you mean 'block3'?)" in refused(
-        run, tmp_path / "page", capsys, "--activations", "block4")
-    monkeypatch.setattr(page_contents, "MAX_CELLS", 63)  # of block3's 64
-    assert shown_activations(exported(run, tmp_path / "small")) == [UNITS]
-
-
-@pytest.mark.parametrize(("labels", "words"), [
-    ({"block4": {"1": "x"}}, "a layer 'block4', which is not shown (did you mean 'block3'?)"),
-    ({MAP: {"6": "x"}}, "a name for feature '6' of block3, whose features are numbered 1 to 5"),
-    ({MAP: {"0": "x"}}, "feature '0'"), ({MAP: {"1": 3}}, "no text of at most 60 letters"),
-    ({MAP: {"1": "x" * 61}}, "no text of at most 60 letters"), ([1], "holds no names of features")])
-def test_names_of_what_is_not_there_are_refused(labels, words, run, tmp_path, capsys):
-    (tmp_path / "labels.json").write_text(json.dumps(labels))
-    assert words in refused(run, tmp_path / "page", capsys, "--labels",
-                            str(tmp_path / "labels.json"))
-
-
-def test_a_folder_of_something_else_is_left_alone(run, tmp_path, capsys):
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "notes.txt").write_text("mine")
-    assert "page holds other data" in refused(run, tmp_path / "page", capsys)
-    with pytest.raises(SystemExit):
-        attribution_page.main(run.arguments(tmp_path / "x", "--reward_scale", "-1"))
-    assert "must be auto, raw or a number above 0, not '-1'" in capsys.readouterr().err
-
-
-def test_the_same_command_gives_the_same_files(run, folder, tmp_path):
-    labels = str(run.folder / "labels.json")
-    again = exported(run, tmp_path / "page", "--reward_scale", "0.5", "--labels", labels,
-                     "--exp_name", NAME)
-    names = sorted(path.relative_to(folder.path) for path in folder.path.rglob("*")
-                   if path.is_file())
-    assert len(names) > 15
-    for name in names:
-        assert (again.path / name).read_bytes() == (folder.path / name).read_bytes(), name
-    exported(run, tmp_path / "page")  # and takes the place of an earlier one
-    assert read_script(again.data_file("manifest"))["experiment"] == "Attribution"
-
-
-def test_rewards_have_the_unit_that_is_known(run, tmp_path):
-    """Of the agent file, of its training run, or as training scales them."""
-    rows = pd.concat([run.recording.steps(number) for number in range(6)])
-    agent = load_agent(run.agent)
-    save_agent(tmp_path / "model_1.pth", agent, origin=AgentOrigin(2.0, gamma=0.9, lmbda=0.8))
-    assert find_advantage_settings(tmp_path / "model_1.pth", "auto", rows) == AdvantageSettings(2.0,
-                                                                                                0.9,
-                                                                                                0.8)
-    assert find_advantage_settings(tmp_path / "model_1.pth", "raw", rows) == AdvantageSettings(1.0,
-                                                                                               0.9,
-                                                                                               0.8)
-    assert find_advantage_settings(tmp_path / "model_1.pth", 3.0, rows).reward_scale == 3
-    assert find_advantage_settings(run.agent, "auto",
-                                   rows) == AdvantageSettings(estimated_scale(rows), GAMMA, LAMBDA)
-    for number, config in enumerate((tiny_config(gamma=0.5), tiny_config(normalize_rew=False))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        save_agent(folder / "model_1.pth", agent)
-        save_settings(folder, TrainSettings("t", "tiny", EnvConfig("fruitbot", "easy"), config, 0,
-                                            64, 1, 1, "", "float32", 2))
-    assert find_advantage_settings(tmp_path / "0" / "model_1.pth", "auto",
-                                   rows) == AdvantageSettings(
-        estimated_scale(rows, 0.5), 0.5, LAMBDA)
-    assert find_advantage_settings(tmp_path / "1" / "model_1.pth", "auto", rows).reward_scale == 1
-
-
-def test_opens_from_disk_and_from_a_server_and_asks_nobody_else(browser, folder):
-    found = []
-    with served(folder.path) as server:
-        for where in (folder.page_file.as_uri(), server):
-            with opened_page(browser, where, **WIDE) as page:
-                asked = []
-                page.on("request", lambda request, asked=asked: asked.append(request.url))
-                page.reload()
-                page.wait_for_selector(SHOWN)
-                show(page, "frame=3")
-                start = where.removesuffix("index.html")
-                assert asked and all(url.startswith((start, "data:", "blob:")) for url in asked)
-                found.append((facts(page), pixels(picture(page)).tolist()))
-    assert found[0] == found[1]
-
-
 def test_a_frame_shows_its_numbers(page, run, reference):
     steps = run.steps
     advantages = advantages_of(steps, 0.5, GAMMA, LAMBDA)
@@ -355,8 +104,8 @@ def test_a_frame_shows_its_numbers(page, run, reference):
         assert at < NUM_STEPS
         show(page, f"trajectory=1&frame={at + 1}")
         found = facts(page)
-        assert number(found["Value"]) == pytest.approx(steps.value[at], rel=6e-3, abs=1e-3)
-        assert number(found["Advantage"]) == pytest.approx(advantages[at], rel=6e-3, abs=1e-3)
+        assert parse_number(found["Value"]) == pytest.approx(steps.value[at], rel=6e-3, abs=1e-3)
+        assert parse_number(found["Advantage"]) == pytest.approx(advantages[at], rel=6e-3, abs=1e-3)
         assert (found["Episode"], found["Level"]) == (str(steps.episode[at]),
                                                       str(steps.level[at]))
         action, share = steps.action[at], np.exp(steps.log_probs[at, steps.action[at]])
@@ -365,7 +114,7 @@ def test_a_frame_shows_its_numbers(page, run, reference):
         assert ("new episode" in found["Frame"]) == isnew
         reward = steps.earned[at - 1] if at else 0
         match = re.search(r"last reward (\S+)", found["Frame"])
-        assert (number(match[1]) if match else 0) == pytest.approx(reward, abs=0.01)
+        assert (parse_number(match[1]) if match else 0) == pytest.approx(reward, abs=0.01)
         drawn = pixels(page.locator(".picture canvas").first)
         np.testing.assert_allclose(drawn, reference.frame(0, at), atol=2)
 
@@ -590,12 +339,6 @@ def test_an_edited_agent_is_shown_beside_the_original_at_the_same_level(run, bro
         run, tmp_path / "other", capsys, *flags)
 
 
-def tile_of(image, line=0):
-    """The middles of the pixels of the observation in a picture of all rows (64, 64, 3)."""
-    at = np.round(16 + (np.arange(64) + 0.5) * 5).astype(int)
-    return np.asarray(image, float)[line * (320 + 48 + 16) + 48 + at][:, at]
-
-
 def test_a_picture_of_all_rows_holds_what_is_shown(page, reference, tmp_path):
     show(page, "trajectory=1&frame=9&row=value&beside=2&ahead=4&smoothing=0")
     with page.expect_download() as download:
@@ -630,13 +373,6 @@ def test_a_video_goes_through_the_frames(page, reference, tmp_path):
         assert np.argmin(errors) == number and errors[number] < 8
 
 
-def table_of(page, index=0):
-    """Numbers of a row by their titles."""
-    content = row(page, index).locator(".views .table")
-    return {line.locator("th").text_content(): number(line.locator("td").text_content())
-            for line in content.locator("tr").all()}
-
-
 def test_a_rows_numbers_are_those_of_the_files(page, run):
     show(page, "trajectory=2&frame=12&row=log_prob_any_right&row=activations")
     found = run.read("attributions", MAP, "log_prob_any_right", 1)
@@ -645,7 +381,7 @@ def test_a_rows_numbers_are_those_of_the_files(page, run):
     np.testing.assert_allclose(shown, expected, rtol=6e-3, atol=1e-4)
     line = row(page).locator(".sum").inner_text()
     assert line.startswith(RIGHT) and "from memory alone" in line  # the agent has a GRU
-    gap = number(re.search(r"gap (\S+) %", line)[1])
+    gap = parse_number(re.search(r"gap (\S+) %", line)[1])
     assert gap == pytest.approx(100 * found.gap[11], rel=0.06, abs=1e-3)
     cells = run.read("activations", MAP, 1).cells[11].astype(float)
     np.testing.assert_allclose(list(table_of(page, 1).values()), cells.sum(axis=(0, 1)),
@@ -691,7 +427,8 @@ def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
     found = run.read("over_time", MAP, "value", LAGS, 1)
     assert page.locator(".memory").count() == 1  # of the output that has them
     memory = row(page).locator(".memory")
-    shown = [number(text.removesuffix(" %")) for text in memory.locator("td").all_text_contents()]
+    shown = [parse_number(text.removesuffix(" %"))
+             for text in memory.locator("td").all_text_contents()]
     by_lag = found.totals[8].sum(axis=1)
     expected = [found.baseline[8], found.older[8], *by_lag[::-1], 100 * found.gap[8]]
     np.testing.assert_allclose(shown[:-1], expected[:-1], rtol=6e-3, atol=1e-4)
@@ -703,417 +440,3 @@ def test_the_last_steps_show_their_numbers_and_frames(page, run, reference):
         page.mouse.move(box["x"] + left, box["y"] + 60)
         drawn = pixels(memory.locator("canvas").last)
         np.testing.assert_allclose(drawn, reference.frame(1, 8 - ago), atol=2)
-
-
-def test_rows_are_chosen_added_and_removed(page):
-    assert page.locator(".row").count() == 1
-    page.get_by_role("button", name="Add a row").click()
-    chooser = page.get_by_role("combobox", name="output of row 2")
-    assert chooser.locator("option:checked").inner_text() == RIGHT
-    chooser.select_option(label="activation of the features")
-    assert row(page, 1).get_attribute("aria-label") == "row 2: activation of the features"
-    page.get_by_role("button", name="remove row 1").click()
-    assert page.locator(".row").count() == 1
-    assert row(page).get_attribute("aria-label") == "row 1: activation of the features"
-    assert page.get_by_role("button", name="remove row 1").is_disabled()
-
-
-def test_controls_change_the_pictures(page):
-    show(page, "trajectory=1&frame=9")
-    before = pixels(picture(page))
-
-    def changed():
-        nonlocal before
-        page.wait_for_selector(SHOWN)
-        now = pixels(picture(page))
-        assert np.abs(now - before).max() > 3
-        before = now
-
-    page.get_by_role("slider", name="gain").fill("5")
-    changed()
-    page.get_by_role("slider", name="smoothing").fill("2")
-    changed()
-    page.get_by_role("checkbox", name="over the observation").uncheck()
-    changed()
-    page.get_by_role("checkbox", name="residual").check()
-    changed()
-    page.get_by_role("combobox", name="Palette").select_option("apart")
-    changed()
-    page.get_by_role("combobox", name="Pictures").select_option("signed")
-    changed()
-    assert row(page).locator(".views canvas").count() == 2
-    page.wait_for_timeout(300)
-    fragment = parse_qs(urlsplit(page.url).fragment)
-    assert {name: fragment[name] for name in ("gain", "smoothing", "ground", "residual", "palette",
-                                              "sign")} == {
-        "gain": ["3.2"], "smoothing": ["2"], "ground": ["black"], "residual": ["shown"],
-        "palette": ["apart"], "sign": ["signed"]}
-
-
-def test_the_legend_isolates_features_while_pointed_at_and_for_good(page, reference):
-    show(page, "trajectory=1&frame=9&smoothing=0")
-
-    def drawn(on):
-        expected = reference.picture("value", 0, 8, "positive", on=on, smoothing=0)
-        return np.abs(pixels(picture(page)) - expected).max() <= 2
-
-    everything = range(NUM_FEATURES)
-    assert drawn(everything) and not drawn([1])
-    items = page.locator("section[aria-labelledby=legend-title] li")
-    items.nth(1).hover()
-    assert drawn([1])
-    page.mouse.move(700, 5)
-    assert drawn(everything)
-    page.get_by_role("button", name="feature 1 alone").click()
-    page.get_by_role("button", name="feature 3 alone").click()
-    page.mouse.move(700, 5)
-    assert drawn([0, 2])
-    page.get_by_role("button", name="residual alone").click()
-    page.mouse.move(700, 5)
-    assert drawn([0, 2, RES])
-    page.get_by_role("button", name="Show all").click()
-    page.mouse.move(700, 5)
-    assert drawn(everything)
-
-
-def test_buttons_and_slider_go_through_the_frames(page):
-    show(page, "trajectory=2&frame=1")
-    for name, expected in (("forward one frame", 2), ("last frame", NUM_STEPS),
-                           ("forward one frame", NUM_STEPS), ("back one frame", NUM_STEPS - 1),
-                           ("first frame", 1), ("back one frame", 1)):
-        page.get_by_role("button", name=name).click()
-        assert said(page) == (2, expected)
-    page.get_by_role("slider", name="frame").fill("6")
-    assert said(page) == (2, 7)
-
-
-def test_playing_goes_both_ways_and_stops_at_the_ends(page):
-    speed = page.get_by_role("spinbutton", name="frames a second")
-    assert speed.input_value() == "12"
-    speed.fill("100")
-    speed.press("Enter")
-    show(page, f"frame={NUM_STEPS - 3}&speed=100")
-    page.get_by_role("button", name="play", exact=True).click()
-    page.wait_for_function("document.querySelector('[aria-label=play]') !== null "
-                           f"&& document.querySelector('.step b').textContent === '{NUM_STEPS}'")
-    show(page, "frame=4&speed=100")
-    page.get_by_role("button", name="play backwards").click()
-    page.wait_for_function("document.querySelector('.step b').textContent === '1'")
-    show(page, "frame=4&speed=0")
-    page.get_by_role("button", name="play", exact=True).click()
-    page.wait_for_timeout(200)
-    assert said(page)[1] == 4
-    page.get_by_role("button", name="pause").click()
-
-
-def test_the_timeline_is_clicked_dragged_and_zoomed(page):
-    show(page, f"trajectory=1&frame=50&window={NUM_STEPS * 2}")
-    box = page.locator(".strip").bounding_box()
-    middle = box["y"] + 20
-    page.mouse.click(box["x"] + box["width"] * 30.5 / NUM_STEPS, middle)  # all is visible
-    assert said(page) == (1, 31)
-    show(page, "trajectory=1&frame=50&window=20")
-    page.mouse.click(box["x"] + box["width"] * (0.5 + 4 / 20), middle)  # the mark is in the middle
-    assert said(page) == (1, 54)
-    page.mouse.move(box["x"] + box["width"] / 2, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * (0.5 + 10 / 20), middle, steps=4)
-    page.mouse.up()
-    assert said(page) == (1, 44)
-    shown = page.get_by_role("spinbutton", name="Frames shown")
-    page.mouse.wheel(0, 100)
-    page.wait_for_timeout(100)
-    assert int(shown.input_value()) == 25
-    page.mouse.wheel(0, -100)
-    page.wait_for_timeout(100)
-    assert int(shown.input_value()) == 20
-
-
-def test_curves_show_their_numbers_and_ranges(page, run):
-    show(page, "trajectory=2&frame=12")
-    chooser = page.get_by_role("combobox", name="Add a curve")
-    chooser.select_option(label=VALUE)
-    chooser.select_option(label=f"2 coins in {RIGHT}")
-    page.wait_for_selector(SHOWN)
-    label = page.locator(".strip canvas").get_attribute("aria-label")
-    right = run.read("attributions", MAP, "log_prob_any_right", 1).totals[:, 1]
-    value = run.read("attributions", MAP, "value", 1).output
-    advantage = advantages_of(run.steps, 0.5, GAMMA, LAMBDA)[run.steps.bounds[1]:]
-    parts = label.partition(": ")[2].split("; ")
-    assert len(parts) == 3
-    for part, title, of in zip(parts, ("advantage", VALUE, f"2 coins in {RIGHT}"),
-                               (advantage, value, right)):
-        assert part.startswith(title)
-        here, low, high = map(number, re.fullmatch(
-            r"(\S+) of (\S+) to (\S+)", part.removeprefix(title).strip()).groups())
-        np.testing.assert_allclose([here, low, high], [of[11], of.min(), of.max()], rtol=6e-3,
-                                   atol=1e-4)
-    page.get_by_role("button", name=re.compile(f"^{VALUE}")).click()
-    assert VALUE not in page.locator(".strip canvas").get_attribute("aria-label")
-
-
-def test_keys(page):
-    show(page, "trajectory=1&frame=5")
-
-    def pressed(key):
-        page.keyboard.press(key)
-        return said(page)
-
-    assert pressed("ArrowRight") == (1, 6)
-    assert pressed("ArrowLeft") == (1, 5)
-    assert pressed("End") == (1, NUM_STEPS)
-    assert pressed("Home") == (1, 1)
-    assert pressed("Shift+ArrowRight") == (2, 1)
-    assert pressed("Shift+ArrowRight") == (2, 1)
-    assert pressed("Shift+ArrowLeft") == (1, 1)
-    layers = page.locator("input[name=layer]")
-    page.keyboard.press("]")
-    assert layers.nth(2).is_checked()
-    page.keyboard.press("[")
-    assert layers.nth(1).is_checked()
-    page.keyboard.press("2")
-    page.keyboard.press("0")
-    page.keyboard.press("8")  # there is no feature 8
-    assert page.locator("section[aria-labelledby=legend-title] [aria-pressed=true]"
-                        ).all_inner_texts() == ["2", "0"]
-    show(page, "trajectory=1&frame=60&speed=1")
-    page.keyboard.press("Space")
-    assert page.get_by_role("button", name="pause").count() == 1
-    page.keyboard.press("ArrowLeft")  # while playing, the direction
-    assert page.locator("[aria-label=play]").count() == 1 and said(page)[1] in (60, 61)
-    assert page.locator("[aria-label='pause'][title='Play backwards']").count() == 1
-    page.keyboard.press("Space")
-    field = page.get_by_role("textbox", name="name of feature 3")
-    field.focus()
-    here = said(page)
-    field.press("ArrowLeft")
-    field.press_sequentially("1 2")
-    assert said(page) == here and field.input_value() == "1 2"
-    page.get_by_role("checkbox", name="keys").uncheck()
-    page.locator("#main").focus()
-    assert pressed("ArrowRight") == here
-
-
-def test_the_address_holds_the_whole_view(browser, page, address):
-    fragment = ("layer=block3&trajectory=2&frame=33&row=log_prob_any_right&row=value&gain=2&"
-                "smoothing=0.5&sign=combined&chart=bars&palette=apart&window=64&speed=30&"
-                "ground=black&residual=shown&alone=2%2C0&curve=value&curve=value%2C2&mark=1.7&"
-                "beside=1&ahead=-3&keys=off&notes=a+%3Cb%3E")
-    page.goto("about:blank")
-    with opened_page(browser, f"{address}#{fragment}", **WIDE) as other:
-        assert said(other) == (2, 33)
-        other.wait_for_timeout(400)
-        assert parse_qs(urlsplit(other.url).fragment) == parse_qs(fragment)
-        other.get_by_role("button", name="forward one frame").click()
-        other.wait_for_timeout(400)
-        assert parse_qs(urlsplit(other.url).fragment)["frame"] == ["34"]
-        assert other.get_by_role("textbox", name="Notes").input_value() == "a <b>"
-
-
-@pytest.mark.parametrize(("query", "layer", "place"), [
-    ("?layer=2&trajectory=2&frame=17", MAP, (2, 17)), ("?trajectory=2", UNITS, (2, 1)),
-    (f"?layer={MAP}&frame=3", MAP, (1, 3)), ("?layer=9&trajectory=0&frame=x", UNITS, (1, 1))])
-def test_the_published_address_is_understood(browser, folder, query, layer, place):
-    with served(folder.path) as server, opened_page(browser, server + query, **WIDE) as page:
-        assert said(page) == place
-        assert page.locator("input[name=layer]:checked").evaluate(
-            "each => each.closest('label').querySelector('span').textContent") == layer
-
-
-def test_an_address_of_another_page_shows_what_fits(browser, address):
-    fragment = ("layer=toString&trajectory=99&frame=5&row=toString&gain=-1&sign=constructor&"
-                "alone=7,toString,-1,1&curve=x,1&curve=value,9&mark=9.9&mark=__proto__&window=x")
-    with opened_page(browser, f"{address}#{fragment}", **WIDE) as page:
-        assert said(page) == (1, 5)
-        assert page.locator(".row").count() == 1
-        page.wait_for_timeout(400)
-        left = parse_qs(urlsplit(page.url).fragment)
-        assert set(left) == {"layer", "trajectory", "frame", "row", "alone"}
-
-
-def test_hostile_names_are_text(page):
-    assert page.locator("h1").inner_text() == NAME.replace("\u2028", " ").strip() or \
-        page.locator("h1").text_content() == NAME
-    assert page.title().startswith(NAME[:40])
-    assert page.get_by_role("textbox", name="name of feature 1").input_value() == NAME[:60]
-    assert page.evaluate("window.owned") is None
-    assert page.locator("img").count() == 0
-
-
-def test_bookmarks_go_where_they_say(page, run, reference):
-    scores = advantages_of(run.steps, 0.5, GAMMA, LAMBDA)
-    lists = {each["title"]: each["steps"] for each in reference.manifest["bookmarks"]}
-    assert reference.manifest["unit"]["off"]  # of an untrained agent, so the title says so
-    worst = lists["Unexpected failures (unit uncertain)"]
-    for trajectory, step, score in worst:
-        rows = slice(*run.steps.bounds[trajectory:trajectory + 2])
-        of_episode = run.steps.episode[rows] == run.steps.episode[rows.start + step]
-        assert score == pytest.approx(scores[rows][of_episode].min())
-    assert [each[2] for each in worst] == sorted(each[2] for each in worst)
-    item = page.get_by_role("list", name="Unexpected failures").get_by_role("button").first
-    assert item.inner_text().split("\n")[0] == (
-        f"trajectory {worst[0][0] + 1}, frame {worst[0][1] + 1}")
-    item.click()
-    assert said(page) == (worst[0][0] + 1, worst[0][1] + 1)
-    gaps = lists["Largest gaps"]
-    assert gaps[0][2] == pytest.approx(max(
-        run.read("attributions", UNITS, "value", number).gap.max() for number in (0, 1)))
-    show(page, "trajectory=2&frame=8")
-    page.get_by_role("button", name="Mark this frame").click()
-    show_first = page.get_by_role("list", name="Yours").get_by_role("button")
-    assert show_first.count() == 1
-    page.wait_for_timeout(400)
-    assert parse_qs(urlsplit(page.url).fragment)["mark"] == ["2.8"]
-    page.get_by_role("button", name="Mark this frame").click()
-    assert page.get_by_role("list", name="Yours").count() == 0
-
-
-def test_examples_are_the_files(page, run, folder, reference):
-    page.get_by_role("button", name="examples of feature 2").click()
-    dialog = page.get_by_role("dialog")
-    canvas = dialog.locator("canvas").first
-    dialog.get_by_role("slider", name="number of patches").fill("2")
-    page.wait_for_selector(SHOWN)
-    canvas.hover()  # without transparency
-    dialog.get_by_role("slider", name="zoom").evaluate(
-        "each => { each.value = 1; each.dispatchEvent(new Event('input', { bubbles: true })) }")
-    found = np.load(run.folder / "features" / MAP / "examples_spatial_1.npz")
-    listed = np.load(run.folder / "features" / MAP / "observations.npy")
-    box = canvas.bounding_box()
-    drawn = pixels(canvas)
-
-    def frame_at(i, j):
-        episode, at = listed[found["observations"][1, i, j]]
-        return run.recording.episode(int(episode)).frames[at].astype(float)
-
-    def patch_at(i, j, shift=0):
-        top, left, bottom, right = found["boxes"][1, i, j] + shift
-        return frame_at(i, j)[top:bottom, left:right]
-
-    inner = [(i, j) for i in range(1, 7) for j in range(1, 7)]
-    for i, j in sorted(inner, key=lambda place: -patch_at(*place).std())[:3]:
-        frame, patch = frame_at(i, j), patch_at(i, j)
-        assert patch.shape == (8, 8, 3)
-        ours = drawn[8 * i:8 * i + 8, 8 * j:8 * j + 8]
-        error = np.abs(ours - patch).mean()  # both lossy and smoothed
-        assert error < 12 and error < min(np.abs(ours - patch_at(i, j, shift)).mean()
-                                          for shift in (-2, 2)) / 2
-        page.mouse.move(box["x"] + box["width"] * (j + 0.5) / 8,
-                        box["y"] + box["height"] * (i + 0.5) / 8)
-        page.mouse.down()
-        whole = pixels(canvas)
-        page.mouse.up()
-        assert np.abs(whole - frame).mean() < 6
-        assert np.abs(pixels(canvas) - frame).mean() > 6
-
-
-def test_the_popup_zooms_leads_to_frames_and_closes(page, reference):
-    page.get_by_role("button", name="examples of feature 1").click()
-    dialog = page.get_by_role("dialog")
-    zoom = dialog.get_by_role("slider", name="zoom")
-    dialog.locator("canvas").first.hover()
-    page.mouse.wheel(0, 100)
-    page.wait_for_timeout(50)
-    assert float(zoom.input_value()) == pytest.approx(4.8)
-    summaries = {each["output"]: each for each in reference.manifest["summaries"]
-                 if each["layer"] == 1}
-    means = dialog.locator("table td").all_inner_texts()
-    assert [number(text) for text in means] == pytest.approx(
-        [summaries[0]["means"][0], summaries[1]["means"][0]], rel=6e-3)
-    dialog.get_by_text(VALUE, exact=True).last.click()
-    trajectory, step, total = summaries[0]["strongest"][0][0]
-    dialog.locator("details[open] button").first.click()
-    assert said(page) == (trajectory + 1, step + 1) and dialog.count() == 0
-    value = abs(reference.run.read("attributions", MAP, "value", trajectory).totals[step, 0])
-    assert abs(total) == pytest.approx(value)
-    for close in (lambda: page.keyboard.press("Escape"), lambda: page.mouse.click(3, 3),
-                  lambda: dialog.get_by_role("button", name="Close").click()):
-        page.get_by_role("button", name="examples of feature 3").click()
-        assert dialog.count() == 1
-        close()
-        assert dialog.count() == 0
-
-
-def test_names_are_saved_and_come_back(page, run, tmp_path):
-    page.get_by_role("textbox", name="name of feature 3").fill("<i>saws</i>")
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save names").click()
-    download.value.save_as(tmp_path / "labels.json")
-    assert json.loads((tmp_path / "labels.json").read_text()) == {
-        MAP: {"1": NAME[:60], "2": "coins", "3": "<i>saws</i>"}}
-    again = exported(run, tmp_path / "page", "--labels", str(tmp_path / "labels.json"))
-    assert read_script(again.data_file("manifest"))["labels"][1] == [
-        NAME[:60], "coins", "<i>saws</i>", "", ""]
-
-
-def test_a_rows_picture_is_saved(page, tmp_path):
-    show(page, "trajectory=2&frame=4")
-    with page.expect_download() as download:
-        row(page).get_by_role("button", name="Save a picture").click()
-    assert download.value.suggested_filename == "value_2_4.png"
-    download.value.save_as(tmp_path / "row.png")
-    assert Image.open(tmp_path / "row.png").size[0] > 600
-
-
-def test_a_layer_of_units_has_bars_alone_and_outputs_it_lacks_say_so(page, run):
-    show(page, f"layer={UNITS}&row=value&row=log_prob_any_right")
-    assert row(page).locator("canvas").count() == 1
-    found = run.read("attributions", UNITS, "value", 0)
-    np.testing.assert_allclose(
-        list(table_of(page).values()),
-        [found.baseline[0], *found.totals[0], found.output[0]], rtol=6e-3, atol=1e-4)
-    assert "nothing of this output" in row(page, 1).inner_text()
-    assert page.locator("section[aria-labelledby=legend-title] canvas").count() == 0
-
-
-def test_the_errors_and_the_unit_are_said(page, run, reference):
-    gaps = np.concatenate([run.read("attributions", MAP, "value", each).gap for each in (0, 1)])
-    cells = page.locator("section[aria-labelledby=checks-title] tbody tr").first.locator("td")
-    *texts, above = cells.all_inner_texts()
-    for text, share in zip(texts, (np.median(gaps), np.quantile(gaps, 0.99)), strict=True):
-        if share < 1e-4:
-            assert text == "< 0.01 %"
-        else:
-            assert number(text.removesuffix(" %")) == pytest.approx(100 * share, rel=6e-3)
-    assert above == f"{(gaps > 0.05).sum()} of {len(gaps)}"
-    assert reference.manifest["unit"]["off"]  # of an untrained agent
-    doubt = "do not seem to have the same unit"
-    assert page.locator("section[aria-labelledby=checks-title]").get_by_text(doubt).count() == 1
-    assert page.get_by_text(doubt).count() == 3  # and at both lists of advantages
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1500, "dark"), (900, "light"), (400, "dark")])
-def test_pages_of_any_width_do_not_scroll_sideways(browser, address, width, scheme):
-    with opened_page(browser, f"{address}#layer={MAP}", color_scheme=scheme,
-                     viewport={"width": width, "height": 900}) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
-
-
-def test_everything_has_a_name_for_screen_readers(page):
-    unnamed = page.evaluate("""() => [
-            ...document.querySelectorAll('button, input, select, textarea')]
-        .filter((each) => !(each.getAttribute('aria-label') || each.textContent.trim()
-                            || each.closest('label')?.textContent.trim()))
-        .map((each) => each.outerHTML)""")
-    assert not unnamed
-    spoken = page.locator("[aria-live=polite]").last.text_content()
-    assert spoken.startswith("trajectory 1, frame 1: new episode, next action")
-
-
-def test_missing_and_other_data_is_said(browser, folder, tmp_path):
-    copy = tmp_path / "page"
-    shutil.copytree(folder.path, copy)
-    (copy / "data" / "attribution_01_00_00000.js").unlink()
-    browser_page = browser.new_page()
-    browser_page.goto(f"{(copy / 'index.html').as_uri()}#layer={MAP}")
-    browser_page.wait_for_selector(SHOWN)
-    message = browser_page.get_by_role("alert").inner_text()
-    assert "attribution_01_00_00000.js is missing or damaged" in message
-    manifest = copy / "data" / "manifest.js"
-    other = {**read_script(manifest), "format": FORMAT + 1}
-    manifest.write_bytes(data_script(manifest, other))
-    browser_page.reload()
-    assert "another version" in browser_page.get_by_role("alert").inner_text()
-    browser_page.close()

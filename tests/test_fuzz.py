@@ -30,7 +30,6 @@ from common.files import (
 from common.metrics_log import MetricsLog, read_metrics
 from common.tables import read_table
 
-NUM_FILES = 500
 KINDS = {"number": int, "fraction": float, "truth": bool, "name": str}
 
 
@@ -190,8 +189,9 @@ def keeps_its_promise(check, path):
     return True
 
 
+@pytest.mark.parametrize("num_files", [100, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", READERS)
-def test_damaged_files_are_read_right_or_refused(kind, tmp_path):
+def test_damaged_files_are_read_right_or_refused(kind, num_files, tmp_path):
     rng = np.random.default_rng(sorted(READERS).index(kind))
     path = tmp_path / "file"
     for content in VALID[kind]:
@@ -199,10 +199,10 @@ def test_damaged_files_are_read_right_or_refused(kind, tmp_path):
         if kind != "array" or content is VALID["array"][0]:
             assert keeps_its_promise(READERS[kind], path)
     taken = 0
-    for _ in range(NUM_FILES):
+    for _ in range(num_files):
         path.write_bytes(damaged(kind, rng))
         taken += keeps_its_promise(READERS[kind], path)
-    assert taken < NUM_FILES / 2  # the damage is damage
+    assert taken < num_files / 2  # the damage is damage
 
 
 def test_agents_with_a_changed_entry_are_refused_or_play(tmp_path):

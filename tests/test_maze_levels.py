@@ -30,7 +30,6 @@ from maze.level.levels import (
 from maze.level.state import WORLD_DIMS, MazeState, draw, stock_state
 from maze.studies.vectors import cheese_pair, top_right_pair
 
-NUM_LEVELS = 1000
 ACTIONS = {(0, -1): 1, (-1, 0): 3, (1, 0): 5, (0, 1): 7}  # left, down, up, right
 STAY = 4
 
@@ -79,22 +78,23 @@ def test_levels_are_those_that_another_reader_found():
                                                                    grid.maze_dim - 1)
 
 
+@pytest.mark.parametrize("num_levels", [200, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", WORLD_DIMS)
-def test_every_level_is_written_back_as_it_was_read(mode):
+def test_every_level_is_written_back_as_it_was_read(mode, num_levels):
     rng = np.random.default_rng(0)
-    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", mode), NUM_LEVELS, 0, 1)) as env:
+    with contextlib.closing(ProcgenVectorEnv(EnvConfig("maze", mode), num_levels, 0, 1)) as env:
         env.observe()
         at_start = env.get_state()
         for _ in range(12):
-            env.act(rng.integers(15, size=NUM_LEVELS).astype(np.int32))
+            env.act(rng.integers(15, size=num_levels).astype(np.int32))
             env.observe()
         in_episode = env.get_state()
     for group in (at_start, in_episode):
         states = [MazeState.parse(data) for data in group]
         assert all(state.to_bytes() == data for state, data in zip(states, group))
-    assert len({state.level_seed for state in states}) > NUM_LEVELS * 0.99
+    assert len({state.level_seed for state in states}) > num_levels * 0.99
     assert {0, 1} == {state.grid.facing for state in states}
-    assert sum(state.time == 12 for state in states) > NUM_LEVELS * 0.8
+    assert sum(state.time == 12 for state in states) > num_levels * 0.8
 
 
 def test_forks_are_as_many_as_published(hundred, forks):
@@ -696,8 +696,9 @@ def damaged(data, rng):
 
 
 @pytest.mark.parametrize(("num_fuzzed", "parse"), [
-    (10_000, MazeState.parse), (2_000, lambda data: LevelState.parse(data, "maze"))],
-    ids=["as a maze", "as an environment reads it"])
+    (1_000, MazeState.parse), (500, lambda data: LevelState.parse(data, "maze")),
+    pytest.param(10_000, MazeState.parse, marks=pytest.mark.slow)],
+    ids=["as a maze", "as an environment reads it", "many as a maze"])
 def test_damaged_states_never_end_the_process(num_fuzzed, parse, tmp_path):
     rng = np.random.default_rng(0)
     whole = [stock_state(mode, seed, bool(seed)).to_bytes()

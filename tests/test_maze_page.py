@@ -9,14 +9,14 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
-import torch
-from conftest import FLOAT32, ROOT
+from conftest import FLOAT32
+from page_exports import MAZE_NAME as NAME
+from page_exports import SHIPPED, needs_browser, small_maze_policy
 
 from agents.acting import run_policy
 from agents.agent_file import load_agent, save_agent
 from agents.hooks import cached, patched
-from agents.networks import ImpalaEmbedder, NatureEmbedder, Policy, build_policy
-from common.doctor import chromium
+from agents.networks import NatureEmbedder, Policy, build_policy
 from common.errors import UserError
 from envs.procgen_env import EnvConfig
 from interventions.patch_text import Opening, open_patches, parse_patch, to_text
@@ -30,27 +30,10 @@ from maze.level.levels import to_text as maze_text
 from maze.level.patch_words import register_maze_words
 from maze.level.state import as_played, draw, stock_state
 from maze.studies.vectors import THINGS, differences
-from tools.browser import SHOWN, opened_page, running_browser, served
+from tools.browser import SHOWN, opened_page
 
-NAME = "<img src=x onerror=\"window.owned=1\"></option><script>window.owned=1</script> & 'x'"
-SHIPPED = "maze_confined"
-SEEDS = 12
 LAYER = "embedder.block2.res1.resadd"
 DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-
-
-
-needs_browser = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this "
-                                   "machine; apt-get install chromium")
-
-
-def small_policy() -> Policy:
-    """A feed-forward agent of widths that fill no vector register, with opinions."""
-    torch.manual_seed(3)
-    policy = Policy(ImpalaEmbedder(30, (5, 8, 11)), None)
-    for parameter in policy.parameters():
-        torch.nn.init.normal_(parameter, std=1.4 / max(parameter[0].numel(), 4) ** 0.5)
-    return policy.eval()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +43,9 @@ class Exported:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("maze_page")
-    save_agent(folder / "small.pth", small_policy())
-    files = [folder / "small.pth", ROOT / "pretrained" / SHIPPED / "model.pth"]
-    assert script.main(["--agent_file", *map(str, files), "--name", NAME, SHIPPED, "--levels",
-                        f"0-{SEEDS - 1}", "--output_dir", str(folder / "page")]) == 0
-    return Exported(MazePageFolder(folder / "page"),
-                    {name: load_agent(file) for name, file in zip((NAME, SHIPPED), files)})
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with running_browser() as running:
-        yield running
+def exported(maze_export):
+    return Exported(MazePageFolder(maze_export.page_file.parent),
+                    {name: load_agent(file) for name, file in maze_export.run.items()})
 
 
 @pytest.fixture
@@ -413,24 +385,6 @@ def test_the_address_holds_maze_patches_and_view(browser, page, exported):
 
 
 @needs_browser
-def test_the_page_opens_from_a_server_too_and_asks_nobody_else(browser, exported, fork):
-    said, asked = [], []
-    with served(exported.folder.path) as server:
-        for where in (exported.folder.page_file.as_uri(), server):
-            start = where.removesuffix("index.html")
-            context = browser.new_context(accept_downloads=True)
-            page = context.new_page()
-            page.on("request", lambda request: asked.append(request.url))
-            page.goto(f"{where}#{fragment(fork, SHIPPED)}")
-            page.wait_for_selector(SHOWN)
-            said.append(list(answers(page)["original"]))
-            assert asked and all(url.startswith((start, "data:", "blob:")) for url in asked), asked
-            asked.clear()
-            context.close()
-    assert said[0] == said[1]
-
-
-@needs_browser
 def test_hostile_names_are_text(browser, page, exported):
     assert page.get_by_role("combobox", name="Agent").evaluate(
         "(each) => each.selectedOptions[0].text") == NAME
@@ -608,7 +562,7 @@ def test_agents_that_the_page_cannot_run_are_refused(tmp_path, capsys):
 
 
 def test_seeds_come_in_each_mode_and_level_files_once(tmp_path, capsys):
-    save_agent(tmp_path / "small.pth", small_policy())
+    save_agent(tmp_path / "small.pth", small_maze_policy())
     save_levels(tmp_path / "level_1.json", [edited("hard", 1)])
     assert script.main(["--agent_file", str(tmp_path / "small.pth"), "--levels", "0-1",
                         str(tmp_path / "level_1.json"), "--output_dir", str(tmp_path / "page"),
@@ -618,27 +572,8 @@ def test_seeds_come_in_each_mode_and_level_files_once(tmp_path, capsys):
     assert not (tmp_path / "page").exists()
 
 
-@needs_browser
-def test_everything_has_a_name_for_screen_readers(page):
-    for text in ("+ Cheese vector", "+ Set a channel at a square", "+ Multiply a channel"):
-        page.get_by_role("button", name=text).click()
-    page.get_by_role("button", name="Channel", exact=True).click()
-    open_text(page)
-    page.wait_for_selector(SHOWN)
-    nameless = [each.evaluate("each => each.outerHTML")
-                for role in ("button", "combobox", "spinbutton", "slider", "textbox", "checkbox",
-                             "img", "application")
-                for each in page.get_by_role(role).all()
-                if not re.search("[A-Za-z]{2}", each.evaluate("""(each) =>
-                    each.getAttribute('aria-label')
-                    || [...(each.labels ?? [])].map((label) => label.textContent).join('')
-                    || each.textContent"""))]
-    assert not nameless
-    assert page.locator("canvas:not([role]):not([aria-hidden=true])").count() == 0
-
-
 def test_levels_and_names_that_do_not_fit_are_refused(tmp_path, capsys):
-    save_agent(tmp_path / "small.pth", small_policy())
+    save_agent(tmp_path / "small.pth", small_maze_policy())
     save_levels(tmp_path / "level_3.json", [stock_state("easy", 3, use_backgrounds=True)])
     agent = ["--agent_file", str(tmp_path / "small.pth")]
     output = ["--output_dir", str(tmp_path / "page")]

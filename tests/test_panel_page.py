@@ -7,6 +7,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import av
 import numpy as np
 import pytest
+from page_exports import HOSTILE_NAME as NAME
+from page_exports import needs_browser
 from panel_run import (
     BEHAVIOURS,
     LACKING,
@@ -25,42 +27,29 @@ from panel_run import (
 
 import export_panel
 from analysis.panel_files import PanelFolder
-from common.doctor import chromium
 from common.game_constants import ACTION_LABELS, ACTION_NAMES
-from tools.browser import SHOWN, opened_page, running_browser, served
+from tools.browser import SHOWN, opened_page
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no Chromium on this machine; "
-                                "apt-get install chromium")
+pytestmark = needs_browser
 
 TOTAL = NUM_SAMPLES + NUM_SWAPPED
-NAME = "<img src=x onerror=\"window.owned=1\"></title><script>window.owned=1</script> & 'x' \u2028"
 EXTREMES = 12  # of each list
 VIEWS = ("observation", "saliency", "states", "components", "timeline")  # canvases, in their order
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("panel")
-    run = write_run(folder / "run")
-    assert export_panel.main(run.arguments("--output_dir", str(folder / "panel"), "--exp_name",
-                                           NAME)) == 0
-    return run, PanelFolder(folder / "panel")
+def exported(panel_export):
+    return panel_export.run, PanelFolder(panel_export.page_file.parent)
 
 
 @pytest.fixture(scope="module")
-def run(exported):
-    return exported[0]
+def run(panel_export):
+    return panel_export.run
 
 
 @pytest.fixture(scope="module")
-def address(exported):
-    return exported[1].page_file.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with running_browser() as running:
-        yield running
+def address(panel_export):
+    return panel_export.page_file.as_uri()
 
 
 @pytest.fixture
@@ -134,26 +123,6 @@ def add_filter(page, ic, what, low=None, high=None, step="any"):
     for name, value in (("from", low), ("to", high)):
         if value is not None:
             row.get_by_role("spinbutton", name=name).fill(str(value))
-
-
-def test_opens_from_disk_and_from_a_server_and_asks_nobody_else(browser, exported, run):
-    _, folder = exported
-    said = []
-    with served(folder.path) as server:
-        for where in (folder.page_file.as_uri(), server, server + "index.html"):
-            with opened_page(browser, where) as page:
-                asked = []
-                page.on("request", lambda request, asked=asked: asked.append(request.url))
-                page.reload()
-                page.wait_for_selector(SHOWN)
-                page.get_by_role("button", name="next sample").click()
-                colour(page, "saliency")
-                start = where.removesuffix("index.html")
-                assert asked and all(url.startswith((start, "data:")) for url in asked), asked
-                said.append((facts(page), colour(page, "observation"), left(page),
-                             page.title(), table(page).tolist()))
-    assert said[0] == said[1] == said[2]
-    assert said[0][0]["Value"] == f"{run.samples.values[1, 0]:.3g}"
 
 
 def test_steps_show_their_numbers_and_pictures(page, run):
@@ -248,49 +217,6 @@ def test_keys(page):
     page.keyboard.type("a b")
     assert press("ArrowLeft") == 0 and press("Home") == 0 and press("ArrowRight") == 0
     assert page.get_by_role("textbox", name="Notes").input_value() == "a b"
-
-
-def test_everything_can_be_reached_and_seen_with_the_tab_key(page):
-    page.get_by_role("button", name="Add a filter").click()
-    wanted = page.evaluate("""() => [...document.querySelectorAll(
-        'button:not(:disabled), select, input, textarea, summary')].length""")
-    page.locator("h1").click()
-    page.evaluate("document.activeElement.blur()")
-    reached, unseen = set(), []
-    for _ in range(wanted + 1):
-        page.keyboard.press("Tab")
-        name, outline = page.evaluate("""() => {
-            const here = document.activeElement
-            if (here === document.body) return ['body', 'auto'] // after the last one
-            here.dataset.reached = 'yes'
-            return [here.outerHTML.slice(0, 90), getComputedStyle(here).outlineStyle]
-        }""")
-        reached.add(name)
-        if outline == "none":
-            unseen.append(name)
-    missed = page.evaluate("""() => [...document.querySelectorAll(
-        'button:not(:disabled), select, input, textarea, summary')].filter(
-        (each) => !each.dataset.reached && each.checkVisibility()).map((each) => each.outerHTML)""")
-    assert not missed and not unseen
-
-
-def test_everything_has_a_name_for_screen_readers(page):
-    page.get_by_role("button", name="Add a filter").click()
-    page.get_by_role("button", name="Two side by side").click()
-    page.wait_for_selector(SHOWN)
-    nameless = []
-    for role in ("button", "combobox", "spinbutton", "slider", "textbox", "img"):
-        for each in page.get_by_role(role).all():
-            name = page.evaluate("""(each) => each.getAttribute('aria-label')
-                || [...(each.labels ?? [])].map((label) => label.firstChild.textContent).join('')
-                || each.textContent""", each.element_handle())
-            if not re.search("[A-Za-z]{2}|[0-9]", name):  # a sign alone is none
-                nameless.append(each.evaluate("each => each.outerHTML"))
-    assert not nameless
-    assert page.locator("html").get_attribute("lang") == "en"
-    assert page.get_by_role("heading", level=1).count() == 1
-    hidden = page.locator("canvas:not([role=img]):not([aria-hidden=true])")
-    assert hidden.count() == 0
 
 
 def test_a_step_is_spoken_but_not_while_playing(page):
@@ -734,27 +660,6 @@ def test_a_video_holds_every_step(page, tmp_path, run):
     greens = np.array([[picture[200, 160, 1], picture[200 + 364, 160, 1]] for picture in pictures],
                       int)
     assert (np.diff(greens, axis=0) > 25).all()
-
-
-@pytest.mark.parametrize("width", [360, 768])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_narrow_pages_do_not_scroll_sideways(browser, address, width, scheme):
-    where = f"{address}#sample={UNALTERED}/1&beside={UNALTERED}/2&step=2"
-    with opened_page(browser, where, viewport={"width": width, "height": 740},
-                     color_scheme=scheme, has_touch=True) as page:
-        add_filter(page, 2, "gradient of value, not through actions", -1.5, 0.25, 1)
-        for summary in page.locator("summary").all():
-            summary.click()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        outside = page.evaluate("""(width) => [...document.querySelectorAll(
-            'button, select, input, textarea, canvas')].filter((each) => {
-                const box = each.getBoundingClientRect()
-                return box.right > width + 1 || box.left < -1
-            }).map((each) => each.outerHTML)""", width)
-        assert not outside
-        small = page.evaluate("""() => [...document.querySelectorAll('button, select')].filter(
-            (each) => each.getBoundingClientRect().height < 24).map((each) => each.outerHTML)""")
-        assert not small
 
 
 def luminance(colour):

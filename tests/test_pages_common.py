@@ -1,0 +1,224 @@
+"""What the three pages have in common, in a real browser: access, keyboard, contrast, damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from page_exports import HOSTILE_NAME, needs_browser
+
+from tools.browser import SHOWN, opened_page, served
+
+pytestmark = needs_browser
+
+CONTROLS = ("button:not(:disabled), select:not(:disabled), summary, textarea, "
+            "input:not(:disabled):not([type=radio]:not(:checked))")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A page and how it is used here.
+
+    Attributes:
+        page_file: the page on disk.
+        fragment: view that has many of the page's parts.
+        extend: names of buttons that add further parts.
+        another: fragment of a view that needs other data.
+        narrowest: width in pixels at which it does not scroll sideways.
+        details_fit_a_phone: whether this holds with all of its details opened.
+    """
+
+    page_file: Path
+    fragment: str
+    extend: tuple[str, ...]
+    another: str
+    narrowest: int = 360
+    details_fit_a_phone: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"{self.page_file.as_uri()}#{self.fragment}"
+
+
+@pytest.fixture(params=["panel", "maze", "attribution"])
+def site(request):
+    page_file = request.getfixturevalue(f"{request.param}_export").page_file
+    return {"panel": Site(page_file, "sample=informed_init/1&beside=informed_init/2&step=2",
+                          ("Add a filter",), "sample=informed_init/4&step=1",
+                          details_fit_a_phone=True),
+            "maze": Site(page_file, "patch=zero%40embedder.block2.res1.resadd%3A3",
+                         ("+ Cheese vector", "+ Set a channel at a square", "Channel"),
+                         "level=5"),
+            "attribution": Site(page_file, "layer=block3&row=value&beside=2", ("Add a row",),
+                                "layer=block3&trajectory=2&frame=3", narrowest=400)}[request.param]
+
+
+@pytest.fixture
+def page(browser, site):
+    with opened_page(browser, site.address, viewport={"width": 1400, "height": 1000}) as opened:
+        yield opened
+
+
+def extend(page, site):
+    """Add parts to a page."""
+    for name in site.extend:
+        page.get_by_role("button", name=name, exact=True).click()
+    page.wait_for_selector(SHOWN)
+
+
+def test_opens_from_disk_and_from_a_server_and_requests_nothing_else(browser, site):
+    texts = []
+    with served(site.page_file.parent) as server:
+        for address in (site.page_file.as_uri(), server, f"{server}index.html"):
+            with opened_page(browser, f"{address}#{site.fragment}") as page:
+                requested = []
+                page.on("request", lambda request, urls=requested: urls.append(request.url))
+                page.reload()
+                page.wait_for_selector(SHOWN)
+                page.evaluate(f"location.hash = '{site.another}'")
+                page.wait_for_timeout(300)
+                page.wait_for_selector(SHOWN)
+                own = (address.removesuffix("index.html"), "data:", "blob:")
+                assert requested and all(url.startswith(own) for url in requested), requested
+                text = re.sub(r"[\d.]+ (ms|s)\b", "", page.locator("main").inner_text())
+                texts.append((page.title(), text))
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_every_control_is_reached_and_seen_with_the_tab_key(page, site):
+    extend(page, site)
+    count = page.evaluate(f"document.querySelectorAll('{CONTROLS}').length")
+    page.evaluate("document.activeElement.blur()")
+    invisible = []
+    for _ in range(count + 5):
+        page.keyboard.press("Tab")
+        name, outline, shadow = page.evaluate("""() => {
+            const here = document.activeElement
+            if (here === document.body) return ['body', 'auto', ''] // after the last one
+            here.dataset.reached = 'yes'
+            const style = getComputedStyle(here)
+            return [here.outerHTML.slice(0, 90), style.outlineStyle, style.boxShadow]
+        }""")
+        if outline == "none" and shadow in ("none", ""):
+            invisible.append(name)
+    missed = page.evaluate("""(controls) => [...document.querySelectorAll(controls)].filter(
+        (each) => !each.dataset.reached && each.checkVisibility()).map((each) => each.outerHTML)
+        """, CONTROLS)
+    assert not missed and not invisible
+
+
+def test_everything_has_a_name_for_screen_readers(page, site):
+    extend(page, site)
+    nameless = []
+    for role in ("button", "combobox", "spinbutton", "slider", "textbox", "checkbox", "radio",
+                 "img", "application"):
+        nameless += page.get_by_role(role).evaluate_all("""(all) => all.filter((each) => {
+            const name = each.getAttribute('aria-label')
+                || [...(each.labels ?? [])].map((label) => label.textContent).join('')
+                || each.textContent
+            return !/[A-Za-z]{2}|[0-9]/.test(name) // a sign alone is none
+        }).map((each) => each.outerHTML)""")
+    assert not nameless
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.get_by_role("heading", level=1).count() == 1
+    assert page.locator("canvas:not([role]):not([aria-hidden=true])").count() == 0
+
+
+def test_hostile_names_are_text(page, site):
+    field = page.get_by_role("textbox", name="Notes")
+    field.fill("<img src=x onerror='window.owned=1'>")
+    page.wait_for_timeout(300)
+    page.reload()
+    page.wait_for_selector(SHOWN)
+    assert field.input_value() == "<img src=x onerror='window.owned=1'>"
+    shown = page.evaluate("""() => document.documentElement.textContent
+        + [...document.querySelectorAll('input')].map((each) => each.value)""")
+    assert HOSTILE_NAME.split("</title>")[0] in shown
+    assert page.evaluate("window.owned") is None
+    assert page.locator("img, h1 *, main script").count() == 0
+
+
+def test_typing_in_a_field_moves_nothing(page):
+    before = page.locator("main").evaluate("(each) => each.innerText")
+    field = page.get_by_role("textbox", name="Notes")
+    field.click()
+    page.keyboard.type("a b")
+    for key in ("ArrowLeft", "Home", "ArrowRight", "End"):
+        page.keyboard.press(key)
+    page.wait_for_selector(SHOWN)
+    assert field.input_value() == "a b"
+    assert page.locator("main").evaluate("(each) => each.innerText") == before
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(0, "light"), (768, "dark"), (1500, "light")])
+def test_pages_do_not_scroll_sideways(browser, site, width, scheme):
+    width = width or site.narrowest
+    with opened_page(browser, site.address, viewport={"width": width, "height": 740},
+                     color_scheme=scheme, has_touch=True) as page:
+        extend(page, site)
+        if width > 500 or site.details_fit_a_phone:
+            page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        outside = page.evaluate("""(width) => [...document.querySelectorAll(
+            'button, select, input, textarea, canvas')].filter((each) => {
+                const box = each.getBoundingClientRect()
+                return each.checkVisibility() && (box.right > width + 1 || box.left < -1)
+            }).map((each) => each.outerHTML)""", width)
+        assert not outside
+        small = page.evaluate("""() => [...document.querySelectorAll('button, select')].filter(
+            (each) => each.checkVisibility() && each.getBoundingClientRect().height < 24).map(
+            (each) => each.outerHTML)""")
+        assert not small
+
+
+def luminance(colour):
+    shares = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark_have_contrast_and_follow_the_system(browser, site, scheme):
+    with opened_page(browser, site.address, color_scheme=scheme) as page:
+        colours = page.evaluate("""() => {
+            const style = getComputedStyle(document.documentElement)
+            return Object.fromEntries(['surface', 'raised', 'ink', 'muted', 'accent', 'other',
+                'line-strong', 'simulated', 'raises', 'lowers', 'lowers-text'].map((name) => [name,
+                style.getPropertyValue(`--${name}`).trim().replace(
+                    /^#(.)(.)(.)$/, '#$1$1$2$2$3$3')]).filter(([, value]) => value))
+        }""")
+
+        def contrast(a, b):
+            bright, dark = sorted([luminance(colours[a]), luminance(colours[b])], reverse=True)
+            return (bright + 0.05) / (dark + 0.05)
+
+        assert {"surface", "raised", "ink", "muted", "accent"} <= set(colours)
+        assert (luminance(colours["surface"]) < 0.2) == (scheme == "dark")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert [*map(int, re.findall(r"\d+", background)[:3])] == [
+            int(colours["surface"][i:i + 2], 16) for i in (1, 3, 5)]
+        for text in {"ink", "muted", "lowers-text"} & set(colours):
+            for ground in ("surface", "raised"):
+                assert contrast(text, ground) >= 4.5, (text, ground)
+        for mark in {"accent", "other", "line-strong", "simulated", "raises",
+                     "lowers"} & set(colours):
+            assert contrast(mark, "surface") >= 3, mark
+        moving = page.evaluate("""() => [...document.querySelectorAll('*')].filter((each) => {
+            const style = getComputedStyle(each)
+            return style.animationName !== 'none' || !/^0s(, 0s)*$/.test(style.transitionDuration)
+        }).map((each) => each.outerHTML)""")
+        assert not moving  # only what is played moves
+
+
+def test_a_damaged_manifest_is_named(browser, site, tmp_path):
+    copy = shutil.copytree(site.page_file.parent, tmp_path / "page")
+    (copy / "data" / "manifest.js").write_text("panelData(")
+    page = browser.new_page()
+    page.goto((copy / site.page_file.name).as_uri())
+    alert = page.get_by_role("alert")
+    alert.wait_for(timeout=10_000)
+    assert "data/manifest.js is missing or damaged" in alert.inner_text()
+    page.close()
