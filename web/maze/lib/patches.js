@@ -41,7 +41,7 @@ function channels(text) {
   for (const part of text.split(/[,/]/)) {
     const [first, last = first] = part.trim().split('-').map(Number)
     if (!NUMBERS.test(part.trim()) || last - first + found.length >= 100000) {
-      throw new Unfit('whole numbers and ranges such as 8,55,70-77 (a word has / for ,)')
+      throw new Unfit('whole numbers and ranges such as 8,55,70-77, in options 8/55/70-77')
     }
     for (let i = first; i <= last; i++) found.push(i)
   }
@@ -127,7 +127,7 @@ export function parsePatch(text) {
   const fail = (reason) => { throw new Error(`${where}${reason}`) }
   const [kind, ...behind] = text.split('@')
   if (!behind.length) {
-    fail(' has no @; a patch is kind@layer[:channels][=value]{,word=value}, such as zero@embedder.block2.res1.resadd:7')
+    fail(' has no @; a patch is kind@layer[:channels][=value]{,option=value}, such as zero@embedder.block2.res1.resadd:55')
   }
   const [head, ...parts] = behind.join('@').split(',')
   const cut = (each, sign) => {
@@ -144,10 +144,10 @@ export function parsePatch(text) {
       hasValue = equals
       value = ofWord
     } else if (equals) {
-      if (words.has(word.trim())) fail(` has the word '${word.trim()}' twice`)
+      if (words.has(word.trim())) fail(` has '${word.trim()}' twice`)
       words.set(word.trim(), ofWord.trim())
     } else if (hasValue && !words.size) value += `,${part}`
-    else fail(`: '${part}' is neither a channel nor a word with a value, such as cell=5.10`)
+    else fail(`: '${part}' is neither a channel nor an option with a value, such as cell=5.10`)
   }
   const name = kind.trim()
   if (Object.hasOwn(ELSEWHERE, name)) {
@@ -169,9 +169,9 @@ export function parsePatch(text) {
   const known = [...WORDS, ...(WORDS_OF[name] ?? [])]
   for (const word of words.keys()) {
     if (EPISODES.includes(word)) {
-      fail(` has the word '${word}', which is for episodes and sources; python -m maze.fields --patch takes it`)
+      fail(` has the option '${word}', which is for episodes and sources; python -m maze.fields --patch takes it`)
     }
-    if (!known.includes(word)) fail(`: ${name} has no word '${word}'${nearest(word, known)}`)
+    if (!known.includes(word)) fail(`: ${name} has no option '${word}'${nearest(word, known)}`)
   }
   return {
     kind: name, layer: layer.trim(),
