@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
             "windows": result.windows.tolist(),
             "action_windows": result.action_windows.tolist(),
             "episodes": result.episodes.tolist(),
-            "comparisons": [dataclasses.asdict(each) for each in compared],
+            "comparisons": [dataclasses.asdict(comparison) for comparison in compared],
             "versions": versions()})
     print_summary(table, compared)
     print_card(table)
@@ -197,7 +197,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def describe_file(path: Path | None, name: str) -> dict[str, str]:
-    """Name and checksum of an optional file, for the settings."""
+    """Return name and checksum of an optional file, for the settings."""
     return {} if path is None else {f"{name}_file": str(path), f"{name}_sha256": sha256(path)}
 
 
@@ -237,7 +237,7 @@ def find_camera(dataset: RolloutDataset, windows: np.ndarray
 
 def replay_positions(dataset: RolloutDataset, windows: np.ndarray
                      ) -> Callable[[np.ndarray], torch.Tensor | None]:
-    """The player's positions at all frames of windows, from replays of their episodes.
+    """Find the player's positions at all frames of windows by replaying their episodes.
 
     Returns:
         Numbers of some of the windows (B,) to positions (W, B, 2), as ``Windows.positions``.
@@ -245,22 +245,22 @@ def replay_positions(dataset: RolloutDataset, windows: np.ndarray
     Raises:
         UserError: see ``agents.replay.replayed``.
     """
-    found = {}
+    positions = {}
     for number in with_progress(windows.tolist(), len(windows), "replay"):
         place = dataset.place(number)
         begin = place.frame - dataset.num_init_steps + 1
         last = dataset.folder.array_files(place.episode).frames.shape[0] - 1  # terminal row
         rows = range(max(begin, 0), min(begin + dataset.window_length, last))
-        found[number] = np.full((dataset.window_length, 2), np.nan, np.float32)
+        positions[number] = np.full((dataset.window_length, 2), np.nan, np.float32)
         for row, state in replayed(dataset.folder, place.episode, rows):
-            found[number][row - begin] = state.player["x"], state.player["y"]
+            positions[number][row - begin] = state.player["x"], state.player["y"]
     return lambda numbers: torch.from_numpy(
-        np.stack([found[number] for number in numbers.tolist()], axis=1))
+        np.stack([positions[number] for number in numbers.tolist()], axis=1))
 
 
 def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
-    """Recorded frames without each kind of object, from the real game; None, with a sentence that
-    says why, where there are none."""
+    """Render recorded frames without each kind of object in the real game; None, with a printed
+    reason, if that is not possible."""
     try:
         config = recorded_game(dataset.folder)
     except UserError as error:
@@ -277,19 +277,18 @@ def frames_without_objects(dataset: RolloutDataset) -> ObjectFrames | None:
         batch, first = dataset.batch(windows), dataset.num_init_steps - 1
         labels = batch.frames[first:].numpy()  # (T, B, C, H, W)
         shown = (batch.terminals[first:].cumsum(dim=0) == 0).sum(dim=0).tolist()  # steps, (B,)
-        found = np.repeat(labels[:, :, None], len(kinds), axis=2)
+        frames = np.repeat(labels[:, :, None], len(kinds), axis=2)
         for number, (place, steps) in enumerate(zip(map(dataset.place, windows.tolist()), shown)):
-            found[:steps, number] = recorded_without(
+            frames[:steps, number] = recorded_without(
                 dataset.folder, painter, place.episode, place.frame, labels[:steps, number])
-        return found
+        return frames
 
     return ObjectFrames(tuple(kind.name for kind in kinds), of,
                         tuple(kind.changes_place for kind in kinds))
 
 
 def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> None:
-    """Each predictor's image error and what it does to the agent at the first steps, which
-    predictors the simulator beats, and what it shows."""
+    """Print image errors and agent measures at the first steps, shown objects, and comparisons."""
     for kind, title in ((IMAGE_MSE, "mean squared error of the image"), *TITLES_OF_AGENT.items()):
         rows = table[(table["kind"] == kind) & table["step"].isin(SHOWN_STEPS)]
         means = rows.pivot(index="predictor", columns="step", values="mean").reindex(
@@ -303,16 +302,17 @@ def print_summary(table: pd.DataFrame, compared: list[BaselineComparison]) -> No
         shares = rows.assign(kind=rows["kind"].str.removeprefix(OBJECT_SHOWN)).pivot(
             index="kind", columns="step", values="mean")
         print(shares.to_string(float_format="{:.3f}".format, index_names=False))
-    for each in compared:
-        if each.steps:
-            print(f"the simulator beats {each.predictor} at {each.better} of the "
-                  f"{len(each.steps)} steps from {each.steps[0]} to {each.steps[-1]}, clearly "
-                  f"(95 % interval of the difference) at {each.clearly}")
+    for comparison in compared:
+        if comparison.steps:
+            steps = comparison.steps
+            print(f"the simulator beats {comparison.predictor} at {comparison.better} of the "
+                  f"{len(steps)} steps from {steps[0]} to {steps[-1]}, clearly (95 % interval of "
+                  f"the difference) at {comparison.clearly}")
 
 
 def print_card(table: pd.DataFrame) -> None:
-    """PSNR and SSIM of the simulator, the PSNR of all predictors, and the margins of the recorded
-    actions at the last step."""
+    """Print PSNR and SSIM of the simulator, the PSNR of all predictors, and the margins of the
+    recorded actions at the last step."""
     rows = table[table["step"].isin(CARD_STEPS)]
     print("PSNR (dB) and SSIM of the simulator by simulated step; step 0 shows the last initial "
           "frame")

@@ -154,12 +154,12 @@ def main(argv: list[str] | None = None) -> int:
                           projector.coordinates if projector else None)
     if args.shard != WHOLE:
         shared.begin(args.shard, args.overwrite)
-    rest = (args.batch_size, not args.no_videos, args.overwrite)
+    options = (args.batch_size, not args.no_videos, args.overwrite)
     for write, folder, chosen in (
             (write_saliency, samples.path, numbers),
             (write_demonstration, demonstration, demonstrated)):
         chosen = args.shard.of(chosen, args.batch_size)
-        status = write(saliency, SaliencyFolder(folder), chosen, *rest)
+        status = write(saliency, SaliencyFolder(folder), chosen, *options)
         if status:
             print("stopped; the same command without --overwrite goes on")
             return status
@@ -189,21 +189,21 @@ def shared_saliency(plan: SaliencyPlan, folder: Path, numbers: Sequence[int],
     files += [SaliencyFolder(demonstration).file_of("description", number, DIFFERENCE)
               for number in demonstrated]
     return SharedSaliency(folder, {
-        **dataclasses.asdict(plan), "functions": [each.name for each in plan.functions],
+        **dataclasses.asdict(plan), "functions": [function.name for function in plan.functions],
         "sample_ids": list(numbers), "difference_demo_sample_ids": list(demonstrated),
         "batch_size": batch_size}, files)
 
 
 def check_origin(samples: SampleFolder, origin: dict, agent_file: Path) -> None:
     """Refuse samples of another simulator or agent; warn where published samples do not say."""
-    found = samples.description()
+    description = samples.description()
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
         accepted = (agent_digests(agent_file) if key == "agent_sha256" else {origin[key]})
-        if found and found.get(key) not in accepted:
-            name = found.get(key.replace("sha256", "file"))
+        if description and description.get(key) not in accepted:
+            name = description.get(key.replace("sha256", "file"))
             raise UserError(f"the samples in {samples.path} were recorded with another "
                             f"{flag} ({name}, which does not have the same contents)")
-    if not found:
+    if not description:
         logger.warning("%s does not say with which simulator and agent it was recorded",
                        samples.path)
 

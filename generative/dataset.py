@@ -154,12 +154,12 @@ class RolloutDataset:
 
     def _read_steps(self) -> None:
         steps = self.folder.all_steps(self.episodes)
-        found = np.column_stack([steps["global_step"], steps["episode"]])
+        recorded = np.column_stack([steps["global_step"], steps["episode"]])
         rows = self._first_global_step + np.arange(len(self._row_episode))
         expected = np.column_stack([rows, self._row_episode + self.episodes[0]])
-        if found.shape != expected.shape or (found != expected).any():
-            shared = min(len(found), len(expected))
-            wrong = (found[:shared] != expected[:shared]).any(axis=1)
+        if recorded.shape != expected.shape or (recorded != expected).any():
+            shared = min(len(recorded), len(expected))
+            wrong = (recorded[:shared] != expected[:shared]).any(axis=1)
             row = int(np.argmax(wrong)) if wrong.any() else min(shared, len(expected) - 1)
             number = self.episodes[self._row_episode[row]]
             raise UserError(f"{self.folder.steps_file(number)} does not fit "

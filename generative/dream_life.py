@@ -327,25 +327,25 @@ def action_shares(actions: pd.Series) -> np.ndarray:
 
 def print_lives(summary: dict) -> None:
     """Print the outcomes of both worlds and their agreement."""
-    for name, found in summary.items():
-        print(f"life in the dream, starts {name.replace('_', ' ')} ({found['starts']} of "
-              f"{found['episodes']} episodes)")
+    for name, group in summary.items():
+        print(f"life in the dream, starts {name.replace('_', ' ')} ({group['starts']} of "
+              f"{group['episodes']} episodes)")
         for horizon in HORIZONS:
-            within = found[f"within_{horizon}"]
+            within = group[f"within_{horizon}"]
             measured = ", ".join(
-                f"{what} {each['value']:.2f} ({each['interval_95'][0]:.2f} to "
-                f"{each['interval_95'][1]:.2f})" if None not in (each["value"],
-                                                                 *each["interval_95"])
+                f"{what} {estimate['value']:.2f} ({estimate['interval_95'][0]:.2f} to "
+                f"{estimate['interval_95'][1]:.2f})" if None not in (estimate["value"],
+                                                                 *estimate["interval_95"])
                 else f"{what} not defined"
-                for what, each in within.items() if what != "confusion")
+                for what, estimate in within.items() if what != "confusion")
             print(f"within {horizon} actions: {measured}; real outcomes in rows, dreamt ones in "
                   "columns")
             print(pd.DataFrame(within["confusion"]).T.to_string())
-        median = found["median_divergence"]
+        median = group["median_divergence"]
         print("first action that differs: " + (
             "in over half of the lives none does" if median is None else
             f"number {int(median) + 1} in the median") +
-            f"; distributions of actions differ by {found['action_difference']:.3f}")
+            f"; distributions of actions differ by {group['action_difference']:.3f}")
 
 
 def _number(value: float) -> float | None:

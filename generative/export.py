@@ -33,16 +33,16 @@ def main(argv: list[str] | None = None) -> None:
     if not settings.is_file():
         raise UserError(f"there is no {settings}, without which the file's sizes are not known")
     folder = args.output.parent
-    beside = folder / SETTINGS_NAME
+    exported = folder / SETTINGS_NAME
     if folder.resolve() == settings.parent.resolve() or (folder / PROGRESS_NAME).exists():
         raise UserError(f"{args.output} would lie in the folder of a run; choose another")
-    if beside.exists() and beside.read_bytes() != settings.read_bytes():
+    if exported.exists() and exported.read_bytes() != settings.read_bytes():
         raise UserError(f"{args.output} would lie beside the {SETTINGS_NAME} of another run; "
                         "choose another folder")
     check_output(args.output, is_compact, args.overwrite)
     save_compact(args.output, args.model_file)
-    if not beside.exists():
-        shutil.copy(settings, beside)
+    if not exported.exists():
+        shutil.copy(settings, exported)
     print(f"wrote {args.output}, {args.output.stat().st_size / 1e6:.1f} MB, and beside it "
           f"{SETTINGS_NAME}")
 

@@ -2,7 +2,7 @@
 
 ``docs/fidelity.md`` defines the protocol. *Remembered* pixels show a place of the level that was in
 view in one of the initial frames; the others are *newly revealed*. Pixels of moving objects belong
-to neither, and are measured separately.
+to neither and are measured separately.
 
 Letters in shape comments: T simulated steps, B windows, I initial frames, C H W a frame, K kinds of
 object, D agent hidden state.
@@ -122,27 +122,27 @@ def remembered_mask(initial: Tensor, later: Tensor, scale: float, size: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Regions:
-    """Which pixels of the recorded frames are measured separately, bool (T, B, H, W) each.
+    """Pixels of the recorded frames that are measured separately, bool (T, B, H, W) each.
 
     Attributes:
-        in_memory: places in view in the initial frames, see ``remembered_mask``; None where the
+        in_memory: places in view in the initial frames, see ``remembered_mask``; None if the
             camera's motion is not known.
-        moving: pixels of moving objects; None where objects are not measured.
+        moving: pixels of moving objects; None if objects are not measured.
     """
 
     in_memory: Tensor | None = None
     moving: Tensor | None = None
 
     def masks(self) -> dict[str, Tensor]:
-        """The region of each kind of PSNR that has one."""
-        found = {}
+        """Region of each kind of PSNR that has one."""
+        masks = {}
         if self.in_memory is not None:
             still = torch.ones_like(self.in_memory) if self.moving is None else ~self.moving
-            found[PSNR_REMEMBERED] = self.in_memory & still
-            found[PSNR_REVEALED] = ~self.in_memory & still
+            masks[PSNR_REMEMBERED] = self.in_memory & still
+            masks[PSNR_REVEALED] = ~self.in_memory & still
         if self.moving is not None:
-            found[PSNR_MOVING] = self.moving
-        return found
+            masks[PSNR_MOVING] = self.moving
+        return masks
 
     def remembered_share(self) -> Tensor | None:
         """Share of the pixels that are remembered (T, B)."""
@@ -151,7 +151,7 @@ class Regions:
 
 
 def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str, Tensor]:
-    """The measures of ``FRAME_KINDS`` that the regions allow.
+    """Compute the measures of ``FRAME_KINDS`` that the regions allow.
 
     Args:
         images: predicted, (T, B, C, H, W); they are rounded to 8 bits.
@@ -165,13 +165,14 @@ def measure_frames(images: Tensor, labels: Tensor, regions: Regions) -> dict[str
     errors = (images - labels).square().mean(dim=-3)  # (T, B, H, W)
     similarity = torch.stack([ssim_map(*step) for step in zip(images, labels)])
     masks = regions.masks()
-    found = {MSE: errors.mean(dim=(-2, -1)), SSIM: similarity.mean(dim=(-2, -1))}
-    found[PSNR] = psnr(found[MSE])
-    found |= {kind: psnr(_masked_mean(errors, mask)) for kind, mask in masks.items()}
+    measures = {MSE: errors.mean(dim=(-2, -1)), SSIM: similarity.mean(dim=(-2, -1))}
+    measures[PSNR] = psnr(measures[MSE])
+    measures |= {kind: psnr(_masked_mean(errors, mask)) for kind, mask in masks.items()}
     if PSNR_REMEMBERED in masks:
         inner = slice(_SSIM_RADIUS, -_SSIM_RADIUS)
-        found[SSIM_REMEMBERED] = _masked_mean(similarity, masks[PSNR_REMEMBERED][..., inner, inner])
-    return found
+        measures[SSIM_REMEMBERED] = _masked_mean(similarity,
+                                                 masks[PSNR_REMEMBERED][..., inner, inner])
+    return measures
 
 
 def _masked_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -247,10 +248,10 @@ def measure_kept_objects(kinds: Sequence[str], images: Tensor, labels: Tensor, w
 
 
 class OtherAgent:
-    """An agent that is not inside the simulator, with its own hidden states on recorded episodes.
+    """An agent that is not part of the simulator, with its own hidden states on recorded episodes.
 
     Args:
-        policy: frozen in place.
+        policy: the agent; it is frozen in place.
         dataset: the recorded episodes.
     """
 
@@ -261,13 +262,13 @@ class OtherAgent:
 
     @torch.no_grad()
     def states_entering(self, windows: np.ndarray) -> Tensor:
-        """State that enters the agent at the first step of each window (B, D), after it has seen
-        all earlier frames of the episode."""
+        """Compute the states that enter the agent at the first steps of windows (B, D), after all
+        earlier frames of the episodes."""
         places = map(self._dataset.place, windows.tolist())
         return torch.stack([self._states_of(place.episode)[place.frame] for place in places])
 
     def sequence(self, images: Tensor, hidden: Tensor) -> PolicyOutput:
-        """See ``FrozenAgent.sequence``."""
+        """Run T steps at once, see ``FrozenAgent.sequence``."""
         with self._compute.autocast():
             return self._inside.sequence(images, hidden)
 
@@ -283,11 +284,11 @@ class OtherAgent:
 
 
 def compare_agents(recorded: PolicyOutput, shown: PolicyOutput) -> tuple[Tensor, Tensor]:
-    """The agent on predicted frames compared with itself on the recorded ones, each (T, B).
+    """Compare an agent on predicted frames with itself on the recorded ones.
 
     Returns:
-        Divergence of its policy on predicted frames from that on recorded ones in nats, and cosine
-        of its hidden states.
+        Divergence of its policy on predicted frames from its policy on recorded ones in nats, and
+        cosine of its hidden states, (T, B) each.
     """
     divergence = (recorded.log_probs.exp() * (recorded.log_probs - shown.log_probs)).sum(dim=-1)
     return divergence, functional.cosine_similarity(recorded.hidden_states, shown.hidden_states,

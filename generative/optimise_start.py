@@ -1,9 +1,9 @@
-"""Search the simulator's start vector, by gradient through the rollout, for what drives a target.
+"""Optimise the simulator's start vector, by gradients through the rollout, for a target.
 
 Targets are outputs of the agent (value, log_prob_up, policy for all log-probabilities), directions
 of its hidden state (hx_direction_3, hx_direction_3_pca, hx_direction for all of --direction_ids),
 units (hidden_state:12, embedder.block3.res2.resadd:5; a layer alone for all of its units), and
-moves from one action to another (from_left_to_up). A killed run goes on with the same command.
+moves from one action to another (from_left_to_up). The same command resumes a killed run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from interventions.flags import (
 from interventions.projector import Projector
 
 STARTS_AT_A_TIME = 32
-_CHOSEN = 4  # stream of random numbers, beside the seed
+_CHOSEN = 4  # stream of random numbers, in addition to the seed
 
 
 def weight(text: str) -> float:

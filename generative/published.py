@@ -1,19 +1,18 @@
-"""Simulator files: the published layout, read and written. No other module knows its keys.
+"""Simulator files: reads and writes the published layout. No other module knows its keys.
 
-Files of the spatial architecture, which has no published layout, carry an entry ``architecture``
-and use our tensor names. The rest of this page describes files of the vector architecture.
+Files of the spatial architecture, which has no published layout, have an entry ``architecture``
+and use our tensor names. The following describes files of the vector architecture.
 
-A file is a dict with ``gen_model_state_dict``; it does not hold the agent. Published files carry
+A file is a dict with ``gen_model_state_dict``; it does not contain the agent. Published files have
 two sets of weights that no computation reads: a second decoder (``conv_out.*``) and a head
-``decoder.vecobs.*``. They have no place in our parts and are dropped on reading, but the
-published code refuses a file without them. So what is written has them again: as they were read
-if the reader's ``unused`` is handed on, and zeros otherwise, which, unlike fresh random values,
-make equal simulators equal files and cannot be mistaken for something trained.
+``decoder.vecobs.*``. Our networks lack them, but the published code refuses a file without them. So
+they are written again: with the values that were read if ``unused`` is passed on, and zeros
+otherwise, which, unlike random values, make equal simulators equal files and cannot be mistaken for
+trained weights.
 
-``optimizer_state_dict`` is that of an Adam over all tensors of the layout in their order, as the
-published code has it; the agent, whose weights are no part of the layout, is not in it. The unused
-weights have no moments. Inside a running process the optimiser has the used ones alone, in the
-order of ``Simulator.trainable_parameters``.
+``optimizer_state_dict`` belongs to an Adam over all tensors of the layout in their order, as in the
+published code, without the agent. The unused weights have no moments. In a running process, the
+optimiser has the used weights only, in the order of ``Simulator.trainable_parameters``.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _GRU = f"{_STEPPER}gru.layers.0."
 _DECODER = f"{_STEPPER}decoder."
 _SECOND_DECODER = "conv_out."
 
-# Parts of published keys in the order in which a published file has them, level by level; parts
-# that are not here are in the order in which torch and numbers have them.
+# Parts of published keys in the order of a published file, level by level; other parts are in the
+# order of torch and of numbers.
 _ORDER = (
     "conv_in", "encoder", "bottleneck_vec_converter_env", "bottleneck_vec_converter_agent_h",
     "bottleneck_vec_converter_action", "conv_out", "agent_env_stepper",
@@ -91,11 +90,11 @@ class PublishedSimulator:
     """Contents of a simulator file.
 
     Attributes:
-        simulator: ready to use.
+        simulator: the simulator with its agent.
         unused: tensors of the file that no computation reads, by published key.
         moments: ``state`` of the state dict of an Adam over ``simulator.trainable_parameters()``;
-            None if the file has none of as many parameters.
-        more: the file's further entries.
+            None if the file has no state for this number of parameters.
+        more: further entries of the file.
     """
 
     simulator: Simulator
@@ -105,7 +104,7 @@ class PublishedSimulator:
 
 
 def published_name(name: str) -> str:
-    """The published key of one of our parameters."""
+    """Published key of one of our parameters."""
     image_layer = re.fullmatch(r"decoder\.image\.layers\.(\d)\.(weight|bias)", name)
     if image_layer:  # two layers come before ours there: the linear one and a reshape
         return f"{_DECODER}image.model.{int(image_layer[1]) + 2}.{image_layer[2]}"
@@ -120,14 +119,14 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     """Read a simulator file, ours or a published one.
 
     Args:
-        config: the sizes it was trained with; a file does not say them.
-        policy: the agent it was trained with.
+        config: the sizes that it was trained with, which are not in the file.
+        policy: the agent that it was trained with.
 
     Raises:
         UserError: if the file is missing, truncated, or not a simulator; a tensor that is
             missing, unknown or of the wrong shape is named. Or if the agent does not fit.
     """
-    found, more = _weights(path)
+    tensors, more = _weights(path)
     architecture = more.pop(_ARCHITECTURE, "vector")
     if architecture != config.architecture:
         raise UserError(f"the simulator in {path} has the architecture '{architecture}', not "
@@ -137,29 +136,29 @@ def load_published(path: Path, config: SimulatorConfig, policy: Policy) -> Publi
     expected = {_file_name(simulator, name): name for name in parts}
     unused_shapes = _unused_shapes(simulator)
     for key, name in expected.items():
-        if key not in found:
+        if key not in tensors:
             raise UserError(f"the simulator file {path} has no tensor '{key}'")
-        _check_shape(path, key, found[key], parts[name].shape)
+        _check_shape(path, key, tensors[key], parts[name].shape)
     unused = {}
-    for key in found.keys() - expected.keys():
+    for key in tensors.keys() - expected.keys():
         if key not in unused_shapes:
             raise UserError(f"the simulator file {path} has a tensor '{key}' that belongs to no "
                             "simulator of these sizes")
-        _check_shape(path, key, found[key], unused_shapes[key])
-        unused[key] = found[key]
+        _check_shape(path, key, tensors[key], unused_shapes[key])
+        unused[key] = tensors[key]
     with torch.no_grad():
         for key, name in expected.items():
-            parts[name].copy_(found[key])
+            parts[name].copy_(tensors[key])
     adam = _moments(simulator, more.pop(_OPTIMIZER, None), path)
     return PublishedSimulator(simulator, unused, adam, more)
 
 
 def published_state(simulator: Simulator,
                     unused: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """A simulator's weights on the CPU with every key of the published layout.
+    """Weights of a simulator on the CPU with every key of the published layout.
 
     Args:
-        unused: from ``load_published``, to write back what was read; zeros for what it lacks.
+        unused: from ``load_published``, to write back what was read; missing keys are zeros.
     """
     state = {_file_name(simulator, name): tensor.detach().cpu()
              for name, tensor in _own_tensors(simulator).items()}
@@ -203,12 +202,12 @@ def save_published(path: Path, simulator: Simulator, unused: dict[str, Tensor] |
 
 
 def _file_name(simulator: Simulator, name: str) -> str:
-    """The key in a file of one of our tensors."""
+    """Key of one of our tensors in a file."""
     return name if simulator.config.is_spatial else published_name(name)
 
 
 def _trained_names(simulator: Simulator) -> list[str]:
-    """Names of ``simulator.trainable_parameters()``, in their order, also if it is frozen."""
+    """Names of ``simulator.trainable_parameters()`` in order, even if the simulator is frozen."""
     return [name for name, _ in simulator.named_parameters() if not name.startswith("agent.")]
 
 
@@ -223,8 +222,8 @@ def _moments(simulator: Simulator, optimizer: Any, path: Path) -> dict | None:
         layout = shapes
     elif num_adam_parameters(optimizer) != len(layout):
         return None
-    found = adam_moments(optimizer, layout, f"the simulator file {path}")
-    return {positions[key]: entry for key, entry in zip(layout, found, strict=True)
+    adam = adam_moments(optimizer, layout, f"the simulator file {path}")
+    return {positions[key]: entry for key, entry in zip(layout, adam, strict=True)
             if entry is not None and key in positions}
 
 
@@ -236,32 +235,32 @@ def save_compact(path: Path, source: Path) -> None:
     Raises:
         UserError: if ``source`` is missing, truncated, or no simulator.
     """
-    found, more = _weights(source)
+    tensors, more = _weights(source)
     unused = (_SECOND_DECODER, f"{_DECODER}vecobs.")
     architecture = {key: more[key] for key in (_ARCHITECTURE,) if key in more}
     save_tensors(path, {**architecture, _KEY: {
-        key: tensor.to(torch.float16) for key, tensor in found.items()
+        key: tensor.to(torch.float16) for key, tensor in tensors.items()
         if not key.startswith(unused)}})
 
 
 def is_compact(path: Path) -> bool:
-    """Whether ``save_compact`` has written a file: it holds nothing but weights in half precision.
+    """Whether a file was written by ``save_compact``: it holds weights in half precision only.
 
     Raises:
         UserError: if it is no simulator file.
     """
-    found, more = _weights(path)
+    tensors, more = _weights(path)
     return not more.keys() - {_ARCHITECTURE} and all(
-        tensor.dtype == torch.float16 for tensor in found.values())
+        tensor.dtype == torch.float16 for tensor in tensors.values())
 
 
 def _weights(path: Path) -> tuple[dict[str, Tensor], dict]:
-    """The tensors of a simulator file, and its further entries."""
+    """Tensors of a simulator file, and its further entries."""
     more = load_tensors(path, "simulator file")
-    found = more.pop(_KEY, None)
-    if not isinstance(found, dict):
+    tensors = more.pop(_KEY, None)
+    if not isinstance(tensors, dict):
         raise UserError(f"{path} is not a simulator file: it has no '{_KEY}'")
-    return checked_weights(found, f"the simulator file {path}"), more
+    return checked_weights(tensors, f"the simulator file {path}"), more
 
 
 def _own_tensors(simulator: Simulator) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""Folders of trained simulators: what lies in them, and how they are opened.
+"""Folders of trained simulators: their contents, and how they are opened.
 
 A run's folder ``<log_dir_base>/results/<gen_mod_exp_name>/<YYYYmmdd_HHMMSS>/`` holds::
 
-    model_epoch<e>_batch<b>.pt    checkpoints: the simulator, and all that is needed to go on
-    progress.csv                  losses and other figures, with TensorBoard events beside it
+    model_epoch<e>_batch<b>.pt    checkpoints: the simulator, and the state to resume from
+    progress.csv                  losses and other figures, next to TensorBoard events
     hyperparameters.yml           the resolved settings
     recons_v_preds/*.mp4          truth, reconstruction and imagination side by side
 """

@@ -1,1 +1,1 @@
-"""Gradients through the simulator: functions, files, pictures, runs."""
+"""Saliency: gradients through the simulator, their files and runs."""

@@ -1,9 +1,8 @@
 """Saliency: gradients of the agent's value, actions and hidden state, through the simulator.
 
-A sample is simulated again from its bottleneck vector and from copies of it that are moved a
-little, with the agent's own actions and the most likely latents. The gradients of a scalar with
-respect to the images and states of every step are averaged over the copies (SmoothGrad over the
-start vector).
+A sample is simulated again from its bottleneck vector and from perturbed copies of it, with the
+agent's own actions and the most likely latents. The gradients of a scalar with respect to the
+images and states of every step are averaged over the copies (SmoothGrad over the start vector).
 
 Letters in shape comments: G samples in a batch, N copies of each, T steps, C H W an image,
 D agent hidden state, E deterministic state of the environment, V bottleneck vector.
@@ -35,17 +34,17 @@ Coordinates = Callable[[Tensor, DirectionType], Tensor]
 VALUE_DELTA, DIRECTION = "value_delta", "hx_direction"
 WITHOUT_ENV_GRADS = "_without_env_grads"  # ends the name of a function's files
 FUNCTIONS = (*ANSWERS, VALUE_DELTA, DIRECTION)
-_COPIES = 1  # stream of random numbers, beside the seed and the sample's number
+_COPIES = 1  # stream of random numbers, in addition to seed and number of the sample
 
 
 @dataclasses.dataclass(frozen=True)
 class SaliencyFunction:
-    """A scalar of a simulation, whose gradients are taken.
+    """A scalar of a simulation, whose gradients are computed.
 
     Attributes:
         what: one of ``FUNCTIONS``.
-        direction: its number, where ``what`` is a direction of the hidden space.
-        direction_type: "ica" or "pca", or None where it is none.
+        direction: number of a direction of the hidden state, or None.
+        direction_type: type of the direction, or None.
     """
 
     what: str
@@ -60,17 +59,17 @@ class SaliencyFunction:
 
     @property
     def direction_name(self) -> str:
-        """Name of the direction in figures: IC 3, PC 0."""
+        """Name of the direction in figures, such as IC 3 or PC 0."""
         return f"{'IC' if self.direction_type == 'ica' else 'PC'} {self.direction}"
 
     def num_steps(self, common_timesteps: Sequence[int], num_steps: int) -> int:
-        """Number of a sample's steps that have to be simulated."""
+        """Number of steps of a sample that have to be simulated."""
         return num_steps if self.what == VALUE_DELTA else max(common_timesteps) + 1
 
     def __call__(self, steps: Sequence[Step], common_timesteps: Sequence[int],
                  coordinates: Coordinates | None) -> Tensor:
-        """The scalar of each row of the batch (B,): the mean over ``common_timesteps``, which
-        ``value_delta`` takes over all steps."""
+        """Compute the scalar of each row of the batch (B,), the mean over ``common_timesteps``, or
+        over all steps for ``value_delta``."""
         if self.what == VALUE_DELTA:
             return torch.stack([after.values - before.values
                                 for before, after in itertools.pairwise(steps)]).mean(dim=0)
@@ -137,7 +136,7 @@ class Gradients:
 
     Attributes:
         images: after the clamp, float32 (G, T, C, H, W).
-        hidden_states: of the agent, as it leaves a step, float32 (G, T, D).
+        hidden_states: the agent's states after a step, float32 (G, T, D).
         env_h: float32 (G, T, E).
     """
 
@@ -148,11 +147,11 @@ class Gradients:
 
 def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
                      number: int) -> Tensor:
-    """A bottleneck vector (V,) and copies that are moved a little, all of length 1 (N, V).
+    """Perturb a bottleneck vector (V,): unit vectors (N, V), of which the first is unperturbed.
 
     Args:
-        scale: standard deviation of what is added to every entry of every copy but the first.
-        seed, number: with the sample's number the seed alone decides what is added.
+        scale: standard deviation of the noise on every entry of the other copies.
+        seed, number: seed of the noise, and number of the sample.
     """
     shape = (num_copies - 1, len(vector))
     noise = np.random.default_rng([seed, _COPIES, number]).standard_normal(shape, np.float32)
@@ -162,22 +161,22 @@ def smoothgrad_starts(vector: Tensor, num_copies: int, scale: float, seed: int,
 
 
 def combined_vector(vectors: Tensor) -> Tensor:
-    """The mean of bottleneck vectors (…, V), of length 1 again (V,)."""
+    """Normalised mean (V,) of bottleneck vectors (…, V)."""
     return on_unit_sphere(vectors.mean(dim=0))
 
 
 class SaliencyPass:
     """One forward pass, which serves every function.
 
-    Samples share the batch: since no row of it reads another, the gradients of the sum of their
-    scalars are those of each. The simulation goes no further than a function needs; later
-    steps have gradients of zero.
+    Samples share the batch: its rows do not interact, so the gradients of the sum of their scalars
+    are those of each scalar. The simulation ends at the last step that a function needs; later
+    steps have zero gradients.
 
     Args:
-        simulator: where ``compute`` says; its weights need no gradients.
+        simulator: on the device of ``compute``; its weights need no gradients.
         copies: bottleneck vectors of the samples' copies (G, N, V).
-        functions: those that are to be asked for.
-        common_timesteps: steps at which they are read.
+        functions: functions whose gradients will be computed.
+        common_timesteps: steps at which the functions are read.
         num_steps: T of the samples.
         without_env_grads: detach the action before it enters the environment.
         coordinates: needed for directions.
@@ -205,19 +204,19 @@ class SaliencyPass:
         return images.unflatten(1, self._shape)[:, :, 0].transpose(0, 1).float().cpu()
 
     def gradients(self, function: SaliencyFunction) -> Gradients:
-        """The gradients of a sample's scalar, which is the mean over its copies."""
+        """Compute the gradients of each sample's scalar, the mean over its copies."""
         with torch.enable_grad():
             scalars = function(self._steps, self._common_timesteps, self._coordinates)  # (G*N,)
             total = scalars.unflatten(0, self._shape).mean(dim=1).sum()
         names = [field.name for field in dataclasses.fields(Gradients)]
         inputs = [getattr(step, name) for name in names for step in self._steps]
-        found = iter(torch.autograd.grad(total, inputs, retain_graph=True,
+        gradients = iter(torch.autograd.grad(total, inputs, retain_graph=True,
                                          materialize_grads=True))
         return Gradients(**{name: self._over_copies(list(itertools.islice(
-            found, len(self._steps)))) for name in names})
+            gradients, len(self._steps)))) for name in names})
 
     def _over_copies(self, gradients: list[Tensor]) -> Tensor:
-        """Gradients (G*N, …) of the simulated steps to their means over copies (G, T, …)."""
+        """Average gradients (G*N, …) of the simulated steps over copies: (G, T, …)."""
         means = [gradient.float().unflatten(0, self._shape).mean(dim=1) for gradient in gradients]
         later = [torch.zeros_like(means[0])] * (self._num_steps - len(means))
         return torch.stack([*means, *later], dim=1).cpu()
@@ -235,8 +234,8 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 
     Args:
         gradients: float32 (T, C, H, W).
-        kernel_size: of the Gaussian, odd; in pixels.
-        sigma: of the Gaussian, in pixels. Beyond a border the map is mirrored.
+        kernel_size: size of the Gaussian kernel, odd; in pixels.
+        sigma: standard deviation of the kernel, in pixels. The map is mirrored at its borders.
 
     Returns:
         float32 (T, H, W).
@@ -248,45 +247,46 @@ def saliency_maps(gradients: np.ndarray, kernel_size: int, sigma: float) -> np.n
 def specificity(gradients: np.ndarray) -> np.ndarray:
     """Mean absolute Pearson correlation between the gradients of different functions.
 
-    A map shows what its own function depends on only if this is well below 1; at 1 all functions
-    have one map, up to sign and scale.
+    Maps are specific to their functions only if this is well below 1; at 1 all functions have the
+    same map, up to sign and scale.
 
     Args:
-        gradients: of the functions with respect to the images (F, T, C, H, W).
+        gradients: gradients of the functions with respect to the images (F, T, C, H, W).
 
     Returns:
         float64 (T,); NaN where fewer than two functions depend on the images of a step.
     """
-    found = np.full(gradients.shape[1], np.nan)
+    correlations = np.full(gradients.shape[1], np.nan)
     for step, pixels in enumerate(np.moveaxis(gradients, 1, 0).reshape(gradients.shape[1],
                                                                        len(gradients), -1)):
         pixels = pixels[pixels.std(axis=1) > 0].astype(np.float64)
         if len(pixels) > 1:
             pairs = np.triu_indices(len(pixels), 1)
-            found[step] = np.abs(np.corrcoef(pixels)[pairs]).mean()
-    return found
+            correlations[step] = np.abs(np.corrcoef(pixels)[pairs]).mean()
+    return correlations
 
 
 def full_colour(*maps: np.ndarray) -> float:
-    """The saliency that gets the full colour, one for all steps so that they can be compared.
+    """Return the saliency that is drawn in full colour, the same for all steps.
 
-    Only one pixel in 200 has a larger one. Steps on which nothing depends do not count.
+    One pixel in 200 has a larger one. Steps without any saliency do not count.
 
     Args:
-        maps: each (T, H, W).
+        maps: saliency maps, (T, H, W) each.
     """
-    steps = [step for each in maps for step in each if step.any()]
+    steps = [step for saliency in maps for step in saliency if step.any()]
     full = float(np.quantile(np.abs(steps), FULL_COLOUR_QUANTILE)) if steps else 0.0
     return full or 1.0
 
 
 def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
-    """Saliency over the faint frames.
+    """Draw saliency over faint frames: blue where a pixel raises the function, red where it lowers
+    it.
 
     Args:
         maps: (T, H, W).
         frames: uint8 (T, H, W, C).
-        full: saliency of the full colour.
+        full: saliency that is drawn in full colour.
 
     Returns:
         uint8 (T, H, W, C).
@@ -300,19 +300,19 @@ def coloured(maps: np.ndarray, frames: np.ndarray, full: float) -> np.ndarray:
 
 
 def film(number: int, frames: np.ndarray, actions: np.ndarray,
-         pictures: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """A sample beside pictures of it, below their titles.
+         renderings: dict[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the frames of a sample next to renderings of it, below their titles.
 
     Args:
-        number: of the sample.
+        number: number of the sample.
         frames: uint8 (T, H, W, C).
         actions: that entered the steps, drawn as arrows; -1 where it is not known (T,).
-        pictures: uint8 (T, H, W, C), by title.
+        renderings: uint8 (T, H, W, C), by title.
     """
     large = np.stack([enlarge(frame, PICTURE_SCALE) if action < 0
                       else mark_action(enlarge(frame, PICTURE_SCALE), action)
                       for frame, action in zip(frames, actions)])
     columns = {f"sample {number}": large}
-    for title, picture in pictures.items():
-        columns[title] = np.stack([enlarge(frame, PICTURE_SCALE) for frame in picture])
+    for title, rendering in renderings.items():
+        columns[title] = np.stack([enlarge(frame, PICTURE_SCALE) for frame in rendering])
     return side_by_side({title: column[:, None] for title, column in columns.items()}, 1)

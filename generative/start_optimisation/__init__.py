@@ -1,1 +1,1 @@
-"""Starts made to order: start vectors whose rollouts maximise or minimise a target."""
+"""Optimisation of start vectors whose rollouts maximise or minimise a target."""
