@@ -6,12 +6,13 @@ missing.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import datetime
 import html
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote
 from xml.etree.ElementTree import Element
@@ -23,6 +24,8 @@ import numpy as np
 from markdown.inlinepatterns import InlineProcessor
 from markdown.treeprocessors import Treeprocessor
 
+from agents.run_folder import read_log
+from agents.training_plots import plot_for_figure
 from common.errors import UserError
 from common.files import atomic_path, read_description, versions
 from common.results import ResultStore
@@ -31,9 +34,10 @@ from generative.loss_over_time import LOSS_OVER_TIME
 from generative.loss_tables import IMAGE_MSE
 from generative.saliency.files import SaliencyFolder
 from interventions.comparison import comparison_store
+from pipeline.presets import ROOT
 from pipeline.records import DONE, Experiment, Record
 from pipeline.runner import CONTINUE, RUN, SKIPPED, UP_TO_DATE, Pipeline, StageOutcome
-from pipeline.sections import STRIP_SAMPLES, Files, Page, Section
+from pipeline.sections import STRIP_SAMPLES, TRAINING_CURVE, Files, Page, Section
 from pipeline.stage import MADE_BY, Stage
 from pipeline.stages import FOLDERS
 from stats.effects import claims_summary
@@ -70,6 +74,23 @@ class Part:
     caption: str
     media: list[Medium]
     missing: str
+
+
+@dataclasses.dataclass(frozen=True)
+class SectionContent:
+    """What a section shows.
+
+    Attributes:
+        answer: sentence with the numbers of this run.
+        figure, tools, more: as in ``Section``.
+        table: the table of a section that has one.
+    """
+
+    answer: str
+    figure: Part
+    tools: list[Part]
+    more: list[Part]
+    table: Table | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,22 +146,25 @@ def write_report(experiment: Experiment, stages: Sequence[Stage], page: Page) ->
             if (record := experiment.record(stage.name)) and record.status == DONE}
     if "saliency" in done:
         _write_saliency_strips(experiment.path, folder)
+    if "evaluate" in done:
+        _draw_training_curve(experiment.path, page.agent_file)
     names = {stage.name for stage in stages}
     templates = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True,
                                    undefined=jinja2.StrictUndefined, trim_blocks=True,
                                    lstrip_blocks=True)
     name = experiment.description().get("name", "")
-    sections = [(section, [_part(experiment.path, files, done, names)
-                           for files in _shown(section, names)],
-                 _table(experiment.path, section.anchor, done),
-                 done.get(section.answered_by, "")) for section in page.sections]
+    results = {name: done.get(name, f"({name} is not finished)") for name in names}
+    sections = [(section, _content(experiment.path, section, done, names, results))
+                for section in page.sections]
+    opening = [part for files in page.opening
+               if (part := _part(experiment.path, files, done, names)).media]
     for document in _documents(experiment.path, page, done):
         text = templates.get_template(DOCUMENT).render(
             name=name, body=render_document(experiment.path, document))
         _write(folder / _page_of(experiment.path, document), text)
     _write(folder / PAGE_NAME, templates.get_template(PAGE).render(
         name=name, preset=experiment.description().get("preset", ""),
-        date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections,
+        date=f"{datetime.datetime.now():%Y-%m-%d %H:%M}", sections=sections, opening=opening,
         page=page,
         rows=[_row(experiment, stage) for stage in stages],
         total=duration(sum(record.seconds for stage in stages
@@ -155,9 +179,16 @@ def _write(path: Path, page: str) -> None:
         temporary.write_text(page, encoding="utf-8")
 
 
-def _shown(section: Section, names: set[str]) -> Sequence[Files]:
-    """The files that this preset makes; all, and why there are none, if it makes none."""
-    return [files for files in section.parts if files.stage in names] or section.parts
+def _content(output: Path, section: Section, done: Collection[str], names: set[str],
+             results: Mapping[str, str]) -> SectionContent:
+    """What a section shows of the stages that this preset has."""
+    def parts(files: Sequence[Files]) -> list[Part]:
+        return [_part(output, each, done, names) for each in files if each.stage in names]
+
+    answer = section.answer.format_map(collections.defaultdict(str, results))
+    return SectionContent(answer[:1].upper() + answer[1:],
+                          _part(output, section.figure, done, names), parts(section.tools),
+                          parts(section.more), _table(output, section.anchor, done))
 
 
 def _part(output: Path, files: Files, done: Collection[str], names: set[str]) -> Part:
@@ -197,7 +228,7 @@ def _poster(output: Path, film: Path) -> str:
 
 def _documents(output: Path, page: Page, done: Collection[str]) -> list[Path]:
     """The Markdown files in the folders of those that sections show."""
-    shown = [path for section in page.sections for files in section.parts
+    shown = [path for section in page.sections for files in section.files
              if files.stage in done
              for pattern in files.patterns for path in output.glob(pattern)]
     return sorted({document for path in shown if path.suffix == ".md"
@@ -317,6 +348,19 @@ def _effects_table(output: Path) -> Table:
         "directions with as large a change.",
         ["alteration", "outcome", "unaltered", "altered", "change", "p (Holm)", "p (controls)"],
         claimed, 2, others, f"The {len(others)} effects that are not claimed")
+
+
+def _draw_training_curve(output: Path, agent_file: str | None) -> None:
+    """Draw the training curve of the analysed agent from the log next to its file, or of the agent
+    that was trained here."""
+    if agent_file is None:
+        runs = sorted((output / "agent").glob("**/log.csv"))
+        folder = runs[-1].parent if runs else None
+    else:
+        folder = (ROOT / agent_file).parent
+    if folder is not None and (folder / "log.csv").is_file():
+        log = read_log(folder)
+        plot_for_figure(log, output / TRAINING_CURVE, f"{log['timesteps'].iloc[-1]:,} steps")
 
 
 def _write_saliency_strips(output: Path, folder: Path) -> None:

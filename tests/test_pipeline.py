@@ -35,7 +35,7 @@ from pipeline import stage as stage_module
 from pipeline.presets import HYPERPARAMS, load_preset, read_hyperparams
 from pipeline.records import Experiment, find
 from pipeline.report import PAGE_NAME, REPORT, render_document
-from pipeline.sections import SECTIONS
+from pipeline.sections import SECTIONS, page_of
 from pipeline.stage import PathResolver
 from pipeline.stages import all_stages
 from stats.claims import Claim, ClaimsTable
@@ -622,8 +622,8 @@ def test_a_hostile_name_is_no_markup(finished):
     Reader().feed(page)
     assert len(tags) > 100
     assert not any(name.startswith("on") for _, attributes in tags for name in attributes)
-    assert all(attributes["src"].startswith(("../", "saliency_")) for tag, attributes in tags
-               if tag in ("img", "video"))
+    assert all(attributes["src"].startswith(("../", "saliency_", "training_"))
+               for tag, attributes in tags if tag in ("img", "video"))
     assert not any(tag == "script" for tag, _ in tags)
 
 
@@ -762,8 +762,9 @@ def test_every_section_says_what_to_look_for(finished):
     page = (finished / REPORT / PAGE_NAME).read_text()
     assert len({section.anchor for section in SECTIONS}) == len(SECTIONS)
     for section in SECTIONS:
-        part = page.partition(f'<section id="{section.anchor}">')[2].partition("<figure>")[0]
-        assert re.search('<p class="look">Look for .*[.]</p>', part), section.anchor
+        part = page.partition(f'<section id="{section.anchor}">')[2].partition("</section>")[0]
+        assert re.search('<p class="look"><strong>How to read it.</strong> Look for .*[.]</p>',
+                         part), section.anchor
 
 
 def test_report_begins_with_the_answers(finished):
@@ -772,7 +773,14 @@ def test_report_begins_with_the_answers(finished):
     for name in ("evaluate", "loss_over_time", "behaviours", "consistency", "interventions"):
         assert record(name).result in head
     assert "the agent trained here" in head and "the simulator trained here" in head
-    assert "short training" not in head
+    assert head.count("autoplay") == 3 and "is not finished" not in head
+
+
+def test_only_small_runs_of_the_shipped_agent_quote_the_full_size(finished):
+    assert "At full size" not in (finished / REPORT / PAGE_NAME).read_text()
+    assert page_of(load_preset("demo")).is_small
+    assert not page_of(load_preset("demo", agent_file=Path(__file__))).is_small
+    assert not page_of(load_preset("full")).is_small
 
 
 def test_report_folds_the_effects_that_are_not_claimed(run, output):
