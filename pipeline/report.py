@@ -314,7 +314,7 @@ def _row(experiment: Experiment, stage: Stage) -> Row:
 
 def _table(output: Path, section: str, done: Collection[str]) -> Table | None:
     """The table of a section that has one."""
-    if section == "loss" and "loss_over_time" in done:
+    if section == "simulator" and "loss_over_time" in done:
         return _loss_table(output)
     if section == "interventions" and "interventions" in done:
         return _effects_table(output)
