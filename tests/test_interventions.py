@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,6 @@ from conftest import (
     colours_of,
     figures_drawn,
     golden_projector,
-    killed_at,
     record_arguments,
     save_projector,
     tiny_policy,
@@ -33,7 +31,6 @@ from agents.rollout_files import RolloutFolder
 from common.errors import UserError
 from common.files import sha256
 from common.palette import BLUE, VERMILION
-from common.results import ResultStore
 from envs.procgen_env import EnvConfig, LevelSlots
 from generative.frozen_agent import FrozenAgent
 from interventions.comparison import (
@@ -619,71 +616,17 @@ def test_everything_is_written(compared):
     assert settings["arms"]["random_001_0_to_1"] == {"from": [0], "to": [1], "turned_by_seed": 1}
 
 
-@pytest.mark.slow
-def test_a_killed_comparison_goes_on_and_a_finished_one_can_grow(compared, agent_path, matrices,
-                                                                 tmp_path, capsys):
-    path = tmp_path / "again"
-    shutil.copytree(compared.path, path)
-    for lost in ("ic_1_to_None", "random_000_0_to_1"):
-        shutil.rmtree(path / "arms" / lost)
-    (path / "arms" / ".ic_1_to_None.partial").mkdir()  # what a kill leaves
-    again = arguments(agent_path, matrices, path, "--directions", "0 to 2", "--swaps", "3:5")
-    assert compare_interventions.main(again) == 0
-    played = [line.split(" ")[0] for line in capsys.readouterr().out.splitlines()
-              if "alterations): " in line]
-    assert played == ["ic_1_to_None", "random_000_0_to_1"]
-    assert not list(path.rglob("*partial*"))
-    pd.testing.assert_frame_equal(pd.read_csv(path / "effects.csv"),
-                                  pd.read_csv(compared.file_of("effects")))
-    assert compare_interventions.main([*again, "--directions", "1 2"]) == 0
-    played = capsys.readouterr().out
-    assert "ic_2_to_None (2 of 7" in played and "ic_1_to_None (" not in played
-    assert compare_interventions.main([*again, "--seed", "4"]) == 2
-    assert "holds arms with another seed" in capsys.readouterr().err
-
-
-def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matrices, tmp_path,
-                                               capsys):
-    path = tmp_path / "shards"
-
-    def run(*more):
+def test_shards_give_the_comparison_of_one_run(agent_path, simulator_file, matrices, tmp_path):
+    def run(folder, *more):
         return compare_interventions.main(arguments(
-            agent_path, matrices, path, "--directions", "0 1", "--in_simulator", "--model_file",
-            simulator_file, "--recording_rand_init", *more))
+            agent_path, matrices, tmp_path / folder, "--directions", "0 1", "--in_simulator",
+            "--model_file", simulator_file, "--recording_rand_init", *more))
 
-    assert run("--output_dir", tmp_path / "one") == 0
-    assert run("--shard", "2/3") == 0
-    assert {each.name for each in (path / "arms").iterdir()} == {
-        "ic_0_to_None", "random_001_0_to_None"}
-    with killed_at(ResultStore, "write", 1):
-        assert run("--shard", "3/3") == 130
-    for more, words in ((["--join"], f"{path} lacks shards 1/3, 3/3"),
-                        ([], "holds shards that are not joined; run this with --join"),
-                        (["--shard", "1/2"], "holds shards of 3, to which --shard 1/2 does not"),
-                        (["--shard", "1/3", "--num_controls", 3], "with another arms"),
-                        (["--shard", "1/3", "--seed", 4], "holds shard 2/3 with another seed")):
-        assert run(*more) == 2
-        assert words in capsys.readouterr().err
-    with pytest.raises(UserError, match="py with --join"):
-        comparison_store(path).read("effects")
-    assert run("--shard", "3/3") == run("--shard", "1/3") == 0
-    assert {each.name for each in path.iterdir()} == {"arms", ".shards"}
-    assert run("--join") == run("--join") == run("--shard", "2/3") == 0
-    assert bytes_of_files(path) == bytes_of_files(tmp_path / "one")
-
-
-def test_a_damaged_arm_is_named(compared, agent_path, matrices, tmp_path, capsys):
-    path = tmp_path / "damaged"
-    shutil.copytree(compared.path, path)
-    values = path / "arms" / "ic_0_to_None" / "values.npy"
-    np.save(values, np.load(values)[:-1])
-    assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
-    error = capsys.readouterr().err
-    assert "ic_0_to_None is damaged: 'values' holds float32" in error
-    values.unlink()
-    assert compare_interventions.main(arguments(agent_path, matrices, path)) == 2
-    assert f"there is no file {values}" in capsys.readouterr().err
-    assert not (path / "effects.csv").exists()  # nothing old beside what is damaged
+    assert run("one") == run("shards", "--shard", "2/2") == 0
+    assert {arm.name for arm in (tmp_path / "shards" / "arms").iterdir()} == {
+        "ic_0_to_None", "random_000_0_to_None"}
+    assert run("shards", "--shard", "1/2") == run("shards", "--join") == 0
+    assert bytes_of_files(tmp_path / "shards") == bytes_of_files(tmp_path / "one")
 
 
 def test_simulated_starts_are_compared_too(simulator_file, agent_path, recording, matrices,

@@ -585,10 +585,8 @@ def test_patches_act_on_simulated_frames_and_give_a_pair(simulator_file, agent_p
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (["--patch", "zero@embedder.blok2.conv"], "did you mean 'embedder.block2.conv'"),
     (["--patch", "zero"], "has no @"),
     (["--patch", "zero@embedder.block2.conv:99"], "no channel 99"),
-    (["--patch", "add@gru=none.npz"], "none.npz"),
     (["--patch_file", "none.yml"], "no patch file none.yml"),
     (["--patch", "interchange@gru"], "which pictures are paired")])
 def test_scripts_refuse_wrong_patches_in_one_sentence(agent_path, tmp_path, capsys, more, message):
