@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import av
 import numpy as np
 import pandas as pd
 import pytest
@@ -457,3 +458,15 @@ def start(script: str, *argv: str) -> subprocess.Popen:
     """Run a script of the root in a process of its own."""
     return subprocess.Popen([sys.executable, script, *argv], cwd=ROOT, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def read_video(path):
+    """Frames of an mp4 file (T, H, W, 3)."""
+    with av.open(str(path)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+
+
+def error_line(capsys):
+    """The only line on stderr that is an error."""
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    return line

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 
-import av
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +19,7 @@ from conftest import (
     at_work_in,
     colours_of,
     figures_drawn,
+    read_video,
     start,
     tiny_policy,
     wait_for,
@@ -144,9 +144,7 @@ def test_videos_show_truth_reconstruction_and_imagination(agent_path, recording,
                 weight *= 2
     run.train()
     (video_file,) = (tmp_path / "recons_v_preds").iterdir()
-    with av.open(str(video_file)) as container:
-        video = np.stack([frame.to_ndarray(format="rgb24")
-                          for frame in container.decode(video=0)]).astype(float)
+    video = read_video(video_file).astype(float)
     assert video.shape == (5, 16 + 4 * 128, 3 * 128, 3)
     columns = dict(zip(("truth", "reconstruction", "imagination"),
                        np.split(video[:, 16:], 3, axis=2)))

@@ -37,7 +37,6 @@ from generative.loss_over_time import (
 from generative.loss_tables import comparisons, table_of
 from generative.networks import LatentSampler
 from generative.runs import checkpoints, open_simulator, run_of
-from stats.bootstrap import ClusterBootstrap
 
 MODE = LatentSampler("mode")
 STEPS = 5
@@ -227,18 +226,6 @@ def test_table_holds_means_over_what_counts():
     assert rows[["low_95", "high_95"]].iloc[1].isna().all()  # one episode says nothing of spread
     pixel = table[(table["predictor"] == SIMULATOR) & (table["kind"] == "image_mse")]
     assert pixel["mean"].iloc[0] == pytest.approx(4 * 2 / (3 * 64 * 64))
-
-
-def test_intervals_do_not_shrink_when_episodes_have_more_windows():
-    values = np.random.default_rng(0).normal(size=(1, 20))
-    once = ClusterBootstrap(np.arange(20), seed=0).interval(values, np.isfinite(values))
-    tenfold = np.repeat(values, 10, axis=1)
-    again = ClusterBootstrap(np.repeat(np.arange(20), 10), seed=0).interval(
-        tenfold, np.isfinite(tenfold))
-    np.testing.assert_allclose(once, again)
-    assert once[0] < values.mean() < once[1]
-    error = values.std() / np.sqrt(20)
-    assert once[1] - once[0] == pytest.approx(2 * 1.96 * error, rel=0.1)
 
 
 def test_comparison_counts_the_steps_at_which_the_simulator_is_better():

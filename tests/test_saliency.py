@@ -6,15 +6,16 @@ import json
 import shlex
 import shutil
 
-import av
 import numpy as np
 import pytest
 import torch
 from conftest import (
     FLOAT32,
     bytes_of_files,
+    error_line,
     golden_projector,
     killed_at,
+    read_video,
     save_projector,
 )
 from PIL import Image
@@ -461,13 +462,13 @@ def test_shards_give_the_files_of_one_run(arguments, samples, recorded, tmp_path
     with killed_at(SaliencyFolder, "add", 2):
         assert run(shards, "--shard", "3/3") == 130
     assert run(shards, "--join") == 2
-    assert "lacks shards 1/3, 3/3, which have not been run to the end" in error(capsys)
+    assert "lacks shards 1/3, 3/3, which have not been run to the end" in error_line(capsys)
     assert run(shards, "--shard", "3/3") == run(shards, "--shard", "1/3") == 0
     assert run(shards, "--join") == run(shards, "--join") == run(shards, "--shard", "2/3") == 0
     assert bytes_of_files(shards) == bytes_of_files(samples)
     (shards / "sample_00004" / "saliency_value.json").unlink()
     assert run(shards, "--join") == 2
-    assert "holds no shards that could be joined" in error(capsys)
+    assert "holds no shards that could be joined" in error_line(capsys)
 
 
 def test_functions_can_be_added_one_after_the_other(run, samples, recorded, tmp_path):
@@ -529,11 +530,6 @@ def test_mean_of_samples_is_a_sample_of_its_own(run, samples, simulator):
     assert run(samples, "--combine_samples_not_iterate", "--sample_ids", 1, 5, 3) == 0
 
 
-def film(path):
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
 def test_videos_show_frame_and_saliency_and_are_written_later_too(run, arguments, samples,
                                                                   recorded, tmp_path):
     few = ("--sample_ids", 3, "--saliency_func_type", "value")
@@ -548,7 +544,7 @@ def test_videos_show_frame_and_saliency_and_are_written_later_too(run, arguments
         assert saliency_experiments.main(argv) == 0
     assert video == folder.video_file(3, "value")
     assert video.read_bytes() == SaliencyFolder(other).video_file(3, "value").read_bytes()
-    frames = film(video)[:, -256:]  # below the titles
+    frames = read_video(video)[:, -256:]  # below the titles
     assert frames.shape == (NUM_STEPS, 256, 512, 3)
     sample, saliency = folder.samples.sample(3), folder.saliency(3, "value")
     inner = np.s_[:, :200, 60:250]  # beside the arrow
@@ -568,7 +564,7 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
     assert "value in 2 samples with and without" in capsys.readouterr().out
     demo = SaliencyFolder(tmp_path / "demo")
     assert {path.name for path in demo.samples.path.iterdir()} == {"sample_00001", "sample_00002"}
-    assert film(demo.video_file(1, DIFFERENCE)).shape[2] == 4 * 256
+    assert read_video(demo.video_file(1, DIFFERENCE)).shape[2] == 4 * 256
     plain, without = (demo.saliency(1, "value" + ending) for ending in ("", WITHOUT_ENV_GRADS))
     for found, ending in ((plain, ""), (without, WITHOUT_ENV_GRADS)):
         in_sample = SaliencyFolder(samples).saliency(1, "value" + ending)
@@ -591,7 +587,7 @@ def test_demonstration_shows_frame_with_without_and_difference(run, arguments, s
                     dirs_exist_ok=True)
     capsys.readouterr()
     assert saliency_experiments.main(argv) == 2  # another sample of that number
-    assert "another bottleneck vector; give --overwrite" in error(capsys)
+    assert "another bottleneck vector; give --overwrite" in error_line(capsys)
 
 
 # Resuming
@@ -621,7 +617,8 @@ def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
     for more, words in ((["--seed", 6], "another seed"),
                         (["--common_timesteps", 1], "another common_timesteps")):
         assert run(samples, *few, *more) == 2
-        assert f"saliency_value.json says that its saliency was made with {words}" in error(capsys)
+        assert (f"saliency_value.json says that its saliency was made with {words}"
+                in error_line(capsys))
     np.testing.assert_array_equal(SaliencyFolder(samples).saliency(0, "value").images,
                                   before.images)
     assert run(samples, *few, "--common_timesteps", 1, "--overwrite") == 0
@@ -630,11 +627,6 @@ def test_other_saliency_is_not_touched_unless_told(run, samples, capsys):
 
 
 # Mistakes
-
-def error(capsys):
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    return line
-
 
 @pytest.mark.parametrize(("more", "words"), [
     (["--saliency_func_type", "valu"], "unknown --saliency_func_type 'valu' (did you mean "
@@ -661,7 +653,7 @@ def error(capsys):
 def test_mistakes_are_one_sentence_and_leave_nothing(run, samples, capsys, more, words):
     before = sorted(samples.parent.rglob("*"))
     assert run(samples, *more) == 2
-    assert words in error(capsys)
+    assert words in error_line(capsys)
     assert sorted(samples.parent.rglob("*")) == before
 
 
@@ -670,7 +662,7 @@ def test_directions_of_another_agent_are_refused(run, samples, tmp_path, capsys)
     other = save_projector(tmp_path / "other", Projector(ones, ones, identity, ones, identity,
                                                          identity))
     assert run(samples, "--precomputed_analysis_data_path", other) == 2
-    assert "those of 10 hidden units, but the agent has 64" in error(capsys)
+    assert "those of 10 hidden units, but the agent has 64" in error_line(capsys)
 
 
 def test_samples_of_another_simulator_are_refused_and_published_ones_are_not(run, samples, capsys):
@@ -679,7 +671,7 @@ def test_samples_of_another_simulator_are_refused_and_published_ones_are_not(run
     for key, flag in (("model_sha256", "--model_file"), ("agent_sha256", "--agent_file")):
         (samples / "recording.json").write_text(json.dumps({**description, key: "0" * 64}))
         assert run(samples, *few) == 2
-        assert f"were recorded with another {flag}" in error(capsys)
+        assert f"were recorded with another {flag}" in error_line(capsys)
     (samples / "recording.json").unlink()
     assert run(samples, *few) == 0
 
@@ -702,7 +694,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_not_stored(run, samples, tmp
     save_projector(tmp_path / "m", dataclasses.replace(projector, std=projector.std * 1e-40))
     assert run(samples, "--saliency_func_type", "hx_direction_0_ica",
                "--precomputed_analysis_data_path", tmp_path / "m") == 2
-    message = error(capsys)
+    message = error_line(capsys)
     assert "the gradient of hx_direction_0_ica with respect to" in message
     assert "in sample 0 holds NaN" in message
     assert not list(samples.glob("sample_*/*saliency*"))
@@ -712,7 +704,7 @@ def test_unsuitable_vectors_and_files_are_named(run, samples, capsys):
     np.save(SampleFolder(samples).sample_folder(0) / "bottleneck_vec.npy",
             np.ones(10, np.float32))
     assert run(samples, "--sample_ids", 0) == 2
-    assert "have 10 numbers, but the simulator's have 16" in error(capsys)
+    assert "have 10 numbers, but the simulator's have 16" in error_line(capsys)
     folder = SaliencyFolder(samples)
     assert run(samples, "--sample_ids", 1, 2, "--saliency_func_type", "value") == 0
     np.save(folder.file_of("env_h", 1, "value"), np.zeros((4, 40), np.float32))

@@ -9,11 +9,18 @@ import subprocess
 import sys
 import time
 
-import av
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, bytes_of_files, golden_projector, killed_at, save_projector
+from conftest import (
+    ROOT,
+    bytes_of_files,
+    error_line,
+    golden_projector,
+    killed_at,
+    read_video,
+    save_projector,
+)
 
 import record_gen_samples
 from agents.agent_file import load_agent
@@ -263,7 +270,7 @@ def test_videos_are_written_later_too_and_show_the_sample(run, simulator_file, a
     assert record_gen_samples.main(argv) == 0
     assert {path.name for path in folder.file_of("video", 0).parent.iterdir()} == {
         "start_00000.mp4", *(f"sample_{number:05d}.mp4" for number in range(9))}
-    grid, right = film(folder.file_of("start_video", 0)), film(folder.file_of("video", 7))
+    grid, right = (read_video(folder.file_of(*key)) for key in (("start_video", 0), ("video", 7)))
     assert grid.shape == (5, 576, 576, 3) and right.shape == (5, 192, 192, 3)
     inner = np.s_[..., 40:140, 50:140, :]  # beside the marks
     pictures = folder.stacked().frames.repeat(3, axis=2).repeat(3, axis=3)[inner]
@@ -271,11 +278,6 @@ def test_videos_are_written_later_too_and_show_the_sample(run, simulator_file, a
         likeness = [np.corrcoef(shown[inner].ravel(), picture.ravel())[0, 1]
                     for picture in pictures]
         assert np.argmax(likeness) == 7 and max(likeness) > 0.7
-
-
-def film(path):
-    with av.open(str(path)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 # Swaps
@@ -419,7 +421,7 @@ def test_shards_give_the_samples_of_one_run(run, simulator_file, agent_path, rec
     for more, words in (([], "informed_init lacks shards 1/3, 3/3"),
                         (["--shard", "1/3", "--batch_size", 3], "with another batch_size")):
         assert record(shards, *more) == 2
-        assert words in error(capsys)
+        assert words in error_line(capsys)
     assert record(shards, "--shard", "3/3") == record(shards, "--shard", "1/3") == 0
     assert SampleFolder(shards / "informed_init").numbers() == list(range(NUM_SAMPLES))  # joins
     assert record(shards, "--join") == record(shards, "--join") == record(
@@ -433,7 +435,7 @@ def test_samples_with_other_settings_are_refused_by_name(informed, run, tmp_path
                         (["--num_sim_steps", 3], "another number of steps"),
                         (["--sample_latents"], "another sample_latents")):
         assert run(tmp_path, *more) == 2
-        assert words in error(capsys)
+        assert words in error_line(capsys)
     assert_same(SampleFolder(tmp_path / "informed_init").stacked(), informed.stacked(), atol=0)
 
 
@@ -474,11 +476,6 @@ def test_actions_have_other_names():
     assert manual_actions(["jump", "left"]) == ("up", "left")
 
 
-def error(capsys):
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    return line
-
-
 @pytest.mark.parametrize(("more", "words"), [
     (["--manual_action", "lef"], "unknown --manual_action 'lef' (did you mean 'left'?)"),
     (["--manual_action", "left", "left"], "--manual_action names 'left' beside"),
@@ -500,7 +497,7 @@ def error(capsys):
 ])
 def test_mistakes_are_one_sentence_and_leave_nothing(run, matrices, tmp_path, capsys, more, words):
     assert run(tmp_path / "s", "--precomputed_analysis_data_path", matrices, *more) == 2
-    assert words in error(capsys)
+    assert words in error_line(capsys)
     assert not (tmp_path / "s").exists()
 
 
