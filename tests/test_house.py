@@ -1,6 +1,7 @@
 """Imports between modules: which rooms import which, and which need no Procgen."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,11 @@ def test_scripts_import_no_other_script():
     wrong = {(module, other) for module in MODULES if room(module) not in ("benchmarks", "tools")
              for other in IMPORTS[module] & scripts}
     assert not wrong, sorted(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Not even for types."""
+    graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError, which names the modules
 
 
 def test_simulator_and_analyses_know_nothing_of_the_agents_training():

@@ -55,7 +55,7 @@ SelectTypeParameters=CR_Core_Memory
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=100000
 ReturnToService=2
-KillWait=20
+KillWait=60
 MinJobAge=300
 GresTypes=gpu
 {nodes}
