@@ -60,13 +60,14 @@ def channels_folder(agent, tmp_path_factory):
 
 def channel_arguments(agent, folder):
     return ["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS, "--num_mazes", "10",
-            "--layers", LAYER, "--factors", "0", "positive:-1", "--num_shuffles", "1"]
+            "--layers", LAYER, "--factors", "0", "positive:-1", "--num_shuffles", "1",
+            "--num_controls", "4"]
 
 
 def retarget(agent, folder, chosen, *more):
     return retargeting.main(["--agent_file", str(agent), "--output_dir", str(folder), *LEVELS,
-                             "--channels", str(chosen), "--num_mazes", "16", "--targets", "3",
-                             "--control_targets", "3", "--value", "0.25", *more])
+                             "--channels", str(chosen), "--num_mazes", "12", "--targets", "2",
+                             "--control_targets", "2", "--value", "0.25", *more])
 
 
 def scrub(agent, folder, chosen, *more):
