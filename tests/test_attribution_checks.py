@@ -107,8 +107,12 @@ def test_checks_can_be_added_to_those_that_are_stored(box_agent, box_run, made, 
     with killed_at(ResultStore, "write", 2):
         assert checks.main([*arguments, "interventions"]) == 130
     written = store.file_of("deletion", "block3", "value").stat().st_mtime_ns
-    assert checks.main([*arguments, "interventions", "--layers", "block3"]) == 0
+    assert checks.main([*arguments, "--layers", "block3"]) == 0
     assert store.file_of("deletion", "block3", "value").stat().st_mtime_ns == written
+    # Numbers of other features are computed again.
+    raw = store.file_of("deletion", "block3", "value")
+    np.savez(raw, **{**np.load(raw), "of": np.array("0" * 64)})
+    assert checks.main([*arguments, "interventions"]) == 0
     files, whole = contents(store.path), contents(made.path)
     assert files.keys() == {
         "settings.json", "report.md", "completeness.csv", "deletion.csv", "interventions.csv",

@@ -120,9 +120,8 @@ def test_a_planted_edit_is_found_written_and_a_killed_run_ends_with_the_same_fil
     with killed_at(ResultStore, "append", 15):
         assert choose_edits.main(arguments(folder, again)) == 130
     assert not (again / "blind_to_saw.pth").exists()
-    for _ in range(2):  # the second time all of it is there
-        assert choose_edits.main(arguments(folder, again)) == 0
-        assert contents(again) == contents(output)
+    assert choose_edits.main(arguments(folder, again)) == 0
+    assert contents(again) == contents(output)
 
 
 def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeypatch):
@@ -146,13 +145,12 @@ def test_edits_are_tried_where_the_hazard_must_be_seen(folder, tmp_path, monkeyp
 
 
 def test_edits_are_tried_on_levels_that_the_agent_was_not_trained_on(folder, tmp_path):
-    assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "lava", "--start_level", "3",
-                                       "--num_levels", "4", "--num_features", "1")) == 0
+    with killed_at(ResultStore, "append", 7):
+        assert choose_edits.main(arguments(folder, tmp_path, "--hazards", "lava", "--start_level",
+                                           "3", "--num_levels", "4")) == 130
+    played = ResultStore(tmp_path / "played" / "lava", FAILURES).read("episodes", "original")
     unseen = EnvConfig("coinrun", "hard", 7, MAX_LEVEL - 7)
-    played = ResultStore(tmp_path / "played" / "lava", FAILURES)
-    for name in ("original", "edited_relu3_1_strength_1"):
-        seeds = played.read("episodes", name)["level_seed"].tolist()
-        assert seeds == unseen.draw_levels(6, int(SEED))
+    assert played["level_seed"].tolist() == unseen.draw_levels(6, int(SEED))
 
 
 @pytest.mark.parametrize(("more", "named"), [

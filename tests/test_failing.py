@@ -349,12 +349,14 @@ def results_in(folder) -> ResultStore:
     (("--training_levels",), EnvConfig("coinrun", "hard", 3, 4))])
 def test_failures_are_counted_on_levels_that_were_not_trained_on_if_not_told_otherwise(
         more, levels, counted, tmp_path):
-    assert failure_causes.main(arguments(
-        counted, tmp_path / "causes", "--start_level", "3", "--num_levels", "4", "--num_films",
-        "0", *more)) == 0
-    for name in ("original", "edited_walking"):
-        seeds = results_in(tmp_path).read("episodes", name)["level_seed"]
-        assert seeds.tolist() == levels.draw_levels(10, 5)
+    with killed_at(ResultStore, "append", 14):
+        assert failure_causes.main(arguments(counted, tmp_path / "causes", "--start_level", "3",
+                                             "--num_levels", "4", *more)) == 130
+    store, drawn = results_in(tmp_path), levels.draw_levels(10, 5)
+    assert store.read("episodes", "original")["level_seed"].tolist() == drawn
+    played = store.read("played", "edited_walking")
+    assert len(played) == 3
+    assert all(row["level_seed"] == drawn[row["level"]] for row in played)
 
 
 def test_failures_are_counted_and_reported(counted):
