@@ -313,9 +313,8 @@ class BehaviourPages:
 
     def _draw_component(self, path: Path, component: int) -> None:
         values = self._ics[..., component]  # (M, T)
-        found = extreme_rows(values.ravel(), self._share)
-        top, bottom = (self._spread(rows, values.shape[1]) for rows in (
-            found.top[::-1], found.bottom))
+        lowest, highest = extreme_rows(values.ravel(), self._share)
+        top, bottom = (self._spread(rows, values.shape[1]) for rows in (highest[::-1], lowest))
         number = min(len(top), len(bottom))
         frames, notes = [], []
         for rows in (top[:number], bottom[:number]):
@@ -325,12 +324,12 @@ class BehaviourPages:
                           f"{values[sample, step]:+.1f}" for sample, step in where])
         top_frames, bottom_frames = frames
         plot_component(path, top_frames, bottom_frames, notes,
-                       f"IC {component}: steps of different samples among the {len(found.top)} "
+                       f"IC {component}: steps of different samples among the {len(highest)} "
                        f"highest and lowest of {values.size}\n(in standard deviations of the "
                        "recorded states; the state after the frame was seen)")
 
     def _spread(self, rows: np.ndarray, num_steps: int) -> list[int]:
-        """The first rows of (M T,) that are of different samples."""
+        """Return the first rows of (M T,) that are of different samples."""
         chosen: dict[int, int] = {}
         for row in rows.tolist():
             chosen.setdefault(row // num_steps, row)

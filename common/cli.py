@@ -17,9 +17,9 @@ from common.parameters import ParameterSet
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows defaults in ``--help`` and takes flags only by their full names.
+    """Argument parser that shows defaults in ``--help`` and accepts full names of flags only.
 
-    A flag that wins over a value of the parameter set names it: ``key="gen_model.lr"``.
+    A flag that overrides a value of the parameter set names it: ``key="gen_model.lr"``.
     """
 
     def __init__(self, description: str):
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
     def add_argument(self, *names: str, key: str | None = None, **options) -> argparse.Action:
-        """As argparse's; ``key`` is the dotted name of the parameter that the flag wins over."""
+        """Add a flag; ``key`` is the dotted name of the parameter that the flag overrides."""
         if key is not None:
             options["help"] += "; the parameter set's if not given"
         action = super().add_argument(*names, **options)
@@ -37,11 +37,11 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def error(self, message: str) -> NoReturn:
-        """As argparse's, which repeats a wrong value whole."""
+        """Exit with a message that does not repeat a long value in full."""
         super().error(shortened(message))
 
     def explicit(self, argv: list[str] | None) -> set[str]:
-        """Names of the flags that are given on the command line."""
+        """Return the names of the flags that are given on the command line."""
         unset = object()
         blank = argparse.Namespace(**{action.dest: unset for action in self._actions})
         given = vars(self.parse_args(argv, blank))
@@ -49,8 +49,10 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: list[str] | None
              ) -> tuple[argparse.Namespace, set[str], ParameterSet]:
-        """The flags of a script that has a parameter set, which of them were given, and the set
-        with those that win over it.
+        """Parse the flags of a script that has a parameter set.
+
+        Returns:
+            The flags, the names of those that were given, and the set with their values.
 
         Raises:
             UserError: if there is no such set, or a value is of the wrong type or out of range.
@@ -63,14 +65,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class OneText(argparse.Action):
-    """Joins the words of a flag, as in ``--sample_ids 0 to 100``."""
+    """argparse action: join the words of a flag, as in ``--sample_ids 0 to 100``."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         setattr(namespace, self.dest, " ".join(values))
 
 
 class EachTime(argparse.Action):
-    """Gathers the values of a flag that may be given several times, in order."""
+    """argparse action: append the values of a flag that may be given several times."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         before = getattr(namespace, self.dest)
@@ -78,7 +80,7 @@ class EachTime(argparse.Action):
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number from ``low`` to ``high``."""
+    """Return an argparse type: a whole number from ``low`` to ``high``."""
 
     def number(text: str) -> int:
         try:
@@ -109,7 +111,7 @@ seed = whole(0, 2**32 - 1)  # that every generator in use takes
 
 
 def folder_name(text: str) -> str:
-    """A name for a folder, perhaps with one inside, as an argparse type; it must not climb."""
+    """argparse type: relative folder name without '..'."""
     parts = Path(text).parts
     if not parts or Path(text).is_absolute() or ".." in parts:
         raise argparse.ArgumentTypeError(f"must be the name of a folder, not '{text}'")
@@ -117,7 +119,7 @@ def folder_name(text: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """A file to write, as an argparse type: a new one, or a regular file to replace."""
+    """argparse type: file to write, which is new or a regular file."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file to write, but {text} is a folder")
@@ -129,7 +131,7 @@ def output_file(text: str) -> Path:
 
 def add_output_file_flag(parser: argparse.ArgumentParser, flag: str = "--output",
                          **options) -> None:
-    """The flag of the one file that a script writes, and ``--overwrite``; see ``check_output``."""
+    """Add the flag of the only file that a script writes, and --overwrite; see ``check_output``."""
     parser.add_argument(flag, type=output_file, **options)
     parser.add_argument("--overwrite", action="store_true",
                         help=f"replace the file of {flag} even if this script did not write it")
@@ -137,7 +139,7 @@ def add_output_file_flag(parser: argparse.ArgumentParser, flag: str = "--output"
 
 def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: bool,
                  flag: str = "--output") -> None:
-    """See that a script may write a file: a new one, one of its own, or any with --overwrite.
+    """Raise unless a script may write a file: a new one, one of its own, or any with --overwrite.
 
     Args:
         path: None if nothing is written.
@@ -156,17 +158,17 @@ def check_output(path: Path | None, is_own: Callable[[Path], bool], overwrite: b
 
 
 def add_check_contents_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag that has a recording's digest computed from its contents."""
+    """Add --check_contents, which computes a recording's digest from all files."""
     parser.add_argument("--check_contents", action="store_true",
                         help="read every file of the recording to see whether it changed, not "
                              "only files whose size or time changed")
 
 
 def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
-    """Flags that say where and how fast to compute, and how much to say.
+    """Add the flags of device, precision and --log_level.
 
     Args:
-        in_parameter_set: whether the parameter set chooses the device where no flag does.
+        in_parameter_set: whether the parameter set has the default device.
     """
     device, index = ("device", "gpu_device") if in_parameter_set else (None, None)
     parser.add_argument("--device", default="auto", choices=("auto", "gpu", "cpu"), key=device,
@@ -180,19 +182,19 @@ def add_compute_flags(parser: Parser, in_parameter_set: bool = False) -> None:
 
 
 def add_log_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag that says how much to say."""
+    """Add --log_level."""
     parser.add_argument("--log_level", default="info",
                         help="debug, info, warning, error, or a number as in Python's logging")
 
 
 def add_parameter_set_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag that chooses the parameter set."""
+    """Add --interpreting_params_name."""
     parser.add_argument("--interpreting_params_name", default="defaults",
                         help="parameter set in hyperparams/interpreting_configs.yml")
 
 
 def add_save_dir_flag(parser: Parser) -> None:
-    """The flag that says where the analyses write."""
+    """Add --save_dir."""
     parser.add_argument("--save_dir", key="analysis.save_dir",
                         help="where the folders of all analyses are")
 

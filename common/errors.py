@@ -10,15 +10,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-MAX_MESSAGE = 2000  # letters
+MAX_MESSAGE = 2000  # characters
 
 
 class UserError(Exception):
-    """Something the user can put right. The message is one sentence that says how."""
+    """An error that the user can fix. The message is one sentence that tells how."""
 
 
 class NonFiniteLoss(UserError):
-    """A loss or a gradient became infinite or NaN; training cannot go on."""
+    """A loss or a gradient became infinite or NaN, so training stops."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -68,7 +68,7 @@ def script_main(main: Callable[..., int | None]) -> Callable[..., int]:
 
 
 def shortened(message: str) -> str:
-    """A message without the middle of a value of thousands of letters that it repeats."""
+    """Return a message without its middle if it is very long."""
     if len(message) <= MAX_MESSAGE:
         return message
     return f"{message[:MAX_MESSAGE // 2]} [...] {message[-MAX_MESSAGE // 2:]}"

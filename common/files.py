@@ -29,18 +29,18 @@ from common.errors import UserError
 
 TEMPORARY_SUFFIX = ".partial"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: numpy's, which has no number
-MAX_DEPTH = 50  # of what is read; what this project writes has less than ten
+MAX_DEPTH = 50  # of JSON and tensors; files of this project have less than ten
 MAX_ENTRIES = 10_000_000
 MAX_WEIGHT = 1e6
-MAX_REASON = 200  # letters of a library's message in ours
+MAX_REASON = 200  # characters of a library's message in ours
 
 
 @contextlib.contextmanager
 def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
-    """Say in an ``OSError`` of the body which file could not be written and what it needs.
+    """Add the file's name and the required space to write errors of the body.
 
     Args:
-        size: bytes that it takes, if that is known.
+        size: size of the file in bytes, if known.
     """
     try:
         yield
@@ -57,13 +57,13 @@ def named_errors(path: Path, size: int | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def atomic_path(path: Path, size: int | None = None,
                 through: Path | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` if the body succeeds.
+    """Yield a temporary path next to ``path``; rename it to ``path`` if the body succeeds.
 
     The temporary name keeps the suffix of the final one, so writers that choose a format by
     suffix work. On failure the temporary file is removed and ``path`` is left as it was.
 
     Args:
-        size: bytes that the file will have, if that is known.
+        size: size of the file in bytes, if known.
         through: folder of the temporary path, on the same file system, where several processes may
             write the same file at once.
     """
@@ -84,12 +84,12 @@ def atomic_path(path: Path, size: int | None = None,
 
 @contextlib.contextmanager
 def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Yield a temporary folder beside ``path``; rename it to ``path`` if the body succeeds.
+    """Yield a temporary folder next to ``path``; rename it to ``path`` if the body succeeds.
 
     A leftover of an earlier, killed attempt is removed first. ``path`` must not exist.
 
     Args:
-        size: bytes that its files will have together, if that is known.
+        size: total size of its files in bytes, if known.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}{TEMPORARY_SUFFIX}")
@@ -104,16 +104,16 @@ def atomic_folder(path: Path, size: int | None = None) -> Iterator[Path]:
 
 
 def make_temporary_folder(path: Path) -> None:
-    """Make a folder that a later call may find again. A link in its place is removed."""
+    """Create a folder unless it exists. A link in its place is removed."""
     if path.is_symlink():
         path.unlink()
     path.mkdir(parents=True, exist_ok=True)
 
 
 def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
-    """The first file below a folder that no pattern of ``Path.glob`` names, or None.
+    """Return the first file below a folder that no pattern of ``Path.glob`` matches, or None.
 
-    What a killed writer left under a temporary name does not count.
+    Temporary files of killed writers do not count.
     """
     named = {path for pattern in patterns for path in folder.glob(pattern)}
     for path in sorted(folder.rglob("*")):
@@ -125,7 +125,7 @@ def unnamed_file(folder: Path, patterns: Iterable[str]) -> Path | None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder, whole or not at all.
+    """Delete a folder as a whole, or leave it as it is.
 
     Raises:
         UserError: if it is a link.
@@ -144,7 +144,7 @@ def remove_folder(path: Path) -> None:
 
 
 def save_tensors(path: Path, content: dict) -> None:
-    """``torch.save``, atomically. Goes through memory, so that a full disk is an ``OSError``."""
+    """Save atomically with ``torch.save``, through memory: a full disk is an ``OSError``."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with atomic_path(path, buffer.tell()) as temporary:
@@ -152,7 +152,7 @@ def save_tensors(path: Path, content: dict) -> None:
 
 
 def append_or_nothing(path: Path, text: str) -> None:
-    """Add text to the end of a file; on a full disk the file stays as it was."""
+    """Append text to a file; on a full disk the file stays as it was."""
     length = path.stat().st_size
     try:
         with named_errors(path, len(text)), open(path, "a") as file:
@@ -169,11 +169,11 @@ def save_json(path: Path, content: dict | list, through: Path | None = None) -> 
 
 
 def read_bytes(path: Path, what: str = "file", written_by: str = "") -> bytes:
-    """The contents of a regular file: a pipe or a device, which could keep us waiting, is none.
+    """Read a regular file; pipes and devices are rejected because reading them could block.
 
     Args:
         what: kind of file, for the message.
-        written_by: script that a missing file comes from, for the message.
+        written_by: script that writes the file, for the message if it is missing.
 
     Raises:
         UserError: if there is no such file, or it does not fit into memory.
@@ -217,7 +217,7 @@ def read_description(path: Path) -> dict:
 
 
 def check_nested(content, path: Path) -> None:
-    """Refuse what is nested too deep or too large for code that walks through it.
+    """Raise if a structure is nested too deeply, or too large, for code that walks through it.
 
     Args:
         content: mappings and lists, as read from a file.
@@ -292,11 +292,11 @@ def _tensors_in(content) -> Iterator[torch.Tensor]:
 
 
 def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
-    """The weights of a network by name, if that is what ``state`` holds.
+    """Return the weights of a network by name, after checking them.
 
     Args:
         state: an entry of a file from ``load_tensors``.
-        where: the file, for messages: "the agent file x.pth".
+        where: name of the file in messages: "the agent file x.pth".
 
     Raises:
         UserError: naming the entry that is no tensor of floating-point numbers, or holds NaN or a
@@ -314,10 +314,10 @@ def checked_weights(state, where: str) -> dict[str, torch.Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayFile:
-    """An array on disk, of which rows are read when they are wanted.
+    """An array on disk whose rows are read on demand.
 
     Unlike a memory map it holds no file descriptor (Python's maps keep one each, and a data set
-    has more files than a process may open), and what it reads comes in one piece.
+    has more files than a process may open), and it reads contiguous memory.
     """
 
     path: Path
@@ -326,7 +326,7 @@ class ArrayFile:
     offset: int  # bytes before the first row
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Rows begin to end, as far as there are any.
+        """Read rows begin to end, as far as they exist.
 
         Raises:
             UserError: if the file has become shorter or is gone, or these rows hold NaN or
@@ -346,10 +346,10 @@ class ArrayFile:
 
 
 def open_array(path: Path, dtype: type, dimensions: int) -> ArrayFile:
-    """Look at the header and the size of a ``.npy`` file of numbers, in C order.
+    """Check header and size of a ``.npy`` file of numbers in C order, without reading it.
 
     Args:
-        dtype, dimensions: that it must have.
+        dtype, dimensions: required type and number of dimensions.
 
     Raises:
         UserError: if the file is missing, damaged or holds something else.
@@ -397,9 +397,9 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
     """Read a ``.npy`` file of numbers.
 
     Args:
-        dtype, dimensions: that it must have, if given; the type may be one of numpy's families,
-            such as ``np.floating``.
-        written_by: script that a missing file comes from, for the message.
+        dtype, dimensions: required type and number of dimensions, if given; the type may be one
+            of numpy's families, such as ``np.floating``.
+        written_by: script that writes the file, for the message if it is missing.
 
     Raises:
         UserError: if the file is missing, damaged or holds something else.
@@ -413,10 +413,10 @@ def read_array(path: Path, dtype: type | None = None, dimensions: int | None = N
 
 
 def check_finite(array: np.ndarray, path: Path, way_out: str) -> None:
-    """Refuse NaN and infinity in what a file holds.
+    """Raise if an array of a file holds NaN or infinity.
 
     Raises:
-        UserError: with the way out.
+        UserError: with ``way_out``, what to do about it.
     """
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise UserError(f"{path} holds NaN or infinity; {way_out}")
@@ -445,7 +445,7 @@ def read_arrays(path: Path, what: str) -> dict[str, np.ndarray]:
 
 
 def sha256(path: Path, what: str = "file") -> str:
-    """Checksum of a file's contents.
+    """Return the checksum of a file's contents.
 
     Raises:
         UserError: if there is no such file; ``what`` is its kind.
@@ -454,7 +454,7 @@ def sha256(path: Path, what: str = "file") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide the numbers."""
+    """Return the versions of Python and of the packages that influence numbers."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__),
              "numpy": np.__version__}
     for name in ("procgen", "procgen-mirror", "gym3", "scipy", "scikit-learn", "openTSNE",

@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class FolderInUse(UserError):
-    """Another process is at work in a folder."""
+    """Raised if another process works in a folder."""
 
 
 class FolderLock:
-    """Keeps other processes out of a folder for as long as the object lives.
+    """Keeps other processes out of a folder for the lifetime of the object.
 
-    It is a lock of the whole process, which may open its own folder again. The system gives it
-    back however the process ends; only a killed one leaves the file, which does no harm.
+    The lock belongs to the whole process, which may lock its own folder again. The system releases
+    it when the process ends; a killed process leaves the file, which does no harm.
 
     Args:
-        folder: which exists.
+        folder: existing folder.
 
     Raises:
         FolderInUse: naming the process and the host.
@@ -49,7 +49,7 @@ class FolderLock:
         self._file = held
 
     def check(self) -> None:
-        """See that the folder is still the one that was locked.
+        """Raise if the folder is not the one that was locked any more.
 
         Raises:
             UserError: if it was deleted or moved.
@@ -106,7 +106,7 @@ _held: weakref.WeakValueDictionary[Path, _LockFile] = weakref.WeakValueDictionar
 
 
 def check_unlocked(folder: Path) -> None:
-    """See that no other process has locked a folder, without locking it.
+    """Raise if another process has locked a folder; does not lock it.
 
     Raises:
         FolderInUse: naming the process and the host.
@@ -148,11 +148,10 @@ def _release(path: Path, file: TextIO) -> None:
 
 
 def claim_folder(folder: Path, marker: str) -> FolderLock:
-    """Make and lock a folder for a new run: ``folder``, or ``folder`` with _2, _3, … behind.
+    """Create and lock a folder for a new run: ``folder``, or ``folder`` with a suffix _2, _3, …
 
     Args:
-        marker: name of a file that says that a run has begun in a folder, which is then left
-            alone.
+        marker: name of a file that marks the folder of an existing run, which is skipped.
     """
     number, path = 1, folder
     while True:

@@ -1,13 +1,13 @@
-"""Work divided among jobs that share nothing but a folder, on one machine or on many.
+"""Work that is divided among jobs which share a folder, on one machine or on many.
 
-Each shard writes pieces under names that no other shard writes, and keeps notes in a folder of its
-own inside the shared one::
+Each shard writes files under names that no other shard writes, and keeps its state in a folder of
+its own inside the shared one::
 
     .shards/2_of_3/shard.json    its settings, and whether it has finished
 
-Shards run in any order, beside each other or one after the other; one that was killed is run again.
-They lock nothing but the folder of their own notes, against a second job that does the same shard.
-When all have finished, joining makes the files that need all pieces and removes the notes.
+Shards run in any order, in parallel or one after the other; a killed shard is run again. A shard
+locks only its own state folder, so no shard runs twice at once. When all shards have finished,
+joining makes the files that need all of them and removes the state folders.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Item = TypeVar("Item")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of work that is divided.
+    """A part of divided work.
 
     Attributes:
-        part: which one, from 1.
-        parts: how many there are.
+        part: number of the part, from 1.
+        parts: number of parts.
     """
 
     part: int
@@ -59,7 +59,7 @@ class Shard:
         return f"{self.part}/{self.parts}"
 
     def of(self, items: Sequence[Item], batch_size: int = 1) -> list[Item]:
-        """The items of this shard: whole batches of a fixed division, dealt in turn."""
+        """Return the items of this shard: every ``parts``-th batch of a fixed division."""
         return [item for begin in range((self.part - 1) * batch_size, len(items),
                                         self.parts * batch_size)
                 for item in items[begin:begin + batch_size]]
@@ -69,7 +69,7 @@ WHOLE = Shard(1, 1)
 
 
 def shard(text: str) -> Shard:
-    """A shard such as 2/3, as an argparse type."""
+    """argparse type: a shard such as 2/3."""
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"must be 1/4, 2/4, 3/4 or 4/4, for example, not {text}")
@@ -77,10 +77,10 @@ def shard(text: str) -> Shard:
 
 
 def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
-    """The flags of a script whose work can be divided.
+    """Add --shard and --join to a script whose work can be divided.
 
     Args:
-        what: is divided: "the episodes".
+        what: what is divided: "the episodes".
     """
     parser.add_argument("--shard", type=shard, default=str(WHOLE), metavar="I/N",
                         help=f"do the I-th of N parts of {what}, counted from 1, for jobs that "
@@ -90,7 +90,7 @@ def add_shard_flags(parser: argparse.ArgumentParser, what: str) -> None:
                              "of one run, and do nothing else")
 
 
-# Plain names of the entries whose keys do not explain themselves.
+# Readable names of settings whose keys do not explain themselves.
 READABLE = {"agent_sha256": "agent",
             "recording_sha256": "recording behind it",
             "model_sha256": "simulator", "num_steps": "number of steps",
@@ -99,16 +99,16 @@ READABLE = {"agent_sha256": "agent",
 
 
 def readable(key: str) -> str:
-    """The name of an entry in messages: that of a flag as it is, that of a digest in words."""
+    """Return the name of a setting for messages: a flag as it is, a digest in words."""
     plain = key.removesuffix("_sha256")
     return READABLE.get(key, key if plain == key else plain.replace("_", " "))
 
 
 def first_difference(found: dict, description: dict, informative: tuple[str, ...]) -> str | None:
-    """The first key in which a description differs from one that was read, or None.
+    """Return the first key in which settings differ from those that were read, or None.
 
     Args:
-        informative: entries that may differ.
+        informative: keys that may differ.
     """
     expected = json.loads(json.dumps(description))  # as it looks after a round trip
     for key in sorted((expected.keys() | found.keys()) - set(informative)):
@@ -120,7 +120,7 @@ def first_difference(found: dict, description: dict, informative: tuple[str, ...
 def open_described_folder(path: Path, description: dict, patterns: tuple[str, ...], what: str,
                           flag: str, overwrite: bool,
                           informative: tuple[str, ...] = ("versions",)) -> FolderLock:
-    """Make a folder, or go on with what it holds if that was made in the same way.
+    """Create a folder, or open it for resuming if it was made with the same settings.
 
     Args:
         path: the description file; its folder is opened.
@@ -161,11 +161,11 @@ def open_described_folder(path: Path, description: dict, patterns: tuple[str, ..
 
 
 class ShardNotes:
-    """Notes of the shards that are at work in a folder, or were.
+    """State of the shards that work in a folder.
 
     Args:
-        folder: which they share.
-        of: the work, where several are divided in one folder at a time.
+        folder: shared folder.
+        of: name of the work, if several are divided in one folder at the same time.
     """
 
     def __init__(self, folder: Path, of: str = ""):
@@ -173,12 +173,12 @@ class ShardNotes:
         self._path = self.folder / f"{NOTES_NAME}{of}"
 
     def exist(self) -> bool:
-        """Whether any shard has begun that is not joined yet."""
+        """Return whether there are shards that are not joined yet."""
         return self._path.is_dir()
 
     def begin(self, shard: Shard, settings: dict, way_out: str,
               informative: Sequence[str] = ("versions",)) -> FolderLock:
-        """Note that a shard is at work.
+        """Record that a shard has started.
 
         Args:
             settings: what it writes depends on.
@@ -217,7 +217,7 @@ class ShardNotes:
         return lock
 
     def finish(self, shard: Shard) -> None:
-        """Note that a shard has written all its pieces."""
+        """Record that a shard has written all its files."""
         path = self._folder_of(shard) / _NOTE
         save_json(path, {**read_description(path), "finished": True})
 
@@ -275,7 +275,7 @@ class ShardNotes:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the notes at once, so that no reader sees some of them."""
+        """Remove the state of all shards at once, so that no reader sees a part of it."""
         aside = self.folder / (f".joined_{socket.gethostname()}_{os.getpid()}{TEMPORARY_SUFFIX}")
         with contextlib.suppress(FileNotFoundError):  # another process has done it
             os.rename(self._path, aside)
@@ -285,7 +285,7 @@ class ShardNotes:
         return self._path / f"{shard.part}_of_{shard.parts}"
 
     def _read(self) -> dict[Shard, dict]:
-        """The notes of every shard that has begun."""
+        """Read the state of every shard that has started."""
         notes = {}
         for path in sorted(self._path.glob("*_of_*")):
             match = re.fullmatch(r"(\d{1,6})_of_(\d{1,6})", path.name)
@@ -295,7 +295,7 @@ class ShardNotes:
 
 
 def _difference(found: dict, settings: dict, informative: Sequence[str]) -> str | None:
-    """The first key in which settings differ, if any; how work is divided comes last."""
+    """Return the first key in which settings differ, if any; how work is divided comes last."""
     return (first_difference(found, settings, (*informative, _DIVIDED))
             or first_difference(found.get(_DIVIDED, {}), settings.get(_DIVIDED, {}), ()))
 
@@ -314,14 +314,14 @@ class SharedFolder:
         flag: that chooses the folder, for messages.
         overwrite: throw away what the folder holds; not for shards.
         informative: entries of the description that may differ.
-        shard: which one this process does.
-        divided: what else decides which shard does what, and what joining needs.
-        is_done: whether the folder holds all that any shard would write, and is joined.
-        join: whether one process is to go on, as if it had written itself what all shards have.
+        shard: part of the work that this process does.
+        divided: everything else that decides which shard does what, or that joining needs.
+        is_done: returns whether the folder holds all results of joined shards.
+        join: merge all shards and continue in this process.
 
     Attributes:
-        is_open: whether there is anything to be written; False where shards are joined already.
-        through: folder for temporary files that other shards write, too; None for one process.
+        is_open: whether anything can be left to write; False if shards are joined already.
+        through: folder for temporary files that other shards also write; None for one process.
 
     Raises:
         FolderInUse: if another process is at work there, or does the same shard.
@@ -368,7 +368,7 @@ class SharedFolder:
 
     def _describe(self, path: Path, found: dict, asked: dict, informative: Sequence[str],
                   through: Path) -> None:
-        """Write the description of shards, which must be what is asked for."""
+        """Write the settings of the shards, which must be the ones that were asked for."""
         key = _difference(found, asked, informative)
         if key:
             raise UserError(f"the shards in {path.parent} have another {readable(key)}; "
@@ -377,7 +377,7 @@ class SharedFolder:
                   through=through)
 
     def check(self) -> None:
-        """See that the folder is still there.
+        """Raise if the folder is gone.
 
         Raises:
             UserError: if it was deleted or moved.
@@ -386,6 +386,6 @@ class SharedFolder:
             self._lock.check()
 
     def finish(self) -> None:
-        """Note that all is written."""
+        """Record that this process has written everything."""
         if self._noted:
             self._notes.finish(self._shard)

@@ -1,4 +1,4 @@
-"""The reader of tables in CSV files, and their writer; names in Markdown files."""
+"""Tables: reading and writing CSV files, and Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRUTH = {"True": 1, "False": 0, "1.0": 1, "0.0": 0, "1": 1, "0": 0}
 
 
 def markdown_escaped(text: str) -> str:
-    """Text that somebody chose, such as a name, for a Markdown file: without any markup in it."""
+    """Escape a text that a user chose, such as a name, for a Markdown file."""
     text = " ".join(html.escape(text, quote=False).split())
     return re.sub(r"[\\`*\[\]|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", text)
 
@@ -32,11 +32,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 
 def write_table(path: Path, table: pd.DataFrame, exact: bool = False) -> None:
-    """Write a CSV file, which appears under its name only when it is complete.
+    """Write a CSV file atomically.
 
     Args:
-        exact: write numbers to the last bit, for a table that is read again; otherwise with six
-            digits.
+        exact: write all digits of numbers, for a table that is read again; otherwise six digits.
     """
     with atomic_path(path) as temporary:
         table.to_csv(temporary, index=False, float_format=None if exact else "%.6g")
@@ -47,12 +46,11 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
     """Read columns of a CSV file.
 
     Args:
-        columns: what each column to be read holds: ``int`` whole numbers, ``float`` numbers in the
-            range of float32, ``bool`` 0 and 1 in any spelling, ``str`` text. The file may have more
-            columns.
+        columns: type of each column to read: ``int`` whole numbers, ``float`` numbers in the range
+            of float32, ``bool`` 0 and 1 in any spelling, ``str`` text. Other columns are ignored.
         gaps: columns of numbers whose cells may be empty.
         written_by: script that a missing file comes from, for the message.
-        content: of the file, if it has been read already.
+        content: contents of the file, if it has been read already.
 
     Returns:
         The columns in this order. Numbers have the type that pandas gives them, truth is bool.
@@ -85,7 +83,7 @@ def read_table(path: Path, columns: Mapping[str, type], gaps: Collection[str] = 
 
 
 def _cells_of_lines(content: bytes) -> Iterator[int]:
-    """Number of cells in each line."""
+    """Yield the number of cells in each line."""
     if b'"' in content:
         yield from map(len, csv.reader(io.StringIO(content.decode(), newline="")))
     else:  # ten times faster
@@ -93,7 +91,7 @@ def _cells_of_lines(content: bytes) -> Iterator[int]:
 
 
 def _checked(column: pd.Series, kind: type, gaps: bool, what: str) -> pd.Series:
-    """The column, if it holds what it should."""
+    """Return the column after checking its type."""
     if kind is str:
         if column.isna().any():
             raise UserError(f"{what}has an empty cell")

@@ -114,10 +114,10 @@ def test_seriation_is_an_order_that_puts_what_goes_together_side_by_side():
 
 def test_extreme_rows_are_the_lowest_and_the_highest():
     values = np.random.default_rng(0).permutation(200)
-    found = extreme_rows(values, 0.02)
-    assert values[found.bottom].tolist() == [0, 1, 2, 3]
-    assert values[found.top].tolist() == [196, 197, 198, 199]
-    assert len(extreme_rows(values, 0.0001).top) == 1
+    lowest, highest = extreme_rows(values, 0.02)
+    assert values[lowest].tolist() == [0, 1, 2, 3]
+    assert values[highest].tolist() == [196, 197, 198, 199]
+    assert len(extreme_rows(values, 0.0001)[1]) == 1
     with pytest.raises(UserError, match="no extreme"):
         extreme_rows(values[:1], 0.02)
 

@@ -245,23 +245,6 @@ def test_samples_without_saliency_or_behaviours_can_be_shown(run, tmp_path):
     assert "behaviours" not in content(output, "steps")
 
 
-def test_an_earlier_panel_is_replaced_and_survives_a_mistake(run, tmp_path, capsys):
-    output = PanelFolder(tmp_path / "panel")
-    arguments = run.arguments("--output_dir", str(output.path))
-    assert export_panel.main(arguments) == 0
-    before = {path: path.read_bytes() for path in output.path.rglob("*") if path.is_file()}
-    damaged = saliency_folder(run).file_of("processed", 8, "value")
-    whole = damaged.read_bytes()
-    damaged.write_bytes(b"no array")
-    assert export_panel.main(arguments) == 2
-    assert "grad_processed_ims_value.npy is damaged" in capsys.readouterr().err
-    assert before == {path: path.read_bytes() for path in output.path.rglob("*") if path.is_file()}
-    damaged.write_bytes(whole)
-    assert export_panel.main([*arguments, "--num_samples", "1"]) == 0
-    assert not output.data_file("pictures_00002").exists()
-    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
-
-
 def spoil(path: Path, value: float = np.nan):
     values = np.load(path)
     values.flat[-1] = value

@@ -3,16 +3,13 @@ what the scripts write."""
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import start, wait_for
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
@@ -417,28 +414,6 @@ def test_jacobians_are_grouped_by_kind_whatever_their_size(precomputed, data):
     np.testing.assert_array_equal(folder.read("per_sample"), folder.read("clusters"))
 
 
-def test_a_killed_run_goes_on_and_gives_what_an_unbroken_one_gives(precomputed, data, tmp_path):
-    main, more = ENV
-    argv = arguments(data, tmp_path, *more)
-    working = tmp_path / "env_analysis_precomp" / f".{NUM_SAMPLES}.partial"
-    process = start("env_h_analysis_precompute.py", *argv)
-    wait_for((working / "step_pca.json").exists, process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    done = {path.name: path.stat().st_mtime_ns for path in working.glob("*_env_*.npy")}
-    assert done and not env_folder(tmp_path).settings_file.exists()
-    assert main(argv) == 0
-    assert not working.exists()
-    for path in env_folder(precomputed).path.glob("*.npy"):
-        again = env_folder(tmp_path).path / path.name
-        np.testing.assert_array_equal(np.load(again), np.load(path))
-        if path.name in done:
-            assert again.stat().st_mtime_ns == done[path.name]
-
-
-# Figures.
-
-
 # Behaviours in draws of the samples.
 
 
@@ -645,19 +620,6 @@ def test_published_folders_are_drawn_without_what_is_ours_alone(
     assert found == names_of("bottleneck", "pca") - {"pca_cluster.png"} | {"variance_explained.png"}
 
 
-def test_a_file_that_one_of_our_folders_lacks_is_an_error(precomputed, data, tmp_path, capsys):
-    copy = Path(shutil.copytree(precomputed, tmp_path / "copy"))
-    for analysis, folder, name in (("env", env_folder, "variances"),
-                                   ("jacobians", jacobians_folder, "sizes"),
-                                   ("behaviours", behaviours_folder, "principal"),
-                                   ("bottleneck", bottleneck_folder, "clusters")):
-        file = folder(copy).file(name)
-        file.unlink()
-        main = PLOTS[analysis][0]
-        argv = [*arguments(data, copy), "--output_dir", tmp_path / analysis]
-        assert f"there is no file {file}" in error_of(capsys, main, argv)
-
-
 def test_the_figure_of_a_cluster_shows_its_own_states(precomputed, data):
     folder, samples = env_folder(precomputed), SampleFolder(data / "informed_init")
     labels = folder.read("clusters")
@@ -853,12 +815,6 @@ def test_figures_of_damaged_or_other_results_are_refused(data, precomputed, tmp_
     np.save(path, np.load(path)[:1])
     assert re.search("names cluster 2, but .* has only 1;", error_of(
         capsys, jacobian_analysis_plotting.main, argv))
-    path = env_folder(copy).file("principal")
-    np.save(path, np.load(path).ravel())
-    assert "holds float32 in 1 dimensions, not floating in 2" in error_of(
-        capsys, env_h_analysis_plotting.main, argv)
-    np.save(path, np.load(precomputed / path.relative_to(copy)) * np.nan)
-    assert "pca_data_env_24.npy holds NaN" in error_of(capsys, env_h_analysis_plotting.main, argv)
     assert "num_epi_paths is 25" in error_of(
         capsys, env_h_analysis_plotting.main, [*argv, "--num_epi_paths", 25])
     assert not (tmp_path / "plots").exists()

@@ -71,7 +71,7 @@ Group = int | str
 
 
 def file_stem(group: Group) -> str:
-    """A group in the names of files."""
+    """Return the name of a group in the names of files."""
     return group if group == ALL_SAMPLES else f"behaviour_{group:02d}"
 
 
@@ -104,12 +104,12 @@ def mean_products(earlier: np.ndarray, later: np.ndarray, lag: int) -> np.ndarra
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Gradients beside correlations in one group of samples; arrays are (K, I, J) if not said
+    """Gradients and correlations in one group of samples; arrays are (K, I, J) unless stated
     otherwise. Nothing is NaN: where nothing can be tested the p-values are 1.
 
     Attributes:
         num_samples: M.
-        tested: pairs that are looked at at all, bool; ICs do not influence their own step.
+        tested: pairs that are examined, bool; ICs do not influence their own step.
         gradients: means over the samples, in standard deviations of the recorded states.
         medians: medians over the samples, likewise.
         outliers: share of the samples whose gradient is an outlier, see ``outlier_share``.
@@ -178,12 +178,15 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
     scores = [SampleSigns(influences, chosen) for chosen in rows.values()]
     counts, largest = [], np.full(num_shuffles, -np.inf)
     for score, group in with_progress(zip(scores, rows), len(rows), "behaviour"):
-        rng = np.random.default_rng([seed, _stream(group)])
+        stream = 0 if group == ALL_SAMPLES else int(group) + 2
+        rng = np.random.default_rng([seed, stream])
         as_large, maxima = score.shuffled(num_shuffles, tested, rng)
         counts.append(as_large)
         largest = np.maximum(largest, maxima)
 
-    correlations = [_correlations(influences, chosen) for chosen in rows.values()]
+    correlations = [np.stack([mean_products(influences.sources[chosen], influences.targets[chosen],
+                                            lag) for lag in influences.lags])
+                    for chosen in rows.values()]
     medians = [np.median(influences.gradients[chosen], axis=0).astype(np.float64)
                for chosen in rows.values()]
     between_ics = np.s_[..., :influences.num_ics]
@@ -191,7 +194,7 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
         np.stack([(median * tested)[between_ics] for median in medians]),
         np.stack([matrix[between_ics] for matrix in correlations]), num_shuffles, seed)
 
-    found = {}
+    results = {}
     for i, (group, chosen) in enumerate(rows.items()):
         score = scores[i]
         testable = tested & score.enough
@@ -199,20 +202,20 @@ def agreements(influences: Influences, groups: Mapping[Group, np.ndarray], num_s
         corrected = ((1 + standing) / (1 + num_shuffles)).reshape(tested.shape)
         effects, explained = _effects(influences, chosen, medians[i])
         gradients = influences.gradients[chosen]
-        found[group] = Agreement(
+        results[group] = Agreement(
             len(chosen), tested, gradients.mean(axis=0, dtype=np.float64), medians[i],
             outlier_share(np.abs(gradients)),
             outlier_share(np.linalg.norm(gradients * tested, axis=(2, 3))),
-            _steadiness(gradients, medians[i]), correlations[i],
+            (np.sign(gradients) * np.sign(medians[i]) > 0).mean(axis=0), correlations[i],
             (1 + score.balance) / 2,
             np.where(testable, (1 + counts[i]) / (1 + num_shuffles), 1.0),
             np.where(testable, corrected, 1.0), effects, explained,
             *(result[i] for result in matrix_results))
-    return found
+    return results
 
 
 def tested_pairs(influences: Influences) -> np.ndarray:
-    """All pairs at all lags but ICs with ICs of the same step (K, I, J)."""
+    """Return a mask of all pairs at all lags except ICs with ICs of the same step (K, I, J)."""
     shape = influences.gradients.shape[1:]
     tested = np.ones(shape, dtype=bool)
     tested[0, :, :influences.num_ics] = False
@@ -234,13 +237,13 @@ class SampleSigns:
         # Lag k is read at step - k.
         sources = influences.sources[rows][:, step::-1]  # (M, K, I)
         targets = influences.targets[rows, step]  # (M, J)
-        self._sources = _signs(sources - np.median(sources, axis=0))
-        targets = _signs(targets - np.median(targets, axis=0))
-        # What a source's deviation has to be multiplied with to give the agreement.
-        self._rest = np.sign(influences.gradients[rows]) * targets[:, None, None]  # (M, K, I, J)
+        self._sources = np.sign(sources - np.median(sources, axis=0)).astype(np.float32)
+        targets = np.sign(targets - np.median(targets, axis=0)).astype(np.float32)
+        # Factor that turns the sign of a source's deviation into the agreement.
+        self._factors = np.sign(influences.gradients[rows]) * targets[:, None, None]  # (M, K, I, J)
         self._num = len(rows)
         self.enough = self._num >= MIN_SAMPLES
-        self.balance = np.einsum("mki,mkij->kij", self._sources, self._rest) / self._num
+        self.balance = np.einsum("mki,mkij->kij", self._sources, self._factors) / self._num
         self.standing = self.balance * np.sqrt(self._num)
 
     def shuffled(self, num_shuffles: int, tested: np.ndarray,
@@ -262,7 +265,7 @@ class SampleSigns:
             orders = np.argsort(rng.random((part.stop - begin, self._num)), axis=1)  # (R, M)
             for lag, source in np.ndindex(tested.shape[:2]):
                 moved = self._sources[:, lag, source][orders]  # (R, M)
-                standings = moved @ self._rest[:, lag, source] / np.sqrt(self._num)  # (R, J)
+                standings = moved @ self._factors[:, lag, source] / np.sqrt(self._num)  # (R, J)
                 true = self.standing[lag, source]
                 as_large[lag, source] += (standings >= true - _ROUNDING).sum(axis=0)
                 chosen = tested[lag, source]
@@ -300,24 +303,6 @@ def matrix_agreements(gradients: np.ndarray, correlations: np.ndarray, num_shuff
         as_large += found >= true - 1e-9
         larger += found.max() >= true - 1e-9
     return true, (1 + as_large) / (1 + num_shuffles), (1 + larger) / (1 + num_shuffles)
-
-
-def _signs(deviations: np.ndarray) -> np.ndarray:
-    return np.sign(deviations).astype(np.float32)
-
-
-def _stream(group: Group) -> int:
-    """Of random numbers, for a group."""
-    return 0 if group == ALL_SAMPLES else int(group) + 2
-
-
-def _correlations(influences: Influences, rows: np.ndarray) -> np.ndarray:
-    return np.stack([mean_products(influences.sources[rows], influences.targets[rows], lag)
-                     for lag in influences.lags])
-
-
-def _steadiness(gradients: np.ndarray, medians: np.ndarray) -> np.ndarray:
-    return (np.sign(gradients) * np.sign(medians) > 0).mean(axis=0)
 
 
 def _effects(influences: Influences, rows: np.ndarray,

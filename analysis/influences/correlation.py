@@ -61,26 +61,17 @@ CORRELATION_FILES = Schema(
 
 
 def lags_of(num_steps: int) -> tuple[list[int], list[int]]:
-    """The lags 0 … MAX_LAG that samples of this length have, and those that they are too short
-    for."""
-    there = list(range(min(MAX_LAG + 1, num_steps)))
-    return there, list(range(len(there), MAX_LAG + 1))
+    """Return the lags 0 … MAX_LAG that samples of this length have, and those that they lack."""
+    lags = list(range(MAX_LAG + 1))
+    return lags[:num_steps], lags[num_steps:]
 
 
-@dataclasses.dataclass(frozen=True)
-class Extremes:
-    """Samples at the two ends of a quantity, their rows in ascending order of it."""
-
-    bottom: np.ndarray
-    top: np.ndarray
-
-
-def extreme_rows(values: np.ndarray, share: float) -> Extremes:
-    """The rows with the lowest and the highest values.
+def extreme_rows(values: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows with the lowest and those with the highest values, in ascending order.
 
     Args:
         values: (M,).
-        share: of all rows, at each end; at least one row is taken.
+        share: share of the rows at each end; at least one row is taken.
 
     Raises:
         UserError: if there are fewer than two rows, so that the ends are the same.
@@ -89,11 +80,11 @@ def extreme_rows(values: np.ndarray, share: float) -> Extremes:
         raise UserError("one sample alone has no extreme ones; take more samples")
     number = max(1, round(share * len(values)))
     order = np.argsort(values, kind="stable")
-    return Extremes(order[:number], order[-number:])
+    return order[:number], order[-number:]
 
 
 def cosine_similarity(directions: np.ndarray) -> np.ndarray:
-    """Cosines of the angles between directions (I, D), as (I, I)."""
+    """Return the cosines of the angles between directions (I, D), as (I, I)."""
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     unit = directions / lengths
     return unit @ unit.T
@@ -160,9 +151,8 @@ class Correlations:
             outliers = {group: outlier_share(np.linalg.norm(earlier[chosen], axis=(2, 3)))
                         for group, chosen in rows.items()}
             for component in range(ics.shape[2]):
-                found = extreme_rows(ics[:, influences.step, component], share)
-                for end in _ENDS:
-                    chosen = getattr(found, end)
+                ends = extreme_rows(ics[:, influences.step, component], share)
+                for end, chosen in zip(_ENDS, ends):
                     extremes[component, end] = _averages(earlier[chosen])
                     extreme_sizes[component, end] = len(chosen)
         return cls(lags, ics.shape[1], {group: len(chosen) for group, chosen in rows.items()},
